@@ -8,20 +8,35 @@ from collections.abc import Iterator
 from typing import Any
 
 from simulation.mutants import MUTANTS
+from simulation.plan import Draft, Plan
+from simulation.remote.mutants import REMOTE_MUTANTS
+from simulation.remote.run import RemoteRun, remote_plan
 from simulation.run import Result, Run
 
-Task = tuple[int, str]
+Task = tuple[int, str, bool]
+"""Seed, mutant by name, and whether there are several coordinators over Kafka."""
+MUTANT_NAMES = [kind.__name__ for kind in (*MUTANTS, *REMOTE_MUTANTS)]
 
 
 def mutant_named(name: str) -> Any:
     """The mutant, None for the empty name."""
-    return {kind.__name__: kind for kind in MUTANTS}.get(name)
+    return {kind.__name__: kind for kind in (*MUTANTS, *REMOTE_MUTANTS)}.get(name)
+
+
+def planned(seed: int, *, remote: bool) -> Plan:
+    """What a seed stands for."""
+    return remote_plan(seed) if remote else Draft(seed).plan()
+
+
+def run_of(plan: Plan, mutant: Any, *, remote: bool, tells: bool = False) -> Run:
+    """The world of a plan: with one coordinator on a disk, or several over Kafka."""
+    return (RemoteRun if remote else Run)(plan, mutant, tells=tells)
 
 
 def play(task: Task) -> Result:
     """One seed, in a process of its own or in this one."""
-    seed, mutant = task
-    return Run(seed, mutant_named(mutant)).play()
+    seed, mutant, remote = task
+    return run_of(planned(seed, remote=remote), mutant_named(mutant), remote=remote).play()
 
 
 def results(tasks: list[Task], jobs: int) -> Iterator[Result]:

@@ -50,12 +50,13 @@ STEP_MS = 3
 """A compaction's step is followed by the next so much later."""
 OPEN_FILES = (2, 3, 50)
 FOLDER = Path("/data")
+LOGS = ("kohort.log", "kohort.cluster", "kohort.coordinator")
 JOURNAL = TopicPartition("__consumer_offsets", 0)
 TOPIC_ID = TopicId(int=2**100)
 
 
 class Lines(logging.Handler):
-    """What the log says of its files, as lines of the story."""
+    """What the log says of its files, or a coordinator of its place and its journal, as lines of the story."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -64,20 +65,23 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
         if self._world.tells:
-            self._world.tell(f"log: {record.getMessage()}")
+            self._world.tell(f"{record.name.removeprefix('kohort.')}: {record.getMessage()}")
 
 
 @contextlib.contextmanager
 def log_lines(world: World) -> Iterator[None]:
-    """While it is entered, the log's lines go to this world's story, and nowhere else."""
-    log, lines = logging.getLogger("kohort.log"), Lines(world)
-    known, log.propagate = log.propagate, False
-    log.addHandler(lines)
+    """While it is entered, these logs' lines go to this world's story, and nowhere else."""
+    logs, lines = [logging.getLogger(name) for name in LOGS], Lines(world)
+    known = [log.propagate for log in logs]
+    for log in logs:
+        log.propagate = False
+        log.addHandler(lines)
     try:
         yield
     finally:
-        log.removeHandler(lines)
-        log.propagate = known
+        for log, propagates in zip(logs, known, strict=True):
+            log.removeHandler(lines)
+            log.propagate = propagates
 
 
 class Disk:

@@ -48,15 +48,25 @@ class FencingChecker(Checker):
             return False
         return any(member.keeps_its_id for member in self.members if member.member_id == event.member_id)
 
-    def on_released(self, event: Any, value: Any) -> None:
+    def _assigned(self, event: Any, value: Any) -> list[tuple[str, int]]:
+        """The partitions that an answer tells its member to have."""
         if isinstance(event, SyncGroup) and value.error is ErrorCode.NONE:
-            for topic, partition in decode_assignment(value.assignment):
-                self._told[event.group_id, topic, partition] = event.member_id
-        elif isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
+            return [(topic, partition) for topic, partition in decode_assignment(value.assignment)]
+        if isinstance(event, ConsumerGroupHeartbeat) and value.error is ErrorCode.NONE and value.assignment:
             of_today = [entry for entry in value.assignment if entry.topic_id in self.world.topic_ids.values()]
-            for topic, partition in to_names(tuple(of_today)):
-                self._told[event.group_id, topic, partition] = value.member_id
-        elif isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
+            return [(topic, partition) for topic, partition in to_names(tuple(of_today))]
+        return []
+
+    def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
+        """What it repeats may still be so, or not any more: either of the two may commit."""
+        for topic, partition in self._assigned(event, value):
+            self._told.pop((event.group_id, topic, partition), None)
+
+    def on_released(self, event: Any, value: Any) -> None:
+        for topic, partition in self._assigned(event, value):
+            told_to = event.member_id if isinstance(event, SyncGroup) else value.member_id
+            self._told[event.group_id, topic, partition] = told_to
+        if isinstance(event, OffsetCommit | TxnOffsetCommit) and event.generation >= 0:
             for offset, error in zip(event.offsets, value.errors, strict=True):
                 told = self._told.get((event.group_id, offset.topic, offset.partition), event.member_id)
                 sure = offset.topic_id != NO_TOPIC_ID or offset.topic not in self._deleted

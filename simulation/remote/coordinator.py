@@ -189,8 +189,8 @@ class Coordinator(Server):
         ):
             if self.shard is not None:
                 self.world.tell(f"{self.name}: gives the shard up")
-                shard, self.shard = self.shard, None
-                shard.close()
+                self.shard.close()
+                self.shard = None
                 assert self._kafka_journal is not None
                 self._kafka_journal.close()
         elif self.shard is None or self.shard.phase.ended:

@@ -48,6 +48,19 @@ def stopped_before_it_hears(seed: int) -> Plan:
     return day(seed, (4_000, "kafka_weather", slow), (8_000 + 10 * (seed % 100), "stop", stop), commit_ms=100)
 
 
+def left_behind(seed: int) -> Plan:
+    """One member goes on asking the one that was overtaken, which writes nothing; the others have moved."""
+    cut = {"which": SERVING, "duration_ms": 30_000}
+    return day(
+        seed,
+        (3_000, "cut_from_door", cut),
+        (11_000, "cut", {"name": "c1"}),
+        (11_000, "cut", {"name": "c2"}),
+        commit_ms=60_000,
+        heal_ms=24_000,
+    )
+
+
 SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "ReadsBeforeItFences": two_that_disagree,
     "TakesLateAnswersForProof": stopped_before_it_hears,

@@ -93,8 +93,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def die(self) -> None:
         """Its process has ended: what is under way is dropped."""
         for task in list(self._tasks):
-            task._log_destroy_pending = False
-            with_loop(self, task.get_coro().close)  # type: ignore[union-attr]
+            setattr(task, "_log_destroy_pending", False)  # noqa: B010  # it is dropped on purpose
+            with_loop(self, task.get_coro().close)
         self._tasks.clear()
 
 

@@ -40,7 +40,6 @@ class ReadsBeforeItFences(DiskMutant):
             place, figures = term._place, term._figures
             try:
                 end, reading = await latest(place), JournalReading(place)
-                await reading.begin()
                 while reading.offset < end:
                     view = await reading.fetch()
                     if view is not None:

@@ -144,6 +144,17 @@ def test_a_deposed_coordinator_sends_everyone_away_for_good(late: Late, caplog: 
     assert "its own last append was sent" in caplog.text
 
 
+@pytest.mark.parametrize("reason", [LOST, FENCED], ids=["lost", "fenced"])
+def test_a_term_may_end_while_nothing_is_on_its_way(late: Late, reason: Exception) -> None:
+    """An idle owner hears of it too: it need not be asked for anything first."""
+    assert late.journal.owner is not None
+    late.journal.owner.lost(reason)
+    assert late.answer(late.fetch("old")) is (LOADING if reason is LOST else ErrorCode.NOT_COORDINATOR)
+    late.turns.pass_time(LONG_S)
+    assert late.journal.loads == (1 if reason is LOST else 0)
+    assert reason is FENCED or serves_what_is_written(late)
+
+
 def test_an_answer_to_a_load_that_is_over_says_nothing(late: Late) -> None:
     commit = late.commit("a", 1)
     late.turns.settle()

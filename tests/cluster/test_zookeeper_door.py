@@ -204,6 +204,44 @@ def test_id_of_another(zookeeper: ZooKeeper) -> None:
     run(zookeeper.address, story)
 
 
+def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) -> None:
+    """The earlier one lives, whatever for, and does not take the id back: the two would do so for ever."""
+
+    async def story(doors: Doors) -> None:
+        earlier = await doors.enter(candidate(1))
+        later = await doors.enter(candidate(1))
+        await doors.agreed(1)
+        session = later._session.id
+        await until(lambda: earlier._taken_by == later._require_mine().candidate, "the earlier one knows")
+        assert doors.owner(f"{IDS}/1") == session
+
+    run(zookeeper.address, story)
+
+
+def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
+    """Who has lost its id gives its office up and is told of the other's map; it is back when the id is free."""
+
+    async def story(doors: Doors) -> None:
+        me = candidate(1)
+        await doors.enter(me)
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        other, path = candidate(1, port=9777), f"{doors.root}{IDS}/1"
+        taking = doors.look.transaction()
+        taking.delete(path)
+        taking.create(path, Registration(other).to_bytes(), ephemeral=True)
+        assert not [result for result in taking.commit() if isinstance(result, Exception)]
+        await until(lambda: doors.open[2].in_office, "the office is another's")
+        await until(lambda: other in getattr(doors.open[1].placement, "candidates", ()), "the map names the other one")
+        assert not doors.open[1].in_office
+        assert doors.owner(f"{IDS}/1") != doors.open[1]._session.id
+        doors.look.delete(path)
+        await until(lambda: me in getattr(doors.open[2].placement, "candidates", ()), "it has its place again")
+        await doors.agreed(1, 2)
+
+    run(zookeeper.address, story)
+
+
 @pytest.mark.parametrize("path", ["/controller", "/cluster/id"])
 def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
     """The topics there are a Kafka's: nothing is written."""

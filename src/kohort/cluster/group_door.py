@@ -109,7 +109,8 @@ class GroupDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._told, self._joined_as, self._failure, self._refused = Told(me, shards), None, None, ""
+        self._told, self._refused = Told(me, shards), ""
+        self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = Sparingly(client.cluster.runtime)
         try:
@@ -277,7 +278,7 @@ class GroupDoor:
             log.error("placement: this coordinator has no place any more: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
         self._members = dict(gift.members)
-        self.placement = None if gift.refused else gift.placement
+        self.placement = gift.placement
         asyncio.get_running_loop().call_soon(self._on_change)
 
     async def _hold(self, cluster: Cluster) -> None:

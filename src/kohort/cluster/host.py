@@ -15,7 +15,7 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.cluster.door import Door
 from kohort.cluster.imports import KafkaGroups
 from kohort.cluster.journal_place import JournalSettings, JournalTopic
-from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.cluster.kafka_journal import KafkaJournal, fitting
 from kohort.cluster.kafka_topics import KafkaTopics
 from kohort.cluster.placement import Candidate
 from kohort.cluster.places import ClusterPlaces
@@ -61,7 +61,7 @@ class CoordinatorHost(GroupHost):
         self.door = door
         self._client = client
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        super().__init__(loop, config, self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
+        super().__init__(loop, fitting(config), self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
         self.tenures = Tenures(loop, self.groups, door, self._open)
         self.imports = KafkaGroups(client, reserved)

@@ -39,7 +39,7 @@ _OVERHEAD: Final = 12
 _KEYS_SHOWN: Final = 20
 
 T = TypeVar("T")
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 _length_of = struct.Struct(">i").unpack_from
 
 

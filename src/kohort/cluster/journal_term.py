@@ -36,7 +36,7 @@ _GLANCE_BYTES: Final = 64 << 10
 _NO_TIME: Final = -1
 """The topic stamps what is written with its own time."""
 
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 
 
 @dataclass(slots=True)
@@ -145,7 +145,8 @@ class JournalTerm:
 
     def _over(self, error: Exception) -> None:
         self.error = error
-        self._owner.lost(error)
+        if self.loaded:
+            self._owner.lost(error)
         self._owner.more()
 
     async def _fence(self) -> JournalWriter:

@@ -34,7 +34,7 @@ _SEEN_MS: Final = 30_000
 _Check: TypeAlias = tuple[str, str, Callable[[str], bool], str]
 """A property, what it is set to, whether a value will do, and why not."""
 
-log = logging.getLogger("kohort.coordinator")
+log = logging.getLogger("kohort.cluster")
 
 
 def _at_least(limit: int) -> Callable[[str], bool]:

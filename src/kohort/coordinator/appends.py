@@ -191,7 +191,7 @@ class Appends:
 
     def lost(self, reason: Exception) -> None:
         """See `Owner`."""
-        if not self.ended and self._token is not None:
+        if not self.ended:
             self._fail(reason, None)
 
     def more(self) -> None:

@@ -18,9 +18,9 @@ class Owner(Protocol):
         """
 
     def lost(self, reason: Exception) -> None:
-        """The append on its way is not known to be durable, and nothing more of this term is.
+        """The append on its way, if there is one, is not known to be durable, and nothing more of this term is.
 
-        The cause is a FencedError, an OSError or a KafkaError.
+        Not called before all has been read. The cause is a FencedError, an OSError or a KafkaError.
         """
 
     def more(self) -> None:

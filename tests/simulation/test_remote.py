@@ -1,0 +1,114 @@
+"""Several coordinators over a simulated Kafka and ZooKeeper: seeds without a finding, and faults that are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from simulation.checkers import OwnershipChecker
+from simulation.disk_mutants import DiskMutant
+from simulation.plan import Plan
+from simulation.property import Checker
+from simulation.remote.days import SHOWN_BY, left_behind
+from simulation.remote.mutants import REMOTE_MUTANTS, HeartbeatsWithoutProof
+from simulation.remote.run import OWN, REMOTE, RemoteRun, remote_plan
+
+SEEDS = 60
+PATIENCE = 200
+SEEN_AT = {
+    "EndsSessionsEarly": 5,
+    "HeartbeatsWithoutProof": 1,
+    "ReadsWithoutProof": 6,
+    "TakesEarlierNodesForItsOwn": 12,
+    "WritesHalves": 12,
+}
+"""Looked at first."""
+DAY_MS = 30_000
+
+
+def shown(mutant: str, seed: int) -> Plan:
+    return SHOWN_BY[mutant](seed) if mutant in SHOWN_BY else remote_plan(seed)
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, 20))
+def test_seeds_are_clean(start: int) -> None:
+    for seed in range(start, start + 20):
+        result = RemoteRun(seed).play()
+        assert result.failure is None, f"seed {seed}: {result.failure}"
+
+
+@pytest.mark.parametrize(("mutant", "checker"), REMOTE_MUTANTS.items(), ids=lambda kind: kind.__name__)
+def test_a_mutant_is_killed_by_its_checker(mutant: type[DiskMutant], checker: type[Checker]) -> None:
+    first = SEEN_AT.get(mutant.__name__, 0)
+    for seed in (*range(first, PATIENCE), *range(first)):
+        result = RemoteRun(shown(mutant.__name__, seed), mutant, (checker,), shortest_ms=DAY_MS).play()
+        if result.failure is not None:
+            assert result.checker == checker.__name__, result.failure
+            return
+    pytest.fail(f"{mutant.__name__} survived {PATIENCE} seeds")
+
+
+def test_each_checker_of_these_runs_has_a_mutant() -> None:
+    assert set(OWN) <= set(REMOTE_MUTANTS.values()) <= set(REMOTE)
+
+
+def test_without_proof_two_members_own_one_partition() -> None:
+    """As they hold it: one is kept alive by the coordinator that was overtaken, and the other has its partitions."""
+    found = [RemoteRun(left_behind(seed), HeartbeatsWithoutProof, (OwnershipChecker,)).play() for seed in range(1, 4)]
+    assert {result.checker for result in found} == {"OwnershipChecker"}
+
+
+@pytest.mark.parametrize("day", [*SHOWN_BY.values(), left_behind])
+def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
+    assert callable(day)
+    for seed in range(2):
+        assert RemoteRun(day(seed)).play().failure is None
+
+
+def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
+    """Or nothing of it would be looked at: terms begin, appends are refused, answers leave late."""
+    terms = refused = late = 0
+    for seed in range(10):
+        run = RemoteRun(seed, tells=True)
+        answered = run.checkers.on_overtaken
+
+        def count(*args: object) -> None:
+            nonlocal late
+            late += 1
+            answered(*args)  # type: ignore[arg-type]  # noqa: B023  # called within this run
+
+        run.checkers.on_overtaken = count  # type: ignore[assignment,method-assign]
+        assert run.play().failure is None
+        terms += len(run.fleet.kafka.partition.began_ms)
+        refused += sum("another coordinator has taken over" in line for line in run.world.trace)
+    assert terms > 20
+    assert refused > 3
+    assert late > 3
+
+
+def test_a_seed_repeats_itself_in_any_process() -> None:
+    program = (
+        "from simulation.remote.run import RemoteRun; r = RemoteRun(11, tells=True).play();"
+        "print(r.events, r.virtual_ms, r.trace)"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) > 1_000
+
+
+def test_the_command_plays_them() -> None:
+    words = [sys.executable, "-m", "simulation", "--remote", "--seeds", "2", "--start", "3", "--jobs", "1"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert "seeds 3 to 4: 2 runs" in ended.stdout
