@@ -15,10 +15,11 @@ from kohort import AsyncAdmin, Broker, NewTopic
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.kafka_topics import KafkaTopics
+from kohort.cluster.kafka_topics import KafkaTopics, is_up
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import Event, TopicsChanged, TopicsDeleted
 from kohort.groups.outcome import LookForTopics
+from kohort.wire.cluster import MetadataResponse
 from kohort.zookeeper import free_ports
 
 WAIT_S = 30.0
@@ -43,7 +44,7 @@ class Hearing(GroupShards):
 @asynccontextmanager
 async def topics_of(servers: str, **settings: int) -> AsyncIterator[tuple[KafkaTopics, Hearing]]:
     """Topics of a cluster, with what shards are told of them."""
-    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=(servers,), **settings))
+    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=tuple(servers.split(",")), **settings))
     groups = Hearing()
     try:
         yield KafkaTopics(client, groups), groups
@@ -164,6 +165,13 @@ def test_who_names_a_topic_goes_on_when_kafka_is_silent() -> None:
             await topics.close()
 
     asyncio.run(run())
+
+
+def test_a_broker_that_does_not_know_itself_says_nothing() -> None:
+    broker = MetadataResponse.MetadataResponseBroker
+    assert is_up(2, MetadataResponse(brokers=[broker(node_id=1), broker(node_id=2)]))
+    assert not is_up(2, MetadataResponse(brokers=[broker(node_id=1)]))
+    assert not is_up(2, MetadataResponse())
 
 
 def test_names_are_held_to_kafkas_rules() -> None:

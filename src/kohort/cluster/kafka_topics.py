@@ -228,6 +228,9 @@ class KafkaTopics:
                     ) from error
                 failure = error
                 continue
+            if not is_up(node, answer):
+                failure = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node} has only just started")
+                continue
             if any(not topic.error_code and topic.topic_id == NO_TOPIC_ID for topic in answer.topics):
                 text = "the cluster gives its topics no ids: inter.broker.protocol.version must be 2.8 or newer"
                 raise error_for(ErrorCode.UNSUPPORTED_VERSION, text)
@@ -279,6 +282,14 @@ class KafkaTopics:
                 ", ".join(more[:_NAMES_TOLD]) + (", …" if len(more) > _NAMES_TOLD else ""),
             )
         self._hidden = hidden
+
+
+def is_up(node: int, answer: MetadataResponse) -> bool:
+    """Whether a broker knows that it is one of the cluster's.
+
+    One that does not has not caught up yet, and what it does not know says nothing of what there is.
+    """
+    return any(broker.node_id == node for broker in answer.brokers)
 
 
 def told_by(answer: MetadataResponse) -> list[Told]:
