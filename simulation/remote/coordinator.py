@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kohort.broker.shards import GroupShards
 from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.kafka_journal import KafkaJournal
 from kohort.cluster.placement import Candidate
+from kohort.cluster.tenures import Tenures
 from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
-from kohort.coordinator.shard import Phase
+from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import TopicImage
@@ -30,10 +32,6 @@ from simulation.world import Chance, World
 
 TOKENS = 10_000_000
 """So many requests of one coordinator have numbers of their own."""
-BACKOFF_MS = 200
-BACKOFF_MAX_MS = 10_000
-LASTED_MS = 20_000
-"""Who has served for so long without being fenced begins with the shortest wait again."""
 SUSPECTED_MS = 300
 """Coordinators notice within this time that another's process refuses connections."""
 
@@ -50,9 +48,14 @@ class LifeDriver(VirtualDriver):
         """One turn."""
         self._life.turn(action)
 
+    def shard_loaded(self, index: int) -> None:
+        """See `Tenures`."""
+        self._coordinator.tenures.loaded(index)
+
     def shard_ended(self, index: int, error: Exception) -> None:
-        """The coordinator looks at the map before it begins another term."""
-        self._coordinator.ended(error)
+        """See `Tenures`."""
+        self._world.tell(f"{self._coordinator.name}: the shard has ended: {error}")
+        self._coordinator.tenures.lost(index, error)
 
 
 class Coordinator(Server):
@@ -62,7 +65,11 @@ class Coordinator(Server):
         number: its id.
         life: the process's.
         door: as it knows it.
+        groups, tenures: its shard, as the map gives and takes it.
     """
+
+    groups: GroupShards
+    tenures: Tenures
 
     def __init__(
         self,
@@ -88,10 +95,6 @@ class Coordinator(Server):
         self._client: KafkaClient | None = None
         self._kafka_journal: KafkaJournal | None = None
         self._loop: VirtualLoop | None = None
-        self._term = 0
-        self._fences = 0
-        self._took_ms = 0
-        self._barred_ms = 0
 
     @property
     def candidate(self) -> Candidate:
@@ -107,14 +110,8 @@ class Coordinator(Server):
         life = self.life = Life(self.world, self._turned)
         self._driver = LifeDriver(self.world, self.chance, self, life)
         self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
-        self._client = client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
-        me = self.candidate
-        settings = JournalSettings(
-            coordinator=me.id, incarnation=me.incarnation, host=me.host, port=me.port, topic=TOPIC.name, partitions=1
-        )
-        self._kafka_journal = KafkaJournal(client, TOPIC, 0, settings)
-        self._term = self._fences = 0
-        self._barred_ms = 0
+        self._client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
+        self.groups = GroupShards(lambda: 0, self._make)
         with_loop(loop, lambda: loop.create_task(self._enter(loop, life)))
 
     async def _enter(self, loop: VirtualLoop, life: Life) -> None:
@@ -123,17 +120,16 @@ class Coordinator(Server):
             session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
             door._session = session  # type: ignore[assignment]  # it stands for one
             door._mirror._session = session  # type: ignore[assignment]
-            door.listen(partial(self._changed, life))
             self.door, self.session = door, session
             try:
                 await door.open(self.candidate, 1)
             except KafkaError as error:
                 self.world.tell(f"{self.name}: no place: {error.message}")
-            else:
-                return
-
-    def _changed(self, life: Life) -> None:
-        life.after(0, self._look_at_map)
+                continue
+            self.tenures = Tenures(loop, self.groups, door, self._open_journal)
+            door.listen(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
+            self.tenures.begin(self.candidate)
+            return
 
     def pause(self, duration_ms: int) -> None:
         """Stop the process for a while."""
@@ -179,42 +175,28 @@ class Coordinator(Server):
 
     # -- the shard
 
-    def _look_at_map(self) -> None:
+    def _follow(self) -> None:
         """Begin or end the shard, as the map says now."""
-        placement = None if self.door is None else self.door.placement
-        if (
-            placement is None
-            or self.number not in {one.id for one in placement.candidates}
-            or not placement.of(self.number)
-        ):
-            if self.shard is not None:
-                self.world.tell(f"{self.name}: gives the shard up")
-                self.shard.close()
-                self.shard = None
-                assert self._kafka_journal is not None
-                self._kafka_journal.close()
-        elif self.shard is None or self.shard.phase.ended:
-            if self.world.now_ms >= self._barred_ms:
-                self._take_office()
-            else:
-                self.life.after(self._barred_ms - self.world.now_ms, self._look_at_map)
+        self.tenures.follow()
+        if 0 not in self.groups and self.shard is not None:
+            self.world.tell(f"{self.name}: gives the shard up")
+            self.shard = None
 
-    def _take_office(self) -> None:
+    def _open_journal(self, index: int) -> KafkaJournal:
+        assert self._client is not None
+        me = self.candidate
+        settings = JournalSettings(
+            coordinator=me.id, incarnation=me.incarnation, host=me.host, port=me.port, topic=TOPIC.name, partitions=1
+        )
+        self._kafka_journal = KafkaJournal(self._client, TOPIC, index, settings)
+        return self._kafka_journal
+
+    def _make(self, index: int, term: int) -> Shard:
         assert self._driver is not None
-        assert self._kafka_journal is not None
-        self._term += 1
-        self._took_ms = self.world.now_ms
         self.world.tell(f"{self.name}: takes the shard over")
-        self.shard = self.make_shard(0, self._kafka_journal, self._term, self.config, self._driver, self._watched)
-        self.shard.load()
-
-    def ended(self, error: Exception) -> None:
-        """The shard has ended by itself."""
-        self.world.tell(f"{self.name}: the shard has ended: {error}")
-        self._fences = 0 if self.world.now_ms - self._took_ms > LASTED_MS else self._fences + 1
-        wait_ms = min(BACKOFF_MAX_MS, BACKOFF_MS << min(self._fences, 10))
-        self._barred_ms = self.world.now_ms + wait_ms
-        self.life.after(wait_ms, self._look_at_map)
+        journal = self.tenures.open_journal(index)
+        self.shard = self.make_shard(index, journal, term, self.config, self._driver, self._watched)
+        return self.shard
 
     @property
     def author(self) -> Author:
