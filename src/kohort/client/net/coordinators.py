@@ -85,8 +85,11 @@ class Coordinators:
         return task.result()
 
     def forget(self, to: Coordinator) -> None:
-        """Look it up again the next time."""
+        """Look it up again the next time; nothing is kept of one that is never asked for again."""
         self._found.pop(to, None)
+        task = self._lookups.get(to)
+        if task is not None and task.done:
+            del self._lookups[to]
 
     async def list(self) -> Mapping[int, Broker]:
         """Ask one of kohort's coordinators which there are.
