@@ -16,8 +16,8 @@ from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordi
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, ListGroupsResponse
 from tests.client.virtual import PARK, VirtualCluster
 
-FIRST, SECOND, BROKER = 9101, 9102, 9092
-IDS = {FIRST: 101, SECOND: 102, BROKER: 1}
+FIRST, SECOND, MOVED, BROKER = 9101, 9102, 9103, 9092
+IDS = {FIRST: 101, SECOND: 102, MOVED: 102, BROKER: 1}
 OF_COORDINATORS = ("ApiVersions", "Metadata", "FindCoordinator", "DescribeCoordinators", "ListGroups", "Heartbeat")
 
 
@@ -164,3 +164,15 @@ def test_a_broker_among_plain_coordinators_is_told() -> None:
     world = Apart(settings={**settings, "request_timeout_ms": 2000})
     with pytest.raises(KafkaError, match="127.0.0.1:9092 is a broker"):
         world.call(world.cluster.send(DescribeClusterRequest(), ANY))
+
+
+def test_a_coordinator_that_has_moved_is_asked_where_it_is_now() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    world.owner = MOVED
+    world.cluster.forget_coordinator(Coordinator("g"))
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    world.run()
+    assert world.ports("Heartbeat") == [MOVED]

@@ -217,8 +217,9 @@ class RunningCoordinator:
 
     async def close(self) -> None:
         """Hand over, let nobody in, answer who waits, and leave."""
-        if self._peers is not None:
-            await self._peers.close()
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            await peers.close()
             try:
                 await asyncio.wait_for(self._door.retire(), RETIRE_S)
             except (TimeoutError, KafkaError) as error:

@@ -129,6 +129,8 @@ class Coordinators:
         node = self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
         if to.kind == GROUP:
             self._reach_plainly([node])
+        if node.id in self.own:  # it may have moved since they were listed
+            self.own = {**self.own, node.id: node}
         if links.apart and self._cluster.runtime.now_ms - self._listed_ms > LIST_AGE_MS:
             self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").will_hear()
         return found.node_id
