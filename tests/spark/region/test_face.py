@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import urllib.request
 from collections import Counter
 from typing import Any
@@ -17,7 +15,6 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
-from kohort.region.sql_table import SqlTable
 
 __all__ = ["application"]
 pytestmark = LAST_RESORT
@@ -55,22 +52,26 @@ def test_a_job_that_runs_now_and_then(application: Application) -> None:
     assert app.lines("out") == once(range(200))
 
 
-def test_a_query_without_state_may_give_other_columns_where_its_sink_takes_them(application: Application) -> None:
-    """A folder of Parquet files takes none, see above; a table takes rows without a column that may be null."""
+def test_a_query_without_state_may_give_other_columns_into_another_place(application: Application) -> None:
+    """Its first place takes none, see above; the other has what comes from then on, and columns in another order."""
     app, stage = application, application.stage
 
-    def run(build: Any) -> None:
+    def run(build: Any, into: str) -> None:
         region = app.region()
-        app.query(region, "q", build, SqlTable(f"sqlite:///{stage.folder}/rows.db", "rows"))
+        app.query(region, "q", build, into)
         region.run(until="caught-up")
 
+    def wider(frame: DataFrame) -> DataFrame:
+        return lines(frame).withColumn("more", frame["offset"] * 2)
+
     stage.produce(20)
-    run(lines)
+    run(lines, "out")
     app.send(stage.topic, *(str(number) for number in range(20, 40)))
-    run(lambda frame: lines(frame).drop("partition"))
-    with contextlib.closing(sqlite3.connect(stage.folder / "rows.db")) as database:
-        rows = database.execute('SELECT line, "partition" IS NULL FROM rows').fetchall()
-    assert Counter(rows) == Counter([(str(number), int(number >= 20)) for number in range(40)])
+    run(wider, "wide")
+    app.send(stage.topic, *(str(number) for number in range(40, 50)))
+    run(lambda frame: wider(frame).select("more", "offset", "line", "partition"), "wide")
+    assert app.lines("out") == once(range(20)) and app.lines("wide") == once(range(20, 50))
+    assert all(row["more"] == 2 * row["offset"] for row in app.rows("wide"))
 
 
 def test_a_record_that_the_program_can_not_read(application: Application) -> None:

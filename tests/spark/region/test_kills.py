@@ -25,6 +25,8 @@ from kohort import Broker
 LONG = os.environ.get("KOHORT_REGION_KILLS")
 EVENTS = int(LONG or "1")
 PORTION = 3_000 if LONG else 1_500
+FEW = 800
+"""Some batches, for who dies in one of the first."""
 PAUSE_S = 20.0
 """Beyond the session, and beyond the time in which a member must be back at the control plane."""
 pytestmark = LAST_RESORT
@@ -158,17 +160,17 @@ def test_sinks_of_three_kinds_are_together_the_input(trial: Trial) -> None:
 def test_who_dies_at_any_step_has_done_nothing_or_all(trial: Trial, step: str) -> None:
     """Killed by itself, alone in its region; and once more when it goes on from a checkpoint."""
     alone = trial.app("alone", "a", per_batch=200)
-    trial.send(PORTION)
+    trial.send(FEW)
     for nth in (2, 1) if step not in ("half derived", "derived") else (1, 1):
         if step == "half derived":
             alone.start()
             trial.goes_on("there is a sequence to go back to")
             alone.kill()
-            trial.send(PORTION)
+            trial.send(FEW)
         alone.start(dies_at=step, dies_nth=nth)
         assert alone.process is not None
         assert alone.process.wait(STILL_S) == -signal.SIGKILL, "it did not come by there"
         alone.kill()
-        trial.send(PORTION)
+        trial.send(FEW)
     alone.start()
     trial.ends_exactly()
