@@ -126,17 +126,15 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
         ParquetFolder(tmp_path / "notes.csv").bind("flights", REGION).check(SCHEMA)
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"{}", b'{"region":"x","id":"%s","sequence":1,"files":[]}' % str(OTHER).encode()]
-)
-def test_something_else_in_the_place_of_a_sequence_is_refused(sink: ParquetFolder, content: bytes | None) -> None:
+@pytest.mark.parametrize("says", [None, f"_sequence-1-{OTHER.hex}", f"_sequence-2-{REGION.hex}"])
+def test_something_else_in_the_place_of_a_sequence_is_refused(sink: ParquetFolder, says: str | None) -> None:
     folder = Path(sink.path, "sequence=1")
     folder.mkdir()
     (folder / "part-0.parquet").write_bytes(b"x")
-    if content is not None:
-        (folder / "_sequence.json").write_bytes(content)
+    if says is not None:
+        (folder / says).touch()
     sink.stage(key(1), table(1))
-    with pytest.raises(InvalidInputError, match="Move it away"):
+    with pytest.raises(InvalidInputError, match=f"{says or 'nothing'} says whose it is.*Move it away"):
         sink.publish(1, [key(1)])
     folder.rename(folder.with_name("_moved"))
     sink.publish(1, [key(1)])
@@ -352,7 +350,7 @@ def test_a_reader_never_sees_a_part_while_publishers_are_killed(tmp_path: Path) 
         reader.kill()
         reader.communicate()
     assert int(looks) > 0 and parts.strip() == "[]"
-    assert sequence > 20, "it was killed at each change that it makes"
+    assert sequence > 15, "it was killed at each change that it makes"
     expected = [n * 100 + m * 10 + i for n in range(1, sequence + 1) for m in range(2) for i in range(3)]
     assert sorted(pq.read_table(path).column("id").to_pylist()) == expected
     sink.sweep(Keep(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -64,9 +65,8 @@ def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
 def _renamed_before_all_links(patch: pytest.MonkeyPatch) -> None:
     def rename(self: ParquetFolder, sequence: int, full: list[str]) -> None:
         self._files.mkdir(self._folder(sequence))
-        said = parquet_folder._Sequence(self._region, self._bound(), sequence, full)
-        data = parquet_folder.msgspec.json.encode(said)
-        parquet_folder.write_file(self._files, f"{self._folder(sequence)}/_sequence.json", data)
+        says = f"{self._folder(sequence)}/{self._says(sequence)}"
+        self._files.close(self._files.open(says, os.O_WRONLY | os.O_CREAT, 0o666))
         for name in full:
             staged_files.show(
                 self._files, f"{self.path}/_staging/{name}.staged", f"{self._folder(sequence)}/{name}.parquet"

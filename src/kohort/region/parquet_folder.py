@@ -4,7 +4,8 @@
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
     out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
-    out/sequence=17/KEY.parquet        what readers see; _sequence.json in it says whose it is
+    out/sequence=17/KEY.parquet        what readers see
+    out/sequence=17/_sequence-17-ID    whose it is: the region's id (an empty file, whose bytes need not be synced)
                                        (before a reset to the initial state: renamed away, one after the other)
 
 Readers (Spark, `pyarrow.dataset`, pandas) pass over names that begin with `_`; a glob must say `sequence=*/*.parquet`.
@@ -12,7 +13,7 @@ Readers (Spark, `pyarrow.dataset`, pandas) pass over names that begin with `_`; 
 What must be durable before what, so that a power loss, too, leaves each sequence whole or absent, and no work twice:
 
 - a staged file's bytes, before it has its name; its name, before `stage` returns, hence before a manifest names it;
-- the names of all files of a sequence, and what `_sequence.json` says, before the folder has its name;
+- the names of all files of a sequence, that which says whose it is among them, before the folder has its name;
 - the folder's name, before `published-N` is made: a sequence that is marked needs its staged files no longer;
 - `published-N`, before `publish` or `published` says so to anybody, hence before anything staged is removed.
 
@@ -32,7 +33,6 @@ from collections.abc import Iterable
 from typing import Final, Self
 from uuid import UUID
 
-import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
@@ -44,7 +44,6 @@ from kohort.region.files import (
     Output,
     make_folder,
     names_in,
-    read_file,
     remove,
     remove_folder,
     sync_folder,
@@ -59,20 +58,12 @@ _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
 _SHOWN: Final = re.compile("sequence=([0-9]+)")
 _GOING: Final = re.compile(r"publishing-([0-9]+)-[0-9a-f]+")
+_SAYS: Final = "_sequence-"
 _GONE: Final = "gone-"
 _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
 """Another's probe may take this one's files for left-overs: so often in a row it does not."""
-
-
-class _Sequence(msgspec.Struct, frozen=True):
-    """`_sequence.json`."""
-
-    region: str
-    id: UUID
-    sequence: int
-    files: list[str]
 
 
 class ParquetFolder:
@@ -275,10 +266,10 @@ class ParquetFolder:
                 self._bring(sequence, names)
             sync_folder(files, self.path)
         self._mark(sequence)
-        for name in names:
-            remove(files, f"{self.path}/_staging/{name}{_ROWS}")
-            remove(files, f"{self.path}/_staging/{name}{_EMPTY}")
-        self._tidy(self._names(), sequence)
+        there = self._names()
+        for name in sorted({name + ending for name in names for ending in (_ROWS, _EMPTY)}.intersection(there)):
+            remove(files, f"{self.path}/_staging/{name}")
+        self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
         """See `Sink`. First what others could still publish from goes, then what they have published."""
@@ -326,8 +317,8 @@ class ParquetFolder:
             files.mkdir(temporary)
             for name in full:
                 staged_files.show(files, f"{self.path}/_staging/{name}{_ROWS}", f"{temporary}/{name}.parquet")
-            said = _Sequence(self._region, self._bound(), sequence, [f"{name}.parquet" for name in full])
-            write_file(files, f"{temporary}/_sequence.json", msgspec.json.encode(said))
+            says = f"{temporary}/{self._says(sequence)}"
+            files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             sync_folder(files, temporary)
             files.rename(temporary, self._folder(sequence))
         except BaseException:
@@ -337,23 +328,21 @@ class ParquetFolder:
 
     def _stands(self, sequence: int) -> bool:
         """Whether the sequence has its folder; whatever else has that name is refused."""
-        folder = self._folder(sequence)
+        folder, own = self._folder(sequence), self._says(sequence)
         try:
-            said = self._said(folder)
-            if said is None and names_in(self._files, folder):
-                said = self._said(folder)  # it may have come in between
-                if said is None:
-                    raise self._taken(folder, "nothing says whose it is")
-        except (msgspec.DecodeError, NotADirectoryError) as error:
+            names = names_in(self._files, folder)
+            if names and own not in names:
+                names = names_in(self._files, folder)  # it may have come in between, or been given up
+        except NotADirectoryError as error:
             raise self._taken(folder, str(error)) from error
-        if said is not None and (said.id, said.sequence) != (self._id, sequence):
-            raise self._taken(folder, f"it is sequence {said.sequence} of region {said.region!r} ({said.id})")
-        return said is not None
+        if names and own not in names:
+            others = [name for name in names if name.startswith(_SAYS)]
+            raise self._taken(folder, f"{others[0]} says whose it is" if others else "nothing says whose it is")
+        return bool(names)
 
-    def _said(self, folder: str) -> _Sequence | None:
-        with contextlib.suppress(FileNotFoundError):
-            return msgspec.json.decode(read_file(self._files, f"{folder}/_sequence.json"), type=_Sequence)
-        return None
+    def _says(self, sequence: int) -> str:
+        """The name in a sequence's folder that says whose it is."""
+        return f"{_SAYS}{sequence}-{self._bound().hex}"
 
     def _taken(self, folder: str, why: str) -> InvalidInputError:
         return InvalidInputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kohort.ids import TopicPartition
 from kohort.region import messages as told
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
+from kohort.spark.region import seats
 from kohort.spark.region.failures import IN_A_ROW_MAX
 from kohort.spark.region.runs import SLOW
 from kohort.spark.region.saved import SavedQuery
@@ -188,6 +190,25 @@ def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
     given = query.contribute(Cut(9, 1))
     assert spans_of(given) == {0: (110, 113), 1: (210, 213)}
     assert {key.epoch for key in given.keys} == {6}
+
+
+def test_an_idle_run_is_stopped_without_waiting_for_its_source(query: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's stop waits for what the source has asked, and that waited for partitions."""
+    monkeypatch.setattr(seats, "WAIT_MS_MAX", 60_000)
+    run, answers = reading(query).run, list[object]()
+    query.threads[0].seat.hold("not now")
+    run.may_stop.clear()
+
+    def ask() -> None:
+        answers.append(run.ask("held", wait_ms=60_000))
+        run.may_stop.set()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    query.reset(6, None, 0)
+    query.goes_back()
+    asking.join(10)
+    assert len(answers) == 1
 
 
 def test_of_two_resets_at_once_the_query_begins_for_the_last(query: Driven) -> None:

@@ -39,10 +39,11 @@ class HandingSeat:
 
     # -- the source's thread
 
-    def held(self, wait_ms: int) -> Handed | None:
-        """What may be read; None: nothing may be planned now, also after so long a wait."""
+    def held(self, wait_ms: int, run: int) -> Handed | None:
+        """What may be read; None: nothing may be planned now, also after so long a wait, or the run is over."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._holds, wait_ms / 1000):
+            self._changed.wait_for(lambda: not self._holds or self._run != run, wait_ms / 1000)
+            if self._holds or self._run != run:
                 return None
             parts = tuple(part for at, part in sorted(self._parts.items()) if at not in self._kept)
             return Handed(self._version, self._epoch, self._generation, parts)
@@ -70,6 +71,12 @@ class HandingSeat:
         self._done()
 
     # -- the member's thread
+
+    def end_run(self) -> None:
+        """The run is about to be stopped, which would wait for its source's question: that is answered now."""
+        with self._changed:
+            self._run += 1
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """The run has ended, and whatever batch it was in."""
@@ -166,7 +173,7 @@ class RunSeat:
     run: int
 
     def held(self, wait_ms: int) -> Handed | None:
-        return self.seat.held(wait_ms)
+        return self.seat.held(wait_ms, self.run)
 
     def stays(self) -> bool:
         return self.seat.stays()

@@ -364,8 +364,9 @@ class RegionQuery:
             run, self._run = self._run, None
         if run is None:
             return
-        for id in run.seats:
+        for id, seat in run.seats.items():
             SEATS.remove(id)
+            seat.seat.end_run()
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
         stopping.start()
         stopping.join(STOP_S)
