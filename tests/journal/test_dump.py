@@ -71,7 +71,7 @@ def test_the_group_journal(tmp_path: Path, kafka_tools: KafkaTools) -> None:
     out = _dump(kafka_tools, folder, "--offsets-decoder")
     assert "Error" not in out
     assert "Could not" not in out
-    assert out.count("payload: <DELETE>") == len(TOMBSTONES) - 1
+    assert out.count("payload: <DELETE>") == len(TOMBSTONES) - len(("generations", "imports")), "of ours it shows keys"
     for words in (
         '"group":"g","topic":"t","partition":3',
         '"offset":42,"leaderEpoch":5,"metadata":"meta","commitTimestamp":1000',
@@ -84,6 +84,7 @@ def test_the_group_journal(tmp_path: Path, kafka_tools: KafkaTools) -> None:
         '"topics":["xa","xb"],"version":5,"timestamp":1234',
         "Unknown record type 10000",
         "Unknown record type 10001",
+        "Unknown record type 10002",
     ):
         assert words in out
 
