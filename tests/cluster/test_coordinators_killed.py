@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(7_200)]
 EVENTS = int(os.environ.get("KOHORT_COORDINATORS_EVENTS", "4"))
 BETWEEN = 30
 """Commits of each group that are acknowledged between two events."""
+PACE_S = 0.05
+"""Between two records of a member: a group that nothing happens to must not come to the end meanwhile."""
 PATIENCE_S = 120.0
 
 
@@ -75,6 +77,7 @@ class Member(threading.Thread):
                 while not self.ending.is_set():
                     for record in consumer.poll(timeout_ms=100):
                         self.commit(consumer, TopicPartition(record.topic, record.partition), record.offset + 1)
+                        self.ending.wait(PACE_S)
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.error = error
 
@@ -128,7 +131,7 @@ def crowd(apache_kafka: ApacheKafka) -> Iterator[Crowd]:
 def test_no_acknowledged_commit_is_lost_and_no_partition_is_committed_by_two(crowd: Crowd) -> None:
     seed = int(os.environ.get("KOHORT_COORDINATORS_SEED", "17"))
     chance, place = random.Random(seed), crowd.place
-    place.produce(40_000 if EVENTS > 10 else 8_000)
+    place.produce(8_000 + 4_000 * EVENTS)
     commits = {protocol: Commits() for protocol in ("classic", "consumer")}
     members = [Member(crowd.servers, place, protocol, of) for protocol, of in commits.items() for _ in range(2)]
     for member in members:
