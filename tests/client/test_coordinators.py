@@ -16,8 +16,8 @@ from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordi
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, ListGroupsResponse
 from tests.client.virtual import PARK, VirtualCluster
 
-FIRST, SECOND, BROKER = 9101, 9102, 9092
-IDS = {FIRST: 101, SECOND: 102, BROKER: 1}
+FIRST, SECOND, MOVED, BROKER = 9101, 9102, 9103, 9092
+IDS = {FIRST: 101, SECOND: 102, MOVED: 102, BROKER: 1}
 OF_COORDINATORS = ("ApiVersions", "Metadata", "FindCoordinator", "DescribeCoordinators", "ListGroups", "Heartbeat")
 
 
@@ -142,3 +142,37 @@ def test_a_coordinator_that_stands_still_is_left_for_another() -> None:
     assert world.runtime.now_ms < 10_000
     assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
     assert world.ports("FindCoordinator")[-1] != stuck[0]
+
+
+def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "a", "sasl_password": "b"}
+    settings = {**login, "coordinators_security_protocol": "PLAINTEXT", "request_timeout_ms": 2000}
+    world = Apart(topics={"a": 1}, settings=settings)
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    world.run()
+    assert world.ports("Heartbeat") == [SECOND]
+    assert not world.sent("SaslHandshake")
+    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).will_hear()
+    world.run()
+    assert world.ports("SaslHandshake") == [BROKER]
+    assert {each.address.port for each in world.opened if each.plain} == {FIRST, SECOND}
+
+
+def test_a_broker_among_plain_coordinators_is_told() -> None:
+    settings = {"bootstrap_servers": f"127.0.0.1:{BROKER}", "coordinators_security_protocol": "PLAINTEXT"}
+    world = Apart(settings={**settings, "request_timeout_ms": 2000})
+    with pytest.raises(KafkaError, match="127.0.0.1:9092 is a broker"):
+        world.call(world.cluster.send(DescribeClusterRequest(), ANY))
+
+
+def test_a_coordinator_that_has_moved_is_asked_where_it_is_now() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    world.owner = MOVED
+    world.cluster.forget_coordinator(Coordinator("g"))
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    world.run()
+    assert world.ports("Heartbeat") == [MOVED]

@@ -180,9 +180,11 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(place: Place, protocol: 
         member.start()
         member.more(50)
         of_group, other = both if has_group(place, both[0].address) else reversed(both)
+        member.longest_s = 0.0
         of_group.kill()
         member.more(50)
         member.end()
+        print(f"the longest commit took {member.longest_s * 1000:.0f} ms, {member.refused} were refused")
         with Consumer(other.address, group_id=place.group) as consumer:
             committed = consumer.committed([*member.acknowledged])
         assert {at: found.offset for at, found in committed.items() if found} == member.acknowledged
@@ -284,3 +286,30 @@ def test_an_unknown_setting_names_the_nearest() -> None:
     )
     assert done.returncode == 2
     assert "did you mean journal.partitions?" in done.stderr
+
+
+def test_the_commands_of_groups_work_at_coordinators(place: Place) -> None:
+    place.produce(400)
+
+    def kohort(*args: str) -> str:
+        done = subprocess.run(
+            [*KOHORT, *args, "--bootstrap-server", address], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with two(place) as both:
+        address = both[0].address
+        member = Committing(address, place, "consumer")
+        member.start()
+        member.more(20)
+        member.end()
+        assert place.group in kohort("groups", "list")
+        assert place.topic in kohort("groups", "lag", place.group)
+        moved = ("groups", "reset-offsets", place.group, "--all-topics", "--to-earliest", "--execute")
+        kohort(*moved)
+        with Admin(both[1].address) as admin:
+            offsets = admin.list_consumer_group_offsets(place.group).values
+        assert {found.offset for found in offsets.values() if found} == {0}
+        kohort("groups", "delete", place.group, "--execute")
+        assert place.group not in kohort("groups", "list")

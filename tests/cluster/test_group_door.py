@@ -5,30 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
+from kohort import Admin, Broker
+from kohort.client.admin.values import Acl, AclOperation, AclResource
 from kohort.client.settings import ConnectionConfig
+from kohort.cluster import group_door
 from kohort.cluster.group_door import GroupDoor
+from kohort.cluster.group_round import Given, Told
 from kohort.cluster.placement import Candidate
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.zookeeper import free_port
+from tests.cluster.doors import SHARDS, candidate, until
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.maven import MavenUnavailable
+from tests.support.secured_kafka import SecuredKafka
 
-SHARDS = 10
 _GROUPS = itertools.count()
-_INCARNATIONS = itertools.count()
-
-
-def candidate(number: int, port: int | None = None) -> Candidate:
-    return Candidate(number, f"process-{next(_INCARNATIONS):04}", "127.0.0.1", port or 9000 + number)
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Looks again every 20 ms; fails after 30 s."""
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"did not happen: {what}")
 
 
 class Doors:
@@ -188,3 +183,127 @@ def test_group_of_something_else(our_broker: object) -> None:
             assert raised.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     run(servers, story)
+
+
+def _forgotten_story() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    config = {"group.initial.rebalance.delay.ms": 0}
+    broker = Broker(listen=address, config=config)
+
+    async def story(doors: Doors) -> None:
+        nonlocal broker
+        for number in (1, 2, 3):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2, 3)
+        for _ in range(3):  # generations that the group made again will not reach at once
+            await doors.enter(candidate(4))
+            await doors.open.pop(4).retire()
+            await doors.agreed(1, 2, 3)
+        before = doors.open[1].placement
+        assert before is not None
+        await asyncio.to_thread(broker.close)
+        assert [door.placement for door in doors.open.values()] == [before] * 3
+        broker = await asyncio.to_thread(Broker, listen=address)  # it holds a first join for 3 s, as Kafka does
+        await until(lambda: doors.open[1]._generation < before.version, "another generation")
+        await doors.agreed(1, 2, 3)
+        after = doors.open[1].placement
+        assert after is not None
+        assert after.version < before.version, "a map that is gone counts for more than the one that is there"
+        assert after.owners == before.owners
+
+    try:
+        run(address, story)
+    finally:
+        broker.close()
+
+
+def test_group_that_kafka_forgot() -> None:
+    """Its generations begin at 1 again: the lower version is what counts, and no shard moves."""
+    _forgotten_story()
+
+
+def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps the map with the higher version is seen."""
+    take = GroupDoor._take
+
+    def keeping(self: GroupDoor, gift: Given, told: Told, leads: bool) -> None:
+        kept = self.placement
+        take(self, gift, told, leads)
+        if kept is not None and self.placement is not None and kept.version > self.placement.version:
+            self.placement = replace(kept, elected=self.placement.elected)
+
+    monkeypatch.setattr(GroupDoor, "_take", keeping)
+    with pytest.raises(AssertionError, match="counts for more"):
+        _forgotten_story()
+
+
+@pytest.mark.kafka
+def test_kafka_goes_and_comes() -> None:
+    """While it is away all go on with the map they have; then it says the same again, and members come and go."""
+    try:
+        kafka = ApacheKafka()
+    except MavenUnavailable as error:
+        pytest.skip(f"Apache Kafka can't run here: {error}")
+
+    async def story(doors: Doors) -> None:
+        for number in (1, 2):
+            await doors.enter(candidate(number))
+        await doors.agreed(1, 2)
+        before = doors.open[1].placement
+        await asyncio.to_thread(kafka.kill)
+        assert doors.open[1].placement == before == doors.open[2].placement
+        kafka.start()  # it ends with the thread that starts it
+        await doors.enter(candidate(3))
+        await doors.agreed(1, 2, 3)
+
+    with kafka:
+        run(kafka.bootstrap_servers, story)
+
+
+def test_open_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says who did not, and may be tried again."""
+    monkeypatch.setattr(group_door, "_OPEN_MS", 300)
+    address = f"127.0.0.1:{free_port()}"
+
+    async def story(doors: Doors) -> None:
+        door = GroupDoor(doors.config, doors.group)
+        for _ in range(2):
+            with pytest.raises(TimedOutError, match=address):
+                await door.open(candidate(1), SHARDS)
+
+    run(address, story)
+
+
+@pytest.mark.kafka
+def test_rights_on_the_group(secured: SecuredKafka) -> None:
+    """Who may not read and describe the group is told so; with these two rights alone it works, over SASL."""
+    servers = f"127.0.0.1:{secured.ports['SASL']}"
+
+    async def story(doors: Doors) -> None:
+        doors.config = replace(
+            doors.config, security_protocol="SASL_PLAINTEXT", sasl_username="bob", sasl_password="secret"
+        )
+        with pytest.raises(NotAuthorizedError, match=f"{doors.group}.*needs the rights to describe and to read it"):
+            await doors.enter(candidate(1))
+        with Admin(secured.bootstrap_servers) as admin:
+            rights = [
+                Acl("User:bob", operation, AclResource.GROUP, doors.group)
+                for operation in (AclOperation.DESCRIBE, AclOperation.READ)
+            ]
+            await asyncio.to_thread(lambda: admin.create_acls(rights).all())
+        door = await _with_patience(lambda: doors.enter(candidate(1)))
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        assert door.placement is not None
+
+    run(servers, story)
+
+
+async def _with_patience(enter: Callable[[], Awaitable[GroupDoor]]) -> GroupDoor:
+    """A broker knows of a right a moment after it was given."""
+    for _ in range(100):
+        try:
+            return await enter()
+        except NotAuthorizedError:
+            await asyncio.sleep(0.1)
+    return await enter()

@@ -81,6 +81,9 @@ def test_offsets_of_a_group_without_members_are_found(servers: str) -> None:
             assert found.error is ErrorCode.NONE
             assert found.offsets == (OffsetToCommit(topic, 0, 0),)
             assert (await asked(groups, fresh("nobody"))).offsets == ()
+            coordinators = groups._client.cluster._coordinators
+            assert not coordinators._found
+            assert not coordinators._lookups  # nothing is kept of names that somebody makes up
 
     asyncio.run(run())
 

@@ -15,10 +15,11 @@ from kohort import AsyncAdmin, Broker, NewTopic
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.kafka_topics import KafkaTopics
+from kohort.cluster.kafka_topics import KafkaTopics, is_up
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import Event, TopicsChanged, TopicsDeleted
 from kohort.groups.outcome import LookForTopics
+from kohort.wire.cluster import MetadataResponse
 from kohort.zookeeper import free_ports
 
 WAIT_S = 30.0
@@ -43,7 +44,7 @@ class Hearing(GroupShards):
 @asynccontextmanager
 async def topics_of(servers: str, **settings: int) -> AsyncIterator[tuple[KafkaTopics, Hearing]]:
     """Topics of a cluster, with what shards are told of them."""
-    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=(servers,), **settings))
+    client = await AsyncClient.open(ConnectionConfig(bootstrap_servers=tuple(servers.split(",")), **settings))
     groups = Hearing()
     try:
         yield KafkaTopics(client, groups), groups
@@ -121,6 +122,56 @@ def test_positions_of_topics_that_are_not_there_are_looked_for(servers: str) -> 
             assert topics.by_name[there].id == known
 
     asyncio.run(run())
+
+
+def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> None:
+    name, nobody = f"told-{uuid.uuid4().hex[:8]}", f"nobody-{uuid.uuid4().hex[:8]}"
+
+    async def run() -> None:
+        async with topics_of(servers) as (topics, groups), AsyncAdmin(servers) as admin, asyncio.timeout(WAIT_S):
+            await topics.poll()
+
+            async def found(names: list[str], ids: list[uuid.UUID]) -> None:
+                then = asyncio.Event()
+                topics.find(names, ids, then.set)
+                await then.wait()
+
+            (await admin.create_topics([NewTopic(name, 2)])).all()
+            while name not in topics.by_name:
+                await asyncio.gather(*(found([name, nobody], []) for _ in range(10)))
+            assert nobody not in topics.by_name
+            assert topics.polls == 1
+            assert isinstance(groups.heard[-1], TopicsChanged)
+            assert name in groups.heard[-1].image.topics
+            asked = []
+            topics.find([nobody], [], lambda: asked.append(nobody))
+            assert asked == [nobody]  # at once: it was missing a moment ago
+            other = f"told-{uuid.uuid4().hex[:8]}"
+            made = (await admin.create_topics([NewTopic(other, 1)])).result(other)
+            while made.topic_id not in topics.by_id:
+                await found([], [made.topic_id])
+            assert nobody not in await admin.list_topics()
+            await topics.close()
+
+    asyncio.run(run())
+
+
+def test_who_names_a_topic_goes_on_when_kafka_is_silent() -> None:
+    async def run() -> None:
+        async with topics_of(f"127.0.0.1:{free_ports(1)[0]}") as (topics, _), asyncio.timeout(WAIT_S):
+            then = asyncio.Event()
+            topics.find(["t"], [], then.set)
+            await then.wait()
+            await topics.close()
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_does_not_know_itself_says_nothing() -> None:
+    broker = MetadataResponse.MetadataResponseBroker
+    assert is_up(2, MetadataResponse(brokers=[broker(node_id=1), broker(node_id=2)]))
+    assert not is_up(2, MetadataResponse(brokers=[broker(node_id=1)]))
+    assert not is_up(2, MetadataResponse())
 
 
 def test_names_are_held_to_kafkas_rules() -> None:

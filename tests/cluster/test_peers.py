@@ -12,17 +12,9 @@ from kohort.cluster.peers import Peers
 from kohort.cluster.placement import Candidate, Placement, placed
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.framing import decode_request_header
+from tests.cluster.doors import until
 
 ME = Candidate(1, "me", "127.0.0.1", 1)
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Looks again every 10 ms; fails after 30 s."""
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"did not happen: {what}")
 
 
 class Listed:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from kohort.cluster import zookeeper_door
-from kohort.cluster.placement import Candidate
 from kohort.cluster.zookeeper_door import ZooKeeperDoor
 from kohort.cluster.zookeeper_nodes import (
     COORDINATOR,
@@ -24,103 +23,10 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Node
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.cluster.zookeeper_session import Change, Node, ZooKeeperSession
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
-
-SHARDS = 10
-SESSION_MS = 2_000
-_ROOTS = itertools.count()
-_INCARNATIONS = itertools.count()
-
-
-def candidate(number: int, port: int | None = None) -> Candidate:
-    return Candidate(number, f"process-{next(_INCARNATIONS):04}", "127.0.0.1", port or 9000 + number, "a-rack")
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Looks again every 20 ms; fails after 30 s."""
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"did not happen: {what}")
-
-
-class Doors:
-    """Doors under a path of their own, whose loop turns, and a client that looks at their nodes."""
-
-    def __init__(self, address: str) -> None:
-        self.root = f"/doors-{next(_ROOTS)}/deep"
-        self.address = address + self.root
-        self.open: dict[int, ZooKeeperDoor] = {}
-        self.look = KazooClient(address)
-
-    async def enter(self, me: Candidate) -> ZooKeeperDoor:
-        door = ZooKeeperDoor(self.address, SESSION_MS)
-        await door.open(me, SHARDS)
-        self.open[me.id] = door
-        return door
-
-    def data(self, path: str) -> bytes:
-        found: bytes = self.look.get(self.root + path)[0]
-        return found
-
-    def owner(self, path: str) -> int | None:
-        stat = self.look.exists(self.root + path)
-        return None if stat is None else stat.ephemeralOwner
-
-    async def turn(self) -> None:
-        while True:
-            for door in list(self.open.values()):
-                door.alive()
-            await asyncio.sleep(0.05)
-
-    async def agreed(self, *ids: int) -> None:
-        """All doors have one map, in which just these have shards, and one of them is in office."""
-
-        def agree() -> bool:
-            maps = {door.placement for door in self.open.values()}
-            placement = maps.pop()
-            offices = [number for number, door in self.open.items() if door.in_office]
-            if maps or placement is None or offices != [placement.elected]:
-                return False
-            return set(placement.owners) == set(ids) == {one.id for one in placement.candidates}
-
-        await until(agree, f"one map for {ids}: {[door.placement for door in self.open.values()]}")
-
-    async def end_without_leaving(self, number: int) -> None:
-        """As a process ends that is killed: its session goes on, its client does nothing more."""
-        door = self.open.pop(number)
-        keeper = door._keeper
-        assert keeper is not None
-        keeper.cancel()
-        await asyncio.wait([keeper])
-
-
-def run(address: str, story: Callable[[Doors], Awaitable[None]]) -> None:
-    async def play() -> None:
-        doors = Doors(address)
-        await asyncio.to_thread(doors.look.start)
-        turning = asyncio.create_task(doors.turn())
-        every: list[ZooKeeperDoor] = []
-        enter = doors.enter
-
-        async def kept(me: Candidate) -> ZooKeeperDoor:
-            every.append(door := await enter(me))
-            return door
-
-        doors.enter = kept  # type: ignore[method-assign]
-        try:
-            await story(doors)
-        finally:
-            turning.cancel()
-            for door in every:
-                await door.close()
-            await asyncio.to_thread(doors.look.stop)
-            await asyncio.to_thread(doors.look.close)
-
-    asyncio.run(play())
+from tests.cluster.doors import SESSION_MS, SHARDS, Doors, candidate, run, until
 
 
 def test_enter_suspect_retire(zookeeper: ZooKeeper) -> None:
@@ -148,13 +54,18 @@ def test_enter_suspect_retire(zookeeper: ZooKeeper) -> None:
         assert Office.from_bytes(doors.data(EPOCH)).epoch == 2
         retiring = doors.open.pop(after.elected)
         (left,) = doors.open
-        given_at: list[int | None] = []
-        doors.open[left].listen(lambda: given_at.append(doors.owner(f"{IDS}/{after.elected}")))
+        there: list[bool] = []
+
+        def look() -> None:
+            if retiring.placement is not None and not retiring.placement.of(after.elected):
+                there.append(doors.owner(f"{IDS}/{after.elected}") is not None)
+
+        retiring.listen(look)
         await retiring.retire()
         await doors.agreed(left)
         assert retiring.placement is not None
         assert retiring.placement.of(left) == frozenset(range(SHARDS))
-        assert given_at[0] is not None, "its shards were given while it was there still"
+        assert there[0], "its shards were given while it was there still"
 
     run(zookeeper.address, story)
 
@@ -293,6 +204,44 @@ def test_id_of_another(zookeeper: ZooKeeper) -> None:
     run(zookeeper.address, story)
 
 
+def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) -> None:
+    """The earlier one lives, whatever for, and does not take the id back: the two would do so for ever."""
+
+    async def story(doors: Doors) -> None:
+        earlier = await doors.enter(candidate(1))
+        later = await doors.enter(candidate(1))
+        await doors.agreed(1)
+        session = later._session.id
+        await until(lambda: earlier._taken_by == later._require_mine().candidate, "the earlier one knows")
+        assert doors.owner(f"{IDS}/1") == session
+
+    run(zookeeper.address, story)
+
+
+def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
+    """Who has lost its id gives its office up and is told of the other's map; it is back when the id is free."""
+
+    async def story(doors: Doors) -> None:
+        me = candidate(1)
+        await doors.enter(me)
+        await doors.enter(candidate(2))
+        await doors.agreed(1, 2)
+        other, path = candidate(1, port=9777), f"{doors.root}{IDS}/1"
+        taking = doors.look.transaction()
+        taking.delete(path)
+        taking.create(path, Registration(other).to_bytes(), ephemeral=True)
+        assert not [result for result in taking.commit() if isinstance(result, Exception)]
+        await until(lambda: doors.open[2].in_office, "the office is another's")
+        await until(lambda: other in getattr(doors.open[1].placement, "candidates", ()), "the map names the other one")
+        assert not doors.open[1].in_office
+        assert doors.owner(f"{IDS}/1") != doors.open[1]._session.id
+        doors.look.delete(path)
+        await until(lambda: me in getattr(doors.open[2].placement, "candidates", ()), "it has its place again")
+        await doors.agreed(1, 2)
+
+    run(zookeeper.address, story)
+
+
 @pytest.mark.parametrize("path", ["/controller", "/cluster/id"])
 def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
     """The topics there are a Kafka's: nothing is written."""
@@ -306,9 +255,7 @@ def test_path_of_a_kafka(zookeeper: ZooKeeper, path: str) -> None:
     run(zookeeper.address, story)
 
 
-def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
-    """The epoch that another raised refuses the map of the one before."""
-
+def _deposed_story(zookeeper: ZooKeeper) -> None:
     async def story(doors: Doors) -> None:
         door = await doors.enter(candidate(1))
         await doors.agreed(1)
@@ -322,13 +269,30 @@ def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
         before = doors.data(PLACEMENT)
         door._shards = SHARDS + 1
         await door._place(mine)
-        assert doors.data(PLACEMENT) == before
+        assert doors.data(PLACEMENT) == before, "one that was deposed has written the map"
         doors.look.set(doors.root + EPOCH, Office(10, 1, session).to_bytes())
         await door._elect(session, mine)
         await door._place(mine)
         assert doors.data(PLACEMENT) != before
 
     run(zookeeper.address, story)
+
+
+def test_deposed_writes_nothing(zookeeper: ZooKeeper) -> None:
+    """The epoch that another raised refuses the map of the one before."""
+    _deposed_story(zookeeper)
+
+
+def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes without looking at the epoch is seen."""
+    change = ZooKeeperSession.change
+
+    async def unguarded(self: ZooKeeperSession, *changes: Change) -> bool:
+        return await change(self, *(one for one in changes if one.data is not None or one.delete))
+
+    monkeypatch.setattr(ZooKeeperSession, "change", unguarded)
+    with pytest.raises(AssertionError, match="has written the map"):
+        _deposed_story(zookeeper)
 
 
 def test_map_that_cannot_be_read(zookeeper: ZooKeeper) -> None:
@@ -375,8 +339,6 @@ def test_topics_are_mirrored(zookeeper: ZooKeeper) -> None:
 
 def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sets each watch once only hears of the first change, and that is seen."""
-    from kohort.cluster.zookeeper_session import ZooKeeperSession
-
     seen: set[tuple[object, str]] = set()
     read, names = ZooKeeperSession.read, ZooKeeperSession.children
 
@@ -464,3 +426,27 @@ def test_addresses_that_are_none(address: str) -> None:
     """Says what is wanted."""
     with pytest.raises(InvalidInputError, match="HOST:PORT"):
         ZooKeeperDoor(address)
+
+
+def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """Says at once that a right is missing."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root.rpartition("/")[0])
+        doors.look.create(doors.root, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)
+
+
+def test_map_that_may_not_be_written(zookeeper: ZooKeeper) -> None:
+    """The same where only a node is another's."""
+
+    async def story(doors: Doors) -> None:
+        doors.look.ensure_path(doors.root + PLACEMENT.rpartition("/")[0])
+        doors.look.create(doors.root + PLACEMENT, acl=[make_acl("world", "anyone", read=True)])
+        with pytest.raises(NotAuthorizedError, match="may not change what is there"):
+            await doors.enter(candidate(1))
+
+    run(zookeeper.address, story)

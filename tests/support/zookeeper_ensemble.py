@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Ensemble:
         self._ports = [(ports[i], ports[i + COUNT], ports[i + 2 * COUNT]) for i in range(COUNT)]
         self._folder = folder
         self._stack = stack
+        self._starter = stack.enter_context(ThreadPoolExecutor(1))  # a server ends with the thread that started it
         self.servers = [self._begin(number) for number in range(COUNT)]
         self.address = ",".join(server.address for server in self.servers)
         self.wait()
@@ -58,7 +60,7 @@ class Ensemble:
 
     def restart(self, number: int) -> None:
         """Starts a killed one again."""
-        self.servers[number] = self._begin(number)
+        self.servers[number] = self._starter.submit(self._begin, number).result()
 
     def wait(self) -> None:
         """Until all serve."""

@@ -119,6 +119,7 @@ class Serving:
         if self._metrics is not None:
             await self._loop.run_in_executor(None, self._metrics.close)
         self.server.stop_listening()
+        self._sock.close()
         self._groups.stop_waiting()
         await self.server.drained(self._config.shutdown_ms / 1000)
         self.server.close()

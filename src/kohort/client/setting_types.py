@@ -58,6 +58,10 @@ class ConnectionSettings(TypedDict, total=False):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
     """Encryption and authentication. Default: 'PLAINTEXT' (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)."""
 
+    coordinators_security_protocol: Literal["", "PLAINTEXT"]
+    """PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached in plain whatever its brokers want;
+    no login is sent there. Default: '' (PLAINTEXT)."""
+
     ssl_ca_location: str | None
     """File of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's. Default: None."""
 

@@ -115,6 +115,13 @@ class ConnectionConfig:
         choices=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
         why="encryption and authentication",
     )
+    coordinators_security_protocol: str = knob(
+        "coordinators.security.protocol",
+        "",
+        choices=("", "PLAINTEXT"),
+        why="PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached in plain whatever its brokers "
+        "want; no login is sent there",
+    )
     ssl_ca_location: str | None = knob(
         "ssl.ca.location",
         None,

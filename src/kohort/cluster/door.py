@@ -19,7 +19,8 @@ class Door(Protocol):
     def placement(self) -> Placement | None:
         """The map as the door says it now; a lower version than before is what counts, too.
 
-        It stays while the door can't be asked. None: there is none yet, or another process has this candidate's id.
+        It stays while the door can't be asked. None: there is none yet. Where another process took this candidate's id,
+        the map names that one's incarnation.
         """
 
     @property

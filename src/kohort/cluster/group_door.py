@@ -109,7 +109,8 @@ class GroupDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._told, self._joined_as, self._failure, self._refused = Told(me, shards), None, None, ""
+        self._told, self._refused = Told(me, shards), ""
+        self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = Sparingly(client.cluster.runtime)
         try:
@@ -121,8 +122,10 @@ class GroupDoor:
                 raise self._no_place(client.cluster)
             if self._failure is not None:
                 raise self._failure
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, KafkaError):
+                raise self._advised(error) from error.__cause__
             raise
         self._opened = True
 
@@ -225,7 +228,7 @@ class GroupDoor:
                 )
 
     def _trouble(self, error: KafkaError) -> None:
-        self._last_trouble = error
+        error = self._last_trouble = self._advised(error)
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._sparingly.due("trouble"):
@@ -275,7 +278,7 @@ class GroupDoor:
             log.error("placement: this coordinator has no place any more: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
         self._members = dict(gift.members)
-        self.placement = None if gift.refused else gift.placement
+        self.placement = gift.placement
         asyncio.get_running_loop().call_soon(self._on_change)
 
     async def _hold(self, cluster: Cluster) -> None:
@@ -337,13 +340,19 @@ class GroupDoor:
             raise _Again
         if known in LOST_COORDINATOR:
             cluster.forget_coordinator(self._coordinator)
+        raise self._advised(error_for(code, known.text))
+
+    def _advised(self, error: KafkaError) -> KafkaError:
+        """The same error with what to do about it, where that is known."""
         advice = {
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "it is used by something else; give the coordinators another group",
-            ErrorCode.GROUP_AUTHORIZATION_FAILED: "grant this user Read and Describe on it",
+            ErrorCode.GROUP_AUTHORIZATION_FAILED: "this user needs the rights to describe and to read it",
             ErrorCode.INVALID_SESSION_TIMEOUT: f"Kafka does not grant a session of {self._session_ms} ms "
             "(group.min.session.timeout.ms, group.max.session.timeout.ms)",
-        }.get(known, known.text)
-        raise error_for(code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
+        }.get(error.code)
+        if advice is None:
+            return error
+        return error_for(error.code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
 
     # Words.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from uuid import UUID
 
 from kohort.broker.driver import LoopDriver
 from kohort.broker.host import GroupHost
@@ -96,6 +97,10 @@ class CoordinatorHost(GroupHost):
     def shard_ended(self, index: int, error: Exception) -> None:
         """See `Tenures`."""
         self.tenures.lost(index, error)
+
+    def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
+        """Ask Kafka for topics that may have been made a moment ago."""
+        self.topics.find(names, ids, then)
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
         """Ask Kafka."""

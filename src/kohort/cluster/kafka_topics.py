@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
 from kohort.broker.places import Leader, Place
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Between, Cluster, Node
-from kohort.cluster.told_topics import KafkaTopic, Told, ToldTopics
+from kohort.cluster.told_topics import ASKED_MAX, KafkaTopic, Told, ToldTopics
 from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
 from kohort.groups.events import TopicImage, TopicsChanged, TopicsDeleted
 from kohort.groups.outcome import LookForTopics
@@ -30,6 +30,8 @@ POLL_S = 1.0
 """A topic that is made, grows or goes is noticed so much later, at most."""
 POLL_SHARE = 20
 """Asking takes one part in so many of the time at most: where there are very many topics it is done less often."""
+FIND_AGAIN_S = 0.5
+"""A topic that was found missing is not asked for again so soon: names that somebody makes up cost Kafka no more."""
 ANSWER_MS = 3_000
 """A broker that does not answer for so long is passed over."""
 IDS_SINCE = 10
@@ -62,6 +64,12 @@ class KafkaTopics:
         self._soon = asyncio.Event()
         self._last_node = -1
         self._silent = False
+        self._listed_at = float("-inf")
+        self._missing: dict[str, float] = {}
+        self._wanted: set[str] = set()
+        self._wants_all = False
+        self._finding: list[Callable[[], None]] = []
+        self._finder: asyncio.Task[None] | None = None
         self.brokers: tuple[Place, ...] = ()
         self.cluster_id = ""
         self.controller_id = -1
@@ -105,7 +113,7 @@ class KafkaTopics:
             KafkaError: no broker answers, or the cluster can't be used; the text says why.
         """
         async with self._asking:
-            node, answer = await self._client.call(self._list())
+            node, answer = await self._client.call(self._next(None))
             alone = len(answer.brokers) <= 1
             self._told.racks({broker.node_id: broker.rack for broker in answer.brokers})
             self._told.listed(node, told_by(answer), alone=alone)
@@ -113,6 +121,7 @@ class KafkaTopics:
             self.cluster_id = answer.cluster_id or self.cluster_id
             self.controller_id = answer.controller_id
             self.polls += 1
+            self._listed_at = asyncio.get_running_loop().time()
             self._tell()
             if names := self._told.to_ask():
                 named = await self._client.call(self._ask(node, names))
@@ -149,8 +158,60 @@ class KafkaTopics:
         self._told.look_for(question.topics)
         self.poll_soon()
 
-    async def _list(self) -> tuple[int, MetadataResponse]:
-        """All topics, as the next broker that answers knows them."""
+    def find(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
+        """Ask for topics that are not known, now: they may have been made since the last poll.
+
+        Args:
+            names: of topics; those that were found missing a moment ago are not asked for again.
+            ids: of topics; for them everything is asked for.
+            then: called once, however it went; at once where nothing is to be asked.
+        """
+        loop = asyncio.get_running_loop()
+        wanted = {name for name in names if self._missing.get(name, 0.0) <= loop.time()}
+        if not wanted and (not ids or self._listed_at + FIND_AGAIN_S > loop.time()):
+            then()
+            return
+        self._wanted |= wanted
+        self._wants_all = self._wants_all or bool(ids)
+        self._finding.append(then)
+        if self._finder is None:
+            self._finder = loop.create_task(self._find(), name="topics that are not known")
+
+    async def _find(self) -> None:
+        """Ask for what is wanted, until nothing is; what is wanted meanwhile is asked for together."""
+        loop = asyncio.get_running_loop()
+        while self._finding:
+            names, everything, waiting = sorted(self._wanted)[:ASKED_MAX], self._wants_all, self._finding
+            self._wanted, self._wants_all, self._finding = set(), False, []
+            try:
+                if everything:
+                    await self.poll()
+                else:
+                    await self._poll_names(names)
+            except KafkaError as error:
+                log.info("topics that are not known here could not be asked for: %s", error)
+            now = loop.time()
+            self._missing = {name: until for name, until in self._missing.items() if until > now}
+            self._missing.update((name, now + FIND_AGAIN_S) for name in names if name not in self.by_name)
+            for then in waiting:
+                then()
+        self._finder = None
+
+    async def close(self) -> None:
+        """Ask for nothing any more."""
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.cancel()
+            await asyncio.gather(finder, return_exceptions=True)
+
+    async def _poll_names(self, names: Sequence[str]) -> None:
+        async with self._asking:
+            node, answer = await self._client.call(self._next(names))
+            self._told.answered(node, told_by(answer), alone=len(answer.brokers) <= 1)
+            self._tell()
+
+    async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
+        """These topics, or all, as the next broker that answers knows them."""
         cluster = self._client.cluster
         if not cluster.metadata.brokers:
             await self._find_brokers()
@@ -159,13 +220,16 @@ class KafkaTopics:
         failure: KafkaError | None = None
         for node in [*later, *(node for node in nodes if node <= self._last_node)]:
             try:
-                answer = await self._ask(node, None)
+                answer = await self._ask(node, names)
             except KafkaError as error:
                 if error.code is ErrorCode.UNSUPPORTED_VERSION:
                     raise error_for(
                         error.code, f"Kafka 2.8 or newer is needed, which gives topics ids: {error}"
                     ) from error
                 failure = error
+                continue
+            if not is_up(node, answer):
+                failure = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node} has only just started")
                 continue
             if any(not topic.error_code and topic.topic_id == NO_TOPIC_ID for topic in answer.topics):
                 text = "the cluster gives its topics no ids: inter.broker.protocol.version must be 2.8 or newer"
@@ -218,6 +282,14 @@ class KafkaTopics:
                 ", ".join(more[:_NAMES_TOLD]) + (", …" if len(more) > _NAMES_TOLD else ""),
             )
         self._hidden = hidden
+
+
+def is_up(node: int, answer: MetadataResponse) -> bool:
+    """Whether a broker knows that it is one of the cluster's.
+
+    One that does not has not caught up yet, and what it does not know says nothing of what there is.
+    """
+    return any(broker.node_id == node for broker in answer.brokers)
 
 
 def told_by(answer: MetadataResponse) -> list[Told]:

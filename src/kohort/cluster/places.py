@@ -69,7 +69,8 @@ class ClusterPlaces:
         placement = self._here.door.placement
         if kind is not Coordinated.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        owner = placement.candidate(placement.owners[self._here.groups.index_of(key)])
+        index = self._here.groups.index_of(key)
+        owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:

@@ -98,7 +98,11 @@ class CoordinatorServing(Serving):
 
 
 class RunningCoordinator:
-    """A coordinator on a running loop."""
+    """A coordinator on a running loop.
+
+    Attributes:
+        failed: it ends because of a fault, or of something that only a person can change.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
         self._loop = loop
@@ -125,6 +129,7 @@ class RunningCoordinator:
             raise
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: Peers | None = None
+        self.failed = False
 
     @property
     def address(self) -> str:
@@ -165,7 +170,7 @@ class RunningCoordinator:
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
         self._peers = Peers(self._door, me)
         self._door.listen(self._follow)
-        self._beside(self._show_life(), "life of the loop")
+        self._beside(self._show_life(me), "life of the loop")
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
         if isinstance(self._door, ZooKeeperDoor):
             self._door.listen_topics(topics.poll_soon)
@@ -182,7 +187,9 @@ class RunningCoordinator:
 
     def _look_for_fault(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (fault := task.exception()) is not None:
-            log.error("a fault (%s): this coordinator ends", task.get_name(), exc_info=fault)
+            told = None if isinstance(fault, InvalidInputError) else fault
+            log.error("this coordinator ends (%s): %s", task.get_name(), fault, exc_info=told)
+            self.failed = True
             signal.raise_signal(signal.SIGTERM)
 
     def _follow(self) -> None:
@@ -195,15 +202,24 @@ class RunningCoordinator:
         number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
         return Candidate(number, uuid.uuid4().hex, self._host, self._port, self._options.configured.socket.rack)
 
-    async def _show_life(self) -> None:
+    async def _show_life(self, me: Candidate) -> None:
+        """Show the door that the loop turns, for as long as this one can do its work.
+
+        Raises:
+            KafkaError: it can't: somebody, or another process, has to.
+        """
         while True:
             self._door.alive()
+            self._client.check()
+            if any(place.node_id == me.id for place in self.host.topics.brokers):
+                raise InvalidInputError(f"Kafka has a broker {me.id} now, whom clients can't tell from this one: --id")
             await asyncio.sleep(ALIVE_S)
 
     async def close(self) -> None:
         """Hand over, let nobody in, answer who waits, and leave."""
-        if self._peers is not None:
-            await self._peers.close()
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            await peers.close()
             try:
                 await asyncio.wait_for(self._door.retire(), RETIRE_S)
             except (TimeoutError, KafkaError) as error:
@@ -212,6 +228,7 @@ class RunningCoordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.host.imports.close()
+        await self.host.topics.close()
         await self.serving.close()
         await self._door.close()
         await self._client.close()
@@ -263,9 +280,15 @@ def run_coordinator(options: Options) -> int:
     log_to_stderr()
     kafka = replace(options.kafka, client_id="kohort-coordinator")
     chosen = replace(options, kafka=kafka)
+    made: list[RunningCoordinator] = []
+
+    def start(loop: asyncio.AbstractEventLoop) -> RunningCoordinator:
+        made.append(RunningCoordinator(loop, chosen))
+        return made[0]
+
     try:
-        serve_until_ended(lambda loop: RunningCoordinator(loop, chosen), RunningCoordinator.begin)
+        serve_until_ended(start, RunningCoordinator.begin)
     except KafkaError as error:
         sys.stderr.write(f"kohort coordinator: {error.message}\n")
         return 1
-    return 0
+    return 1 if made[0].failed else 0

@@ -106,7 +106,7 @@ class Tenures:
             self._end(index)
         for index in new:
             self.held[index] = Tenure(index)
-            self._begin(index)
+            self._begin(self.held[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
             log.info("shards: %d here, %d came, %d went", len(self.held), len(new), len(gone))
@@ -147,7 +147,7 @@ class Tenures:
         tenure.fences += 1
         tenure.pauses += 1
         self.fences[index] = self.fences.get(index, 0) + 1
-        log.warning("shard %d: it begins again in %.1f s if the map gives it here then", index, pause_s)
+        log.warning("shard %d: it begins again in %.2f s if the map gives it here then", index, pause_s)
         tenure.again = self._loop.call_later(pause_s, self._again, tenure)
 
     def close(self) -> None:
@@ -157,13 +157,11 @@ class Tenures:
 
     def _again(self, tenure: Tenure) -> None:
         tenure.again = None
-        if self.held.get(tenure.index) is tenure and tenure.index in self.mine():
-            self._begin(tenure.index)
+        self._begin(tenure)
 
-    def _begin(self, index: int) -> None:
-        tenure = self.held[index]
+    def _begin(self, tenure: Tenure) -> None:
         tenure.began_s, tenure.load_s = time.monotonic(), None
-        self._groups.begin(index, next(self._terms))
+        self._groups.begin(tenure.index, next(self._terms))
 
     def _end(self, index: int) -> None:
         tenure = self.held.pop(index)

@@ -33,8 +33,8 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperAway, ZooKeeperSession
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, TimedOutError
+from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperSession
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
 log = logging.getLogger("kohort.cluster")
 SESSION_MS = 6_000
@@ -69,8 +69,9 @@ class ZooKeeperDoor:
         self._map_node: Node | None = None
         self._epoch: Node | None = None
         self._taken_by: Candidate | None = None
+        self._entered = False
         self._told: tuple[Placement | None, bool] = (None, False)
-        self._trouble = ""
+        self._trouble: KafkaError | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
         self._mirror = TopicMirror(self._session, self._look.set)
@@ -86,7 +87,8 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards, self._taken_by = Registration(me), shards, None
+        self._mine, self._shards, self._entered = Registration(me), shards, False
+        self.placement = self._taken_by = self._trouble = None
         await self._session.open(_REACH_MS)
         try:
             await self._check_root()
@@ -94,7 +96,7 @@ class ZooKeeperDoor:
                 await self._session.make_path(path)
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
             self._look.set()
-            await self._wait(lambda: self.placement is not None, _OPEN_MS, self._session_ms + 2_000)
+            await self._wait(self._has_place, _OPEN_MS, self._session_ms + 2_000)
         except BaseException:
             await self.close()
             raise
@@ -149,31 +151,33 @@ class ZooKeeperDoor:
                 continue  # the next connection has it look again
             try:
                 await self._settle()
-                self._trouble = ""
-            except ZooKeeperAway as error:
-                self._failed(str(error))
+                self._trouble = None
             except KafkaError as error:
-                self._failed(str(error))
+                self._failed(error)
             except Exception as error:
                 log.exception("placement: a fault")
-                self._failed(repr(error))
+                self._failed(KafkaError(f"a fault: {error!r}"))
             self._tell()
 
-    def _failed(self, why: str) -> None:
-        if why != self._trouble:
-            log.warning("placement: not settled yet: %s", why)
-        self._trouble = why
+    def _failed(self, error: KafkaError) -> None:
+        if self._trouble is None or self._trouble.message != error.message:
+            log.warning("placement: not settled yet: %s", error)
+        self._trouble = error
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
 
     async def _settle(self) -> None:
         session, mine = self._session.id, self._require_mine()
         if session is None:
             return
-        self._taken_by = await self._register(session, mine)
-        if self._taken_by is not None:
-            self.in_office, self.placement = False, None
-            return
-        self.in_office = await self._elect(session, mine)
+        before, self._taken_by = self._taken_by, await self._register(session, mine)
+        if self._taken_by is None:
+            self._entered = True
+            self.in_office = await self._elect(session, mine)
+        else:
+            if self._entered and before is None:
+                log.error("placement: this coordinator has no place any more: %s", _taken(self._taken_by))
+            self.in_office = False
+            await self._resign(session)
         await self._read_map()
         if self.in_office:
             await self._place(mine)
@@ -198,7 +202,7 @@ class ZooKeeperDoor:
                 await self._session.change(Change(path, mine.to_bytes(), node.version))
             else:
                 holder = _read_registration(str(mine.candidate.id), node)
-                if holder is not None and _is_other(holder.candidate, mine.candidate):
+                if holder is not None and self._is_other(holder.candidate, mine.candidate):
                     return holder.candidate
                 await self._session.change(Change(path, version=node.version, delete=True))
         raise KafkaError(f"{path} does not stay as it was made")
@@ -222,6 +226,12 @@ class ZooKeeperDoor:
             else:
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
+
+    async def _resign(self, session: int) -> None:
+        """One without a place makes no map."""
+        node = await self._session.read(COORDINATOR)
+        if node is not None and is_of(node, session):
+            await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
 
     async def _stand(self, session: int, number: int) -> None:
         epoch = await self._session.read(EPOCH)
@@ -281,6 +291,17 @@ class ZooKeeperDoor:
 
     # Round about.
 
+    def _is_other(self, holder: Candidate, me: Candidate) -> bool:
+        """Whether a node is another process's that may live.
+
+        An address belongs to one process at a time: who was at ours before we came has ended, who comes there later
+        takes us for ended.
+        """
+        return holder.incarnation != me.incarnation and (self._entered or holder.address != me.address)
+
+    def _has_place(self) -> bool:
+        return self.placement is not None and self._taken_by is None
+
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
             log.warning("placement: the session with ZooKeeper is over, a new one is begun")
@@ -303,7 +324,7 @@ class ZooKeeperDoor:
 
         Raises:
             TimedOutError: not within the time.
-            KafkaError: the id was another's for `taken_ms`.
+            KafkaError: the id was another's for `taken_ms`; ZooKeeper refuses.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -311,8 +332,10 @@ class ZooKeeperDoor:
             self._session.alive()
             passed_ms = (loop.time() - began) * 1000
             if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
-                text = f"the id {self._taken_by.id} is taken by the coordinator at {self._taken_by.address}"
-                raise KafkaError(f"{text}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+                text = f"{_taken(self._taken_by)}; give this one another with --id"
+                raise KafkaError(text, ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+            if isinstance(self._trouble, NotAuthorizedError):
+                raise self._trouble
             if passed_ms > timeout_ms:
                 why = self._trouble or "nobody wrote the map"
                 raise TimedOutError(f"no place among the coordinators within {timeout_ms:.0f} ms: {why}")
@@ -350,12 +373,8 @@ def is_of(node: Node, session: int) -> bool:
     return node.owner == session
 
 
-def _is_other(holder: Candidate, me: Candidate) -> bool:
-    """Whether a node is another process's that may live.
-
-    An address belongs to one process at a time, so who was at ours before has ended.
-    """
-    return holder.incarnation != me.incarnation and holder.address != me.address
+def _taken(holder: Candidate) -> str:
+    return f"the id {holder.id} is taken by the coordinator at {holder.address}"
 
 
 def _read_registration(name: str, node: Node) -> Registration | None:

@@ -23,8 +23,8 @@ try:
     from kazoo import exceptions
     from kazoo.client import KazooClient, TransactionRequest
     from kazoo.retry import KazooRetry
-except ImportError as error:
-    raise InvalidInputError(f"ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]' ({error})") from error
+except ImportError:
+    KazooClient = None
 
 log = logging.getLogger("kohort.cluster")
 _KAZOO_LOG = logging.getLogger("kohort.cluster.kazoo")
@@ -33,12 +33,6 @@ _KAZOO_LOG.setLevel(logging.ERROR)
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 _LOOKS_PER_SESSION = 20
 """How often the watching thread asks whether the loop turns."""
-_AWAY = (
-    exceptions.ConnectionLoss,
-    exceptions.SessionExpiredError,
-    exceptions.OperationTimeoutError,
-    exceptions.SessionMovedError,
-)
 _CLOSE_S = 2.0
 """For a session to be closed; without an answer it ends by itself."""
 
@@ -113,8 +107,10 @@ class ZooKeeperSession:
             on_state: Called on the loop when the state changes.
 
         Raises:
-            InvalidInputError: no such address.
+            InvalidInputError: no such address, or the package kazoo is missing.
         """
+        if KazooClient is None:
+            raise InvalidInputError("ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]'")
         hosts, slash, path = address.partition("/")
         if not hosts or not all(_is_host_port(host) for host in hosts.split(",")) or "//" in slash + path:
             raise InvalidInputError(f"ZooKeeper: {address!r} is no HOST:PORT[,HOST:PORT…][/PATH]")
@@ -131,6 +127,7 @@ class ZooKeeperSession:
         self._hung = False
         self._ended = threading.Event()
         self._reviving: asyncio.Task[None] | None = None
+        self._asked: set[asyncio.Future[Any]] = set()
 
     @property
     def id(self) -> int | None:
@@ -249,6 +246,9 @@ class ZooKeeperSession:
     async def _revive(self) -> None:
         """A new session after the loop hung."""
         await asyncio.to_thread(_stop, self._client)
+        for future in self._asked:  # of the client that is given up: it may never answer
+            if not future.done():
+                future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
         if not self._ended.is_set():
             await self._connect()
         self._turned_s, self._hung, self._reviving = time.monotonic(), False, None
@@ -290,6 +290,7 @@ class ZooKeeperSession:
                 else:
                     future.set_exception(done.exception)
 
+        self._asked.add(future)
         result.rawlink(lambda done: self._on_loop(lambda: taken(done)))
         try:
             return await future
@@ -297,12 +298,20 @@ class ZooKeeperSession:
             raise
         except exceptions.KazooException as error:
             raise self._error(error) from error
+        finally:
+            self._asked.discard(future)
 
     def _error(self, error: Exception) -> KafkaError:
         name = type(error).__name__
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return NotAuthorizedError(f"ZooKeeper at {self.address}: {name}: this user may not change what is there")
-        if isinstance(error, _AWAY):
+        away = (
+            exceptions.ConnectionLoss,
+            exceptions.SessionExpiredError,
+            exceptions.OperationTimeoutError,
+            exceptions.SessionMovedError,
+        )
+        if isinstance(error, away):
             return ZooKeeperAway(f"ZooKeeper at {self.address}: {name}")
         return KafkaError(f"ZooKeeper at {self.address}: {name}: {error}")
 

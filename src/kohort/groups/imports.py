@@ -32,8 +32,11 @@ VERDICTS_MAX = 10_000
 """Answers without a record that are remembered, the newest."""
 NOTHING_MS = 5_000
 """So long it counts that there was nothing: clients that were told to come back are back in a second."""
-REFUSED_MS = 3_000
-"""So long who asks is refused before the earlier coordinator is asked again: the members there may have left."""
+REFUSED_MS = 2_000
+"""So long who asks is refused before the earlier coordinator is asked again: the members there may have left.
+
+Longer than the pauses of clients that were told to come back (a second and a fifth), or they would never hear of it.
+"""
 SILENT_MS = 500
 """Who gave no answer is asked again after this time, then after twice as long each time."""
 SILENT_MAX_MS = 10_000

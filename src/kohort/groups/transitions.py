@@ -43,6 +43,7 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     Transition(NONE, "OffsetCommit", EMPTY, "someone without group management commits"),
     Transition(NONE, "TxnOffsetCommit", EMPTY, "the same, in a transaction"),
     Transition(EMPTY, "JoinGroup", PREPARING, "a member; the initial delay runs"),
+    Transition(NONE, "GroupImported", EMPTY, "its offsets are taken over from an earlier coordinator", rare=True),
     Transition(
         EMPTY, "ConsumerGroupHeartbeat", CONSUMER, "a member of the other protocol: an empty group is whatever joins it"
     ),

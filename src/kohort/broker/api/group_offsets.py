@@ -109,6 +109,18 @@ def commit_answer(
 
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit positions; answered when they are durable."""
+    if not host.topics.sure:
+        topics, by_id = request.message.topics, request.version >= 10
+        names = [] if by_id else [each.name for each in topics if each.name not in host.topics.by_name]
+        ids = [each.topic_id for each in topics if each.topic_id not in host.topics.by_id] if by_id else []
+        if names or ids:
+            host.find_topics(names, ids, partial(commit_known, host, request))
+            return
+    commit_known(host, request)
+
+
+def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
+    """Commit positions of the topics that are known."""
     message, version = request.message, request.version
     by_id = version >= 10
     if by_id:
@@ -148,6 +160,17 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
 
 def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     """The committed positions of one group, or (version 8 and up) of several."""
+    if request.version >= 10 and not host.topics.sure:
+        named = (topic.topic_id for group in request.message.groups for topic in group.topics or ())
+        ids = [topic_id for topic_id in named if topic_id not in host.topics.by_id]
+        if ids:
+            host.find_topics((), ids, partial(fetch_known, host, request))
+            return
+    fetch_known(host, request)
+
+
+def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
+    """The positions in the topics that are known."""
     message, version = request.message, request.version
     if version < 8:
         _fetch_one(host, request)

@@ -39,6 +39,19 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     return metadata_of(host, request, [asked_topic(host, each, request.version, {}) for each in once(asked)])
 
 
+def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
+    """As `metadata`, once topics that are not known have been asked for: whoever makes a topic uses it at once."""
+    asked = request.message.topics or ()
+    by_id = [each.topic_id for each in asked if is_by_id(each, request.version)]
+    names = [each.name or "" for each in asked if not is_by_id(each, request.version)]
+    missing = [name for name in names if name and name not in host.topics.by_name]
+    missing_ids = [topic_id for topic_id in by_id if topic_id not in host.topics.by_id]
+    if host.topics.sure or not (missing or missing_ids):
+        return metadata(host, request)
+    host.find_topics(missing, missing_ids, lambda: request.reply(metadata(host, request)))
+    return None
+
+
 def once(asked: list[Asked]) -> list[Asked]:
     """What is asked for, each thing once."""
     return [*{(each.name, each.topic_id): each for each in asked}.values()]
@@ -162,5 +175,5 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
 HANDLERS: list[Handled[GroupHost]] = [
     handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
-AS_IT_IS: list[Handled[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata)]
+AS_IT_IS: list[Handled[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
 """Metadata of a host that makes no topics."""

@@ -177,13 +177,14 @@ class AsyncClient:
     async def _connect(self, command: OpenLink) -> None:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
+        tls = None if command.plain else self._tls
         try:
             transport, channel = await self._loop.create_connection(
                 lambda: _Channel(self, command.link, reader),
                 host,
                 port,
-                ssl=self._tls,
-                server_hostname=host if self._tls else None,
+                ssl=tls,
+                server_hostname=host if tls else None,
             )
             self._channels[command.link] = channel
             mechanism = None

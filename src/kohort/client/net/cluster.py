@@ -109,6 +109,8 @@ class Cluster:
         self.closed = False
         self.auto_create_topics = False
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
+        if config.coordinators_security_protocol:
+            self.links.plain.update(self.bootstrap)
         self._interests: dict[object, frozenset[str] | None] = {}
         self._coordinators = Coordinators(self)
         self._refresh: Task[None] | None = None

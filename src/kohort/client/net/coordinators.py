@@ -12,7 +12,7 @@ Which it is, the first connection tells (`Links.apart`): it is known before anyt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from kohort.client.net.links import Address, Links
@@ -85,8 +85,11 @@ class Coordinators:
         return task.result()
 
     def forget(self, to: Coordinator) -> None:
-        """Look it up again the next time."""
+        """Look it up again the next time; nothing is kept of one that is never asked for again."""
         self._found.pop(to, None)
+        task = self._lookups.get(to)
+        if task is not None and task.done:
+            del self._lookups[to]
 
     async def list(self) -> Mapping[int, Broker]:
         """Ask one of kohort's coordinators which there are.
@@ -102,6 +105,7 @@ class Coordinators:
         }
         if named:
             self.own = named
+            self._reach_plainly(named.values())
             self._listed_ms = self._cluster.runtime.now_ms
         return self.own
 
@@ -122,10 +126,19 @@ class Coordinators:
             text = found.error_message or f"no coordinator of {to.key!r}"
             raise error_for(ErrorCode.of(found.error_code), text)
         self._found[to] = found.node_id
-        self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        node = self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        if to.kind == GROUP:
+            self._reach_plainly([node])
+        if node.id in self.own:  # it may have moved since they were listed
+            self.own = {**self.own, node.id: node}
         if links.apart and self._cluster.runtime.now_ms - self._listed_ms > LIST_AGE_MS:
             self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").will_hear()
         return found.node_id
+
+    def _reach_plainly(self, nodes: Iterable[Broker]) -> None:
+        """No login of Kafka's goes to coordinators, where the configuration says so."""
+        if self._cluster.config.coordinators_security_protocol:
+            self._cluster.links.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
         """For a day on which neither bootstrap address answers: whether it succeeds now does not matter."""

@@ -72,10 +72,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`."""
+    """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`.
+
+    Attributes:
+        plain: without TLS, whatever the configuration says.
+    """
 
     link: int
     address: Address
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ class Link:
             it
             soon: a login lasts only so long (KIP-368).
         process: What the broker is told of this process.
+        plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
         coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.
     """
 
@@ -152,6 +158,7 @@ class Link:
     last_used_ms: float = 0.0
     renew_ms: float = float("inf")
     process: str = ""
+    plain: bool = False
     coordinator_id: int = -1
 
 
@@ -162,6 +169,7 @@ class Links:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
         lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.lease`.
         apart: whether coordinators were met that are apart from the brokers, who must not be asked for groups then.
+        plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
         features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
     """
 
@@ -173,6 +181,7 @@ class Links:
         self.lease_ms: int | None = None
         self.bytes_received = 0
         self.apart = False
+        self.plain: set[Address] = set()
         self.features: dict[str, int] = {}
         self._features_epoch = -1
         self._ids = itertools.count(1)
@@ -353,7 +362,8 @@ class Links:
         )
         self._links[link.id] = link
         self._by_lane[node, lane] = link
-        self._commands.append(OpenLink(link.id, address))
+        link.plain = address in self.plain
+        self._commands.append(OpenLink(link.id, address, link.plain))
         limit = self.config.socket_connection_setup_timeout_ms
         timer = self.runtime.at(self.runtime.now_ms + limit)
         timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
@@ -393,7 +403,12 @@ class Links:
         timeout_ms = self.config.socket_connection_setup_timeout_ms
         try:
             link.versions = await self._negotiate(link, timeout_ms)
-            if self.config.uses_sasl:
+            if link.plain and link.coordinator_id < 0:
+                raise ConnectionFailed(
+                    f"{link.address} is a broker: coordinators.security.protocol is for bootstrap.servers that are all "
+                    "coordinators"
+                )
+            if self.config.uses_sasl and not link.plain:
                 await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
             self.health(link.address).last_error = str(error)

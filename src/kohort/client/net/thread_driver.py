@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.channel import Channel, connect, describe, told_process
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import Address, CloseLink, Command, OpenLink, SendFrame
+from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
@@ -362,9 +362,7 @@ class _IoThread:
 
     def _do(self, command: Command) -> None:
         if isinstance(command, OpenLink):
-            threading.Thread(
-                target=self._connect, args=(command.link, command.address), name="kohort-connect", daemon=True
-            ).start()
+            threading.Thread(target=self._connect, args=(command,), name="kohort-connect", daemon=True).start()
             return
         channel = self._channels.get(command.link)
         if channel is None:
@@ -377,11 +375,11 @@ class _IoThread:
         elif isinstance(command, CloseLink):
             self._drop(channel)
 
-    def _connect(self, link: int, address: Address) -> None:
-        config = self._cluster.config
+    def _connect(self, command: OpenLink) -> None:
+        config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
-            sock = connect(address, config, self._tls)
+            sock = connect(command.address, config, None if command.plain else self._tls)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             arrived = (link, None, describe(error))
         else:

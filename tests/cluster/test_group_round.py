@@ -1,0 +1,113 @@
+"""What the leader of the coordinators' group gives to each member."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given as played
+from hypothesis import strategies as st
+
+from kohort.cluster.group_round import Given, Told, given
+from kohort.cluster.placement import Candidate, Placement, placed
+from kohort.errors import CorruptDataError
+
+SHARDS = 10
+
+
+def one(number: int, incarnation: str = "first", port: int | None = None) -> Candidate:
+    return Candidate(number, incarnation, "127.0.0.1", port or 9000 + number)
+
+
+def test_each_is_given_the_same_map() -> None:
+    """The generation is its version, and the leader is in office."""
+    told = {"a": Told(one(1), SHARDS), "b": Told(one(2), SHARDS), "c": Told(one(3), SHARDS)}
+    gifts = given(7, "b", told)
+    maps = {gift.placement for gift in gifts.values()}
+    (placement,) = maps
+    assert (placement.version, placement.elected) == (7, 2)
+    assert {number: len(placement.of(number)) for number in (1, 2, 3)} == {1: 4, 2: 3, 3: 3}
+    assert all(gift.members == {1: "a", 2: "b", 3: "c"} and not gift.refused for gift in gifts.values())
+
+
+def test_who_retires_has_none() -> None:
+    """Also the leader, also where nobody else is there."""
+    told = {"a": Told(one(1), SHARDS, retiring=True), "b": Told(one(2), SHARDS)}
+    assert given(1, "a", told)["a"].placement.owners == (2,) * SHARDS
+    assert given(1, "a", {"a": told["a"]})["a"].placement.owners == (-1,) * SHARDS
+
+
+def test_map_that_most_go_by_counts() -> None:
+    """A leader that slept since map 57 does not bring it back: most go by the first map of a group made again."""
+    old = Placement(57, 1, (one(1), one(2), one(3)), (1, 1, 1, 1, 2, 2, 2, 3, 3, 3))
+    new = Placement(1, 2, (one(1), one(2), one(3)), (3, 3, 3, 3, 2, 2, 2, 1, 1, 1))
+    told = {
+        "a": Told(one(1), SHARDS, placement=old),
+        "b": Told(one(2), SHARDS, placement=new),
+        "c": Told(one(3), SHARDS, placement=new),
+    }
+    assert given(2, "a", told)["a"].placement.owners == new.owners
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
+    """The one that the map does not name yet is the newer process; the other one has ended."""
+    before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
+    older, newer = names
+    told = {
+        older: Told(one(1, "old"), SHARDS),
+        newer: Told(one(1, "new"), SHARDS),
+        "z": Told(one(2), SHARDS, placement=before),
+    }
+    gifts = given(3, "z", told)
+    assert gifts["z"].placement.candidate(1) == one(1, "new")
+    assert gifts["z"].members[1] == newer
+    assert not gifts[newer].refused
+    assert gifts[older].refused
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
+    """Who has it keeps it, and the other one is told who that is."""
+    before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
+    holder, other = names
+    told = {
+        holder: Told(one(1, "old"), SHARDS),
+        other: Told(one(1, "new", port=9999), SHARDS),
+        "z": Told(one(2), SHARDS, placement=before),
+    }
+    gifts = given(3, "z", told)
+    assert gifts["z"].placement.candidate(1) == one(1, "old")
+    assert gifts[other].refused == "the id 1 is taken by the coordinator at 127.0.0.1:9001"
+    assert not gifts[holder].refused
+
+
+members = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.builds(Told, st.builds(one, st.integers(1, 3), st.sampled_from(["x", "y"])), st.just(SHARDS), st.booleans()),
+    min_size=1,
+)
+
+
+@played(members, st.data())
+def test_survives_its_bytes_whoever_leads(told: dict[str, Told], data: st.DataObject) -> None:
+    """What is told and given is what is read, and one candidate has each id."""
+    assert {name: Told.from_bytes(each.to_bytes()) for name, each in told.items()} == told
+    gifts = given(1, data.draw(st.sampled_from(sorted(told))), told)
+    assert {name: Given.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
+    placement = next(iter(gifts.values())).placement
+    ids = [candidate.id for candidate in placement.candidates]
+    assert len(ids) == len(set(ids))
+    for name, gift in gifts.items():
+        assert gift.placement == placement
+        holder = told[gift.members[told[name].candidate.id]].candidate
+        assert bool(gift.refused) == (holder.incarnation != told[name].candidate.incarnation)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"candidate":1,"shards":1}', b'{"placement":{},"members":{}}', b"\x00\x01"]
+)
+def test_bytes_of_something_else(data: bytes) -> None:
+    """Refused, whole."""
+    with pytest.raises(CorruptDataError):
+        Told.from_bytes(data)
+    with pytest.raises(CorruptDataError):
+        Given.from_bytes(data)

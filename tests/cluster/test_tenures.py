@@ -1,0 +1,231 @@
+"""The shards of one coordinator: as the map gives and takes them, and what follows when another has fenced one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kohort.broker.host import GroupHost
+from kohort.broker.net.dispatch import api_keys
+from kohort.broker.routes import GROUP_ROUTES
+from kohort.cluster import tenures
+from kohort.cluster.placement import Candidate, Placement
+from kohort.cluster.settings import advertised, configured, coordinator_id
+from kohort.cluster.tenures import Tenures
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.groups.config import GroupConfig
+from kohort.groups.events import OffsetCommit, OffsetToCommit, Topic
+from kohort.journal.local import LogJournal
+from kohort.log import OpenOptions, PartitionLog
+from tests.broker.storeless import FixedTopics, Map
+from tests.log.making import small
+
+SHARDS = 3
+ME = Candidate(7, "this-life", "127.0.0.1", 9192)
+OTHER = Candidate(8, "another", "127.0.0.1", 9193)
+WAIT_S = 20.0
+
+
+class Said:
+    """A door that says what a test writes down."""
+
+    in_office = False
+
+    def __init__(self) -> None:
+        self.placement: Placement | None = None
+
+    def give(self, *owners: int, me: Candidate = ME) -> None:
+        version = 1 if self.placement is None else self.placement.version + 1
+        self.placement = Placement(version, ME.id, (me, OTHER), owners)
+
+    def listen(self, on_change: Callable[[], None]) -> None: ...
+    async def open(self, me: Candidate, shards: int) -> None: ...
+    def suspect(self, candidate: Candidate) -> None: ...
+    async def retire(self) -> None: ...
+    def alive(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Nobody:
+    """An owner of a term that is told nothing."""
+
+    def durable(self, token: int, sent_ms: int) -> None: ...
+    def lost(self, reason: Exception) -> None: ...
+    def more(self) -> None: ...
+
+
+class Host(GroupHost):
+    """A host whose journals are logs in a folder."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
+        self.logs = [
+            PartitionLog.open(folder / f"journal-{index}", small(segment_bytes=1 << 20), OpenOptions())
+            for index in range(SHARDS)
+        ]
+        topics = FixedTopics([Topic("t", UUID(int=7), 4)])
+        super().__init__(loop, GroupConfig(), lambda _: topics, Map(), self._journal, api_keys(GROUP_ROUTES))
+        self.groups.count = SHARDS
+        self.door = Said()
+        self.tenures = Tenures(loop, self.groups, self.door, self._no_journal)
+
+    def _journal(self, index: int) -> LogJournal:
+        return LogJournal(self.logs[index])
+
+    @staticmethod
+    def _no_journal(index: int) -> Iterator[None]:
+        raise AssertionError(index)
+
+    def shard_loaded(self, index: int) -> None:
+        self.tenures.loaded(index)
+
+    def shard_ended(self, index: int, error: Exception) -> None:
+        self.tenures.lost(index, error)
+
+    def here(self) -> list[int]:
+        return sorted(shard.index for shard in self.groups if shard.loaded)
+
+    def fence(self, index: int, term: int) -> None:
+        """Another process begins a term."""
+        for _ in LogJournal(self.logs[index]).begin(term, Nobody()):
+            pass
+
+    async def commit(self, index: int) -> ErrorCode:
+        """Have a shard append something; gives what it says."""
+        answer: asyncio.Future[object] = self.loop.create_future()
+        event = OffsetCommit(self.token(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
+        self.groups.ask_at(index, event, answer.set_result)
+        value = await asyncio.wait_for(answer, WAIT_S)
+        return value if isinstance(value, ErrorCode) else ErrorCode.NONE
+
+
+def run(folder: Path, test: Callable[[Host], Awaitable[None]]) -> None:
+    async def main() -> None:
+        host = Host(asyncio.get_running_loop(), folder)
+        try:
+            await asyncio.wait_for(test(host), WAIT_S)
+        finally:
+            host.stop_waiting()
+            host.tenures.close()
+            host.close()
+            for each in host.logs:
+                each.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - of what happens on this very loop
+        await asyncio.sleep(0.005)
+
+
+def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        assert host.here() == [0, 2]
+        assert await host.commit(1) is ErrorCode.NOT_COORDINATOR
+        host.door.give(OTHER.id, ME.id, ME.id)
+        host.tenures.follow()
+        await host.tenures.settled()
+        assert host.here() == [1, 2]
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+
+    run(tmp_path, test)
+
+
+def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))
+        host.tenures.begin(ME)
+        assert not host.tenures.held
+
+    run(tmp_path, test)
+
+
+def test_a_door_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, ME.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        host.door.placement = None
+        host.tenures.follow()
+        assert host.here() == [0, 1, 2]
+
+    run(tmp_path, test)
+
+
+def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenures, "PAUSE_S", 0.01)
+
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        host.fence(0, 5)  # the shards here are in the terms 1 and 2; the next ones are 3, 4, 5, 6
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        await until(lambda: host.here() == [0, 2])
+        assert await host.commit(0) is ErrorCode.NONE
+        pauses = [float(each) for each in re.findall(r"shard 0: it begins again in ([0-9.]+) s", caplog.text)]
+        assert pauses == [0.01, 0.02, 0.04]
+        assert host.tenures.fences == {0: 3}
+
+    caplog.set_level("WARNING")
+    run(tmp_path, test)
+
+
+def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path: Path) -> None:
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        host.fence(2, 1_000)
+        assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
+        await until(lambda: host.tenures.fences == {2: 1})
+        host.door.give(ME.id, OTHER.id, OTHER.id)
+        host.tenures.follow()
+        passed = asyncio.Event()
+        host.loop.call_later(2 * tenures.PAUSE_S, passed.set)  # behind the pause, on the same clock
+        await passed.wait()
+        assert 2 not in host.groups
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("chosen", "brokers"), [(None, {1, 2}), (1200, {1}), (32_767, set())])
+def test_ids_are_no_brokers(chosen: int | None, brokers: set[int]) -> None:
+    found = coordinator_id(chosen, "10.0.0.5:9192", brokers)
+    assert found not in brokers and 0 <= found <= 32_767
+    assert coordinator_id(chosen, "10.0.0.5:9192", brokers) == found
+
+
+def test_an_id_that_is_made_up_leaves_brokers_theirs() -> None:
+    first = coordinator_id(None, "10.0.0.5:9192", ())
+    assert coordinator_id(None, "10.0.0.5:9192", {first}) == first + 1
+
+
+@pytest.mark.parametrize(("chosen", "said"), [(3, "is one of Kafka's brokers"), (40_000, "from 0 to 32767")])
+def test_an_id_that_can_not_be_is_refused(chosen: int, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        coordinator_id(chosen, "10.0.0.5:9192", {3})
+
+
+def test_who_listens_everywhere_must_say_where() -> None:
+    config = configured({}).socket
+    with pytest.raises(InvalidInputError, match=r"advertised\.host\.name"):
+        advertised(config, "0.0.0.0", 9192)
+    named = configured({"advertised.host.name": "kohort-1", "advertised.port": "80"})
+    assert advertised(named.socket, "0.0.0.0", 9192) == ("kohort-1", 80)
+    assert named.groups.group_import == "auto"
+
+
+def test_what_a_broker_has_and_a_coordinator_has_not_is_unknown() -> None:
+    with pytest.raises(InvalidInputError, match=r"unknown setting num\.partitions"):
+        configured({"num.partitions": "3"})
