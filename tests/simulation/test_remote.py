@@ -70,9 +70,10 @@ def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
 
 def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
     """Or nothing of it would be looked at: terms begin, appends are refused, answers leave late."""
-    terms = refused = late = 0
+    terms = late = 0
+    overtaken: set[int] = set()
     for seed in range(10):
-        run = RemoteRun(seed, tells=True)
+        run = RemoteRun(seed)
         answered = run.checkers.on_overtaken
 
         def count(*args: object) -> None:
@@ -83,9 +84,10 @@ def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
         run.checkers.on_overtaken = count  # type: ignore[assignment,method-assign]
         assert run.play().failure is None
         terms += len(run.fleet.kafka.partition.began_ms)
-        refused += sum("another coordinator has taken over" in line for line in run.world.trace)
+        if any(one.tenures.fences for one in run.fleet.coordinators):
+            overtaken.add(seed)
     assert terms > 20
-    assert refused > 3
+    assert len(overtaken) > 1
     assert late > 3
 
 
