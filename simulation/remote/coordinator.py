@@ -163,6 +163,19 @@ class Coordinator(Server):
         self._connections.clear()
         self.world.after(down_ms, self.start)
 
+    def retire(self, down_ms: int) -> None:
+        """Hand over, stop, and be back."""
+        door, loop, life = self.door, self._loop, self.life
+
+        async def leave() -> None:
+            assert door is not None
+            await door.retire()
+            self.world.after(0, lambda: self.crash(down_ms) if life is self.life else None)
+
+        if door is not None and loop is not None and door.placement is not None:
+            self.world.tell(f"{self.name}: hands over")
+            self.life.turn(lambda: with_loop(loop, lambda: loop.create_task(leave())))
+
     def suspect(self, other: Coordinator) -> None:
         """The other's process refuses connections."""
         candidate, door, loop = other.candidate, self.door, self._loop

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from simulation.remote.life import Life
@@ -94,7 +97,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Its process has ended: what is under way is dropped."""
         for task in list(self._tasks):
             setattr(task, "_log_destroy_pending", False)  # noqa: B010  # it is dropped on purpose
-            with_loop(self, task.get_coro().close)
+            coro: Any = task.get_coro()
+            if inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+                with contextlib.suppress(Exception):  # what it would wait for is awaited, and comes never
+                    with_loop(self, partial(coro.send, None))
+            with contextlib.suppress(RuntimeError):  # one that would wait for something more on its way out
+                with_loop(self, coro.close)
         self._tasks.clear()
 
 

@@ -34,6 +34,8 @@ TROUBLE = {
     "elect": 15,
     "kafka_weather": 15,
     "forget": 4,
+    "mistake": 8,
+    "retire": 8,
     "door_down": 3,
 }
 EVERY_MS = 6_000
@@ -84,6 +86,8 @@ def trouble(chance: Chance) -> tuple[str, dict[str, Any]]:
             "late_ms": chance.choice((2, 50, 600)),
         },
         "forget": {},
+        "mistake": {"which": which},
+        "retire": {"which": which, "down_ms": chance.choice((0, 500, 3_000))},
         "door_down": {"duration_ms": chance.choice(CUTS_MS)},
     }
     return what, details[what]
@@ -153,6 +157,17 @@ class RemoteRun(Run):
     def do_forget(self) -> None:
         """Kafka forgets the transactional ids."""
         self.fleet.kafka.forget()
+
+    def do_mistake(self, which: int) -> None:
+        """One or more take a coordinator for ended that lives: they can't reach it, and perhaps it can reach them."""
+        one = self._chosen(which)
+        for other in self.fleet.coordinators:
+            if other is not one and self.fleet.chance.likely(0.6):
+                other.suspect(one)
+
+    def do_retire(self, which: int, down_ms: int) -> None:
+        """A coordinator hands over and stops."""
+        self._chosen(which).retire(down_ms)
 
     def do_compact(self, share: float) -> None:
         """The journal is compacted."""

@@ -234,7 +234,7 @@ class VirtualSession:
         self._life.after(self._down_ms - self._world.now_ms, action)
 
     async def _ask(self, carry_out: Callable[[ServerSession], Any]) -> Any:
-        if self.state is not SessionState.CONNECTED or self._session is None:
+        if self.state is not SessionState.CONNECTED or self._session is None or not self._life.alive:
             raise ZooKeeperAway("there is no connection")
         self._asks += 1
         number, connection, session = self._asks, self._connection, self._session

@@ -18,10 +18,10 @@ from simulation.remote.run import OWN, REMOTE, RemoteRun, remote_plan
 SEEDS = 60
 PATIENCE = 200
 SEEN_AT = {
-    "EndsSessionsEarly": 5,
-    "HeartbeatsWithoutProof": 1,
-    "ReadsWithoutProof": 6,
-    "TakesEarlierNodesForItsOwn": 12,
+    "EndsSessionsEarly": 4,
+    "ReadsWithoutProof": 4,
+    "TakesEarlierNodesForItsOwn": 1,
+    "TakesTimeoutsForSuccess": 1,
     "WritesHalves": 12,
 }
 """Looked at first."""
@@ -56,8 +56,9 @@ def test_each_checker_of_these_runs_has_a_mutant() -> None:
 
 def test_without_proof_two_members_own_one_partition() -> None:
     """As they hold it: one is kept alive by the coordinator that was overtaken, and the other has its partitions."""
-    found = [RemoteRun(left_behind(seed), HeartbeatsWithoutProof, (OwnershipChecker,)).play() for seed in range(1, 4)]
-    assert {result.checker for result in found} == {"OwnershipChecker"}
+    plans = map(left_behind, range(PATIENCE))
+    found = (RemoteRun(plan, HeartbeatsWithoutProof, (OwnershipChecker,), shortest_ms=DAY_MS).play() for plan in plans)
+    assert next((result.checker for result in found if result.failure is not None), None) == "OwnershipChecker"
 
 
 @pytest.mark.parametrize("day", [*SHOWN_BY.values(), left_behind])
@@ -69,9 +70,10 @@ def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
 
 def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
     """Or nothing of it would be looked at: terms begin, appends are refused, answers leave late."""
-    terms = refused = late = 0
+    terms = late = 0
+    overtaken: set[int] = set()
     for seed in range(10):
-        run = RemoteRun(seed, tells=True)
+        run = RemoteRun(seed)
         answered = run.checkers.on_overtaken
 
         def count(*args: object) -> None:
@@ -82,9 +84,10 @@ def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
         run.checkers.on_overtaken = count  # type: ignore[assignment,method-assign]
         assert run.play().failure is None
         terms += len(run.fleet.kafka.partition.began_ms)
-        refused += sum("another coordinator has taken over" in line for line in run.world.trace)
+        if any(one.tenures.fences for one in run.fleet.coordinators):
+            overtaken.add(seed)
     assert terms > 20
-    assert refused > 3
+    assert len(overtaken) > 1
     assert late > 3
 
 
