@@ -112,7 +112,8 @@ class OwnershipChecker(Checker):
 class GenerationChecker(Checker):
     """Generations only grow, and one generation has one set of members, until the group is deleted.
 
-    Classic members of a consumer group have no leader and a generation each.
+    Classic members of a consumer group have no leader and a generation each. An answer may leave after the group has
+    ended that it tells of: it waits for the journal.
     """
 
     skips = QUIET
@@ -121,14 +122,23 @@ class GenerationChecker(Checker):
         super().__init__(world, members, config)
         self._newest: dict[str, int] = {}
         self._rounds: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._ends: dict[str, int] = {}
+        self._decided: dict[int, int] = {}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        for token, value in outcome.replies:
+            if isinstance(value, JoinGroupReply) and token in waiting:
+                self._decided[token] = self._ends.get(waiting[token][0].group_id, 0)
         for group_id in deleted_groups(outcome):
+            self._ends[group_id] = self._ends.get(group_id, 0) + 1
             self._newest.pop(group_id, None)
             self._rounds = {key: value for key, value in self._rounds.items() if key[0] != group_id}
 
     def on_released(self, event: Any, value: Any) -> None:
         if not isinstance(event, JoinGroup) or value.error is not ErrorCode.NONE or not value.leader:
+            return
+        ends = self._ends.get(event.group_id, 0)
+        if self._decided.pop(event.request, ends) != ends:
             return
         newest = self._newest.get(event.group_id, 0)
         if value.generation < newest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kohort import Admin, Consumer, Producer, TopicPartition
+from kohort import Admin, AsyncConsumer, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from tests.cluster.running import CoordinatorProcess
@@ -86,6 +87,26 @@ def test_a_group_reads_and_commits_and_goes_on_where_it_was(
         assert admin.describe_consumer_groups([place.group]).result(place.group).state == "Empty"
     with Admin(place.kafka.bootstrap_servers) as admin:
         assert place.group not in {group.group_id for group in admin.list_groups()}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_asyncio_share_a_group_with_others(place: Place, one: CoordinatorProcess, protocol: str) -> None:
+    place.produce(8_000)
+    member = Committing(one.address, place, protocol)
+    member.start()
+    member.more(5)
+
+    async def run() -> int:
+        settings = {"group_id": place.group, "group_protocol": protocol, "auto_offset_reset": "earliest"}
+        async with AsyncConsumer(one.address, **settings) as consumer:
+            consumer.subscribe([place.topic])
+            while not len(list(await consumer.poll(timeout_ms=200))):
+                pass
+            await consumer.commit()
+            return len(consumer.assignment())
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 2
+    member.end()
 
 
 def status(address: str) -> dict[str, Any]:

@@ -68,12 +68,12 @@ def test_a_day_that_shows_a_mutant_is_clean_without_it(day: object) -> None:
         assert RemoteRun(day(seed)).play().failure is None
 
 
-def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
+def test_coordinators_take_over_and_answer_while_they_are_overtaken() -> None:
     """Or nothing of it would be looked at: terms begin, appends are refused, answers leave late."""
     terms = late = 0
     overtaken: set[int] = set()
     for seed in range(10):
-        run = RemoteRun(seed)
+        run = RemoteRun(left_behind(seed), shortest_ms=DAY_MS)
         answered = run.checkers.on_overtaken
 
         def count(*args: object) -> None:
@@ -87,8 +87,8 @@ def test_coordinators_take_over_and_are_overtaken_in_these_runs() -> None:
         if any(one.tenures.fences for one in run.fleet.coordinators):
             overtaken.add(seed)
     assert terms > 20
-    assert len(overtaken) > 1
-    assert late > 3
+    assert len(overtaken) > 3
+    assert late > 10
 
 
 def test_a_seed_repeats_itself_in_any_process() -> None:
