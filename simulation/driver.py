@@ -9,8 +9,19 @@ from typing import Any, Protocol
 
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import targets
-from kohort.groups.events import GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
+from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
+from kohort.groups.outcome import (
+    Counted,
+    DividePartitions,
+    FindOffsets,
+    Now,
+    Push,
+    Rebalanced,
+    ResolveRegexes,
+    Told,
+    Work,
+)
+from kohort.groups.push import division
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
@@ -25,6 +36,18 @@ SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
 def match(regex: str, topics: Iterable[str]) -> list[str]:
     """What stands in for RE2."""
     return [topic for topic in topics if re.fullmatch(regex, topic)]
+
+
+def carried_out(work: Work) -> Any:
+    """The event that comes of work."""
+    if isinstance(work, ResolveRegexes):
+        return targets.resolve(work, match)
+    if isinstance(work, DividePartitions):
+        return division.divide(work, match)
+    if isinstance(work, FindOffsets):
+        begins = tuple(Position(topic, partition, 0) for topic, partition in work.partitions)
+        return OffsetsFound(work.group_id, work.member_id, work.ticket, begins)
+    return targets.compute(work)
 
 
 class Unmeasured:
@@ -114,7 +137,7 @@ class VirtualDriver:
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
-        event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
+        event = carried_out(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))

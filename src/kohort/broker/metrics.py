@@ -249,7 +249,7 @@ class Metrics:
             GROUP_METRICS: self.kafka_meters(),
             "groups": {
                 protocol: {state.value: count for (of, state), count in sorted(by_state.items()) if of == protocol}
-                for protocol in ("classic", "consumer")
+                for protocol in ("classic", "consumer", "push")
             },
             "rebalances": {group: each.summary() for group, each in self.rebalances.items()},
             "rebalance": self.whole.summary(),

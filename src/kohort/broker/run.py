@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import is_idle
@@ -68,7 +69,7 @@ class RunningBroker:
         self._grace_s = config.shutdown_ms / 1000
         self.host, port = sock.getsockname()[:2]
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (self.host, port))
-        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
+        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
         self._server = Server(loop, config, descriptors.connections, dispatcher.dispatch, self.node.client_lost)
         live.listeners.append(lambda: self._server.reconfigure(live.broker))
         self._lines = LogLines()

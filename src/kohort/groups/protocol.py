@@ -1,9 +1,9 @@
 """What a group does under one protocol: a row of functions by protocol, all rows of one shape.
 
 The machine, the offsets and the administrators' requests find a group's row by its membership (`Context.protocol`) and
-ask nothing else about its protocol. The rows stand in `classic.protocol` and `consumer.protocol`, the table in
-`protocols`. A third protocol is a room with its membership, its handlers and its row. What a row leaves out is refused,
-or does not happen.
+ask nothing else about its protocol. The rows stand in `classic.protocol`, `consumer.protocol` and `push.protocol`, the
+table in `protocols`. Another protocol is a room with its membership, its handlers and its row. What a row leaves out is
+refused, or does not happen.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Protocol(Generic[M]):
     """What the groups of one protocol do.
 
     Attributes:
-        name: the type that ListGroups shows.
+        name: of the protocol; also the type that ListGroups shows, unless
+        listed_as: says another.
         membership: the class of its groups' members.
         protocol_type: of a group, as ListGroups shows it.
         load: builds the soft state of a group after a replay; its sessions start anew.
@@ -125,6 +126,7 @@ class Protocol(Generic[M]):
     load: Callable[[Context, M], None]
     may_commit: Callable[[Context, M, OffsetCommit], ErrorCode]
     may_commit_in_transaction: Callable[[Context, M, TxnOffsetCommit], ErrorCode]
+    listed_as: str = ""
     due: Mapping[Deadline, Callable[[Context, M, str], None]] = field(default_factory=dict)
     connection_lost: Callable[[Context, M, str, ConnectionLost], None] = nothing
     member: Callable[[M, str], Pacing | None] = nothing

@@ -12,8 +12,8 @@ length and UTF-8, a boolean is one byte, lists stand without a count of their ow
 | Stop | 20483 | none | RestartFetcher: error_code |
 | Start | 20484 | num_partitions int16, partitions with offsets | RestartFetcher: error_code |
 
-An error_code is an int16 of Kafka's. A broker is id int32, host string, port int32; a partition is topic string, partition string, offset int64, where the
-partition string is the leader's id, a dash, and the number. Source: spec 4.3.
+An error_code is an int16 of Kafka's. A broker is id int32, host string, port int32; a partition is topic string,
+partition string, offset int64, where the partition string is the leader's id, a dash, and the number. Source: spec 4.3.
 """
 
 from __future__ import annotations
