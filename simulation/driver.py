@@ -67,10 +67,14 @@ class Host(Protocol):
     Attributes:
         image: all of them.
         unseen: made since the journal was last loaded.
+        push: sends a frame that no request asked for.
+        on_shard_loaded: the shard begins to serve.
     """
 
     image: TopicImage
     unseen: set[str]
+    push: Callable[[Push], None]
+    on_shard_loaded: Action
 
     def worked(self, work: Work, event: Any) -> None:
         """This event comes of that work."""
@@ -130,6 +134,7 @@ class VirtualDriver:
     def shard_loaded(self, index: int) -> None:
         """Nothing of earlier topics is in the journal any more."""
         self._host.unseen.clear()
+        self._host.on_shard_loaded()
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Groups have none of their own here."""
@@ -143,8 +148,8 @@ class VirtualDriver:
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
     def push(self, push: Push) -> None:
-        """No protocol here pushes."""
-        raise AssertionError(push)
+        """To the member's connection, if there is one."""
+        self._host.push(push)
 
     def note(self, note: Counted | Rebalanced) -> None:
         """Nobody counts."""

@@ -162,7 +162,8 @@ class GroupHost:
         return ()
 
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded."""
+        """A shard has loaded: connections on which its consumers registered before say nothing any more."""
+        self.consumers.dismiss(index)
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """What groups of a shard have set for themselves."""

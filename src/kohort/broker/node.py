@@ -118,6 +118,7 @@ class Node(GroupHost):
     def shard_loaded(self, index: int) -> None:
         """Note that what a shard's journal held of earlier topics is gone."""
         self.store.seen(index)
+        super().shard_loaded(index)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Begin or end of partitions, as their logs have them."""

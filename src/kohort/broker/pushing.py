@@ -38,6 +38,7 @@ class Registered(NamedTuple):
 
     connection: Connection
     turned: Turned
+    group_id: str
 
 
 class PushedConsumers:
@@ -51,9 +52,18 @@ class PushedConsumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def turn(self, connection: Connection) -> None:
+    def turn(self, connection: Connection, group_id: str) -> None:
         """A consumer registers on this connection: what comes on it from now on are answers."""
-        self._by_number[connection.client.number] = Registered(connection, connection.turn_round())
+        self._by_number[connection.client.number] = Registered(connection, connection.turn_round(), group_id)
+
+    def dismiss(self, index: int) -> None:
+        """End the connections of a shard's groups: its consumers come back at once, and not after a silence."""
+        for connection, _, group_id in list(self._by_number.values()):
+            if self._groups.index_of(group_id) == index:
+                log.info(
+                    "closing the connection from %s: the coordinator of group %s is new", connection.name, group_id
+                )
+                connection.finish()
 
     def forget(self, client: ClientSession) -> None:
         """A connection has ended."""
@@ -64,7 +74,7 @@ class PushedConsumers:
         found = self._by_number.get(push.connection)
         if found is None:
             return
-        connection, turned = found
+        connection, turned, _ = found
         value = push.value
         try:
             if isinstance(value, DismissConsumer):

@@ -104,7 +104,7 @@ def register_consumer(host: GroupHost, connection: Connection, frame: Frame) -> 
     except (WireError, InvalidInputError) as error:
         owed.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
         return
-    host.consumers.turn(connection)
+    host.consumers.turn(connection, asked.group_id)
     host.groups.ask(
         connection.client, event_of(host, connection, asked, topics), answer_to(host, connection, owed, asked)
     )
