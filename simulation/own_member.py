@@ -28,6 +28,7 @@ from simulation.client import FAREWELL_MS
 from simulation.gate import HOST, PORT, Gate
 from simulation.network import Connection, Network
 from simulation.process import Habits, Process
+from simulation.property import ViolatedError
 from simulation.world import Happening, World
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
@@ -175,6 +176,8 @@ class OwnMember(Process):
         if membership is None:
             return
         error = membership.take_error()
+        if error is not None and isinstance(error.__cause__, ViolatedError):
+            raise error.__cause__  # what a checker finds while the client works is no error of the client's
         if isinstance(error, FencedError) or (error is not None and error.code is ErrorCode.GROUP_MAX_SIZE_REACHED):
             self._fatal(error.code)
             self.crash()

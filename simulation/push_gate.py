@@ -126,4 +126,4 @@ class PushGate:
         """Connections of an earlier load say nothing any more."""
         for registered in self._turned.values():
             registered.connection.break_()
-        self._turned.clear()
+            registered.asked.clear()

@@ -234,7 +234,7 @@ class PushMembership(Membership):
         if asked.kind is PushType.START and first and self._is_another_map(asked):
             await self._let_go("the coordinator knows nothing of what is held")
             return True
-        if asked.num_retries == 0:
+        if self._confirms(asked):
             self._renew(self._said)
         if asked.kind is PushType.PING:
             self._say(link, encode_ping_answer(self._positions() if self._auto_commit else None))
@@ -244,6 +244,11 @@ class PushMembership(Membership):
         else:
             self._say(link, ErrorResponse(self._start(asked)).encode())
         return True
+
+    @staticmethod
+    def _confirms(asked: Asked) -> bool:
+        """Whether it tells that all answers have arrived: a Ping that is repeated does not."""
+        return asked.num_retries == 0
 
     def _say(self, link: Claimed, body: bytes) -> None:
         self._said = self.cluster.runtime.elapsed_ms()
