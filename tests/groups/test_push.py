@@ -13,11 +13,13 @@ from kohort.groups.events import (
     Asking,
     Client,
     ConsumerAnswered,
+    DeleteGroups,
     DescribeGroups,
     LeaveGroup,
     LeavingMember,
     ListGroups,
     OffsetCommit,
+    OffsetDelete,
     OffsetToCommit,
     PartitionsDivided,
 )
@@ -472,6 +474,31 @@ def test_commits_by_hand_are_taken_of_what_is_owned_until_the_stop_is_answered(t
     owned = min(a.partitions)
     assert commit(trial, "a", owned) is ErrorCode.NONE
     assert commit(trial, "b", owned) is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_a_commit_is_taken_per_partition(trial: PushTrial) -> None:
+    a, b = trial.consumer("a"), trial.consumer("b")
+    ours, theirs = min(a.partitions), min(b.partitions)
+    offsets = tuple(OffsetToCommit("t", number, 9) for number in (ours, theirs))
+    errors = trial.ask(OffsetCommit(trial.request(), "g", "a", 0, offsets)).errors
+    assert errors == (ErrorCode.NONE, ErrorCode.ILLEGAL_GENERATION)
+    assert (trial.committed(partition=ours), trial.committed(partition=theirs)) == (9, 0)
+
+
+def test_offsets_are_deleted_and_expire_as_others_do() -> None:
+    trial = PushTrial(offsets_retention_minutes=60, offsets_retention_check_ms=600_000)
+    trial.consumer("a")
+    delete = OffsetDelete(trial.request(), "g", (TopicPartition("t", 0),))
+    assert trial.ask(delete).errors == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,)
+    assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NON_EMPTY_GROUP,)
+    trial.pass_time(4_000_000)
+    assert trial.committed() == 0, "it is read"
+    trial.ask(LeaveGroup(trial.request(), "g", (LeavingMember("a"),)))
+    trial.pass_time(3_000_000)
+    assert trial.committed() == 0, "its time starts when the group is empty"
+    trial.pass_time(1_300_000)
+    assert trial.ask(ListGroups(trial.request())).groups == ()
+    assert list(trial.machine.snapshot()) == []
 
 
 def test_positions_of_partitions_that_are_another_s_are_not_taken(trial: PushTrial) -> None:

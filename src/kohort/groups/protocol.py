@@ -25,7 +25,7 @@ from kohort.groups.events import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from kohort.groups.group import M, Membership
+from kohort.groups.group import M, Membership, Partition
 from kohort.groups.liveness.deadlines import Deadline
 from kohort.groups.liveness.held import Release
 from kohort.groups.liveness.pacing import CAREFUL, Pace, Pacing
@@ -108,6 +108,7 @@ class Protocol(Generic[M]):
         refuse_held: answers a held heartbeat with this error, and a message where the protocol has one.
         topics_changed: `Context.image` is another.
         may_commit: whether this commit is taken, or its error.
+        refused_offsets: of a commit that is taken, the partitions that are not, with their errors; None: none.
         may_commit_in_transaction: the same for positions that wait on a transaction's end.
         committed: a commit was taken: perhaps a sign of life.
         may_fetch: whether a fetch that names a member is answered, or its error.
@@ -137,6 +138,7 @@ class Protocol(Generic[M]):
     refuse_held: Callable[[Context, Any, ErrorCode, str | None], None] = nothing
     topics_changed: Callable[[Context, M, ImageChange], None] = nothing
     committed: Callable[[Context, M, OffsetCommit], None] = nothing
+    refused_offsets: Callable[[Context, M, OffsetCommit], Mapping[Partition, ErrorCode] | None] = nothing
     may_fetch: Callable[[Context, M, OffsetFetch], ErrorCode] = no_error
     describe: Callable[[Context, M], DescribedGroup | None] = nothing
     describe_consumer: Callable[[Context, M], DescribedConsumerGroup | None] = nothing

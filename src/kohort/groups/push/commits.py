@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kohort.errors import ErrorCode
 from kohort.groups.context import Context
 from kohort.groups.events import OffsetCommit, TxnOffsetCommit
+from kohort.groups.group import Partition
 from kohort.groups.push.state import PushGroup
 
 
@@ -12,15 +15,23 @@ def may_commit(context: Context, push: PushGroup, event: OffsetCommit) -> ErrorC
     """A member commits what it owns; when nobody is in the group, anyone commits anything."""
     if not push.members and event.generation < 0:
         return ErrorCode.NONE
+    return ErrorCode.NONE if event.member_id in push.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def refused_offsets(context: Context, push: PushGroup, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
+    """The partitions that the member does not own by the coordinator's word, or has given up."""
     member = push.present.get(event.member_id)
     if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    topics = context.image.topics
-    for offset in event.offsets:
-        topic = topics.get(offset.topic)
-        if topic is None or push.holders.get((topic.id, offset.partition)) != event.member_id or member.ending:
-            return ErrorCode.ILLEGAL_GENERATION
-    return ErrorCode.NONE
+        return {}
+    topics, holders = context.image.topics, push.holders
+    owned = set()
+    if not member.ending:
+        for offset in event.offsets:
+            topic = topics.get(offset.topic)
+            if topic is not None and holders.get((topic.id, offset.partition)) == event.member_id:
+                owned.add((offset.topic, offset.partition))
+    named = ((offset.topic, offset.partition) for offset in event.offsets)
+    return {part: ErrorCode.ILLEGAL_GENERATION for part in named if part not in owned}
 
 
 def may_commit_in_transaction(context: Context, push: PushGroup, event: TxnOffsetCommit) -> ErrorCode:

@@ -58,6 +58,7 @@ PUSH: Final = Protocol(
     member=lambda push, member_id: push.present.get(member_id),
     topics_changed=rounds.on_image,
     may_commit=commits.may_commit,
+    refused_offsets=commits.refused_offsets,
     may_commit_in_transaction=commits.may_commit_in_transaction,
     describe=describe,
     broken=invariants.broken_in,
