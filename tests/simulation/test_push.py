@@ -1,4 +1,4 @@
-"""Push members in the simulation: seeds that must be clean, and mutants that must not survive. Source: spec part 4."""
+"""Push members in the simulation: seeds that must be clean, and mutants that must not survive. Source: spec 4."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from kohort.wire.schema import WireError
 log = logging.getLogger("kohort.broker")
 
 FROM_BEGIN = {"smallest": True, "largest": False}
-"""What `auto_offset_reset` says. Source: spec part 4, RegisterConsumerRequest."""
+"""What `auto_offset_reset` says. Source: spec 4, RegisterConsumerRequest."""
 
 
 class Owed:

@@ -161,6 +161,11 @@ def declare(
             f"two sources of the query {name!r} are in one group, which would give each a part of the topics: "
             "give each a group.id of its own"
         )
+    if any(options.group_protocol == "push" for _, options in parsed):
+        raise InvalidInputError(
+            "group.protocol=push has no place in a region: its members have no epoch to commit under; "
+            "use consumer or classic"
+        )
     if state == PINNED and any(options.group_protocol != "classic" for _, options in parsed):
         raise InvalidInputError(
             "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
