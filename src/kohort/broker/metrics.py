@@ -26,6 +26,8 @@ RATE_WINDOW_S = 30.0
 GROUPS_MAX = 1_000
 """Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
+HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
+PUSH_METERS = (Meter.PUSH_FAILED,)
 GROUP_METRICS: Final = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
 
@@ -68,6 +70,7 @@ Snapshot = TypedDict(
         "journal-append": HistogramSummary,
         "events": int,
         "held": dict[str, int],
+        "push": dict[str, int],
         "connections": int,
         "requests": dict[str, int],
         "latency": dict[str, HistogramSummary],
@@ -201,7 +204,7 @@ class Metrics:
     """All figures of one broker.
 
     Attributes:
-        meters: Kafka's four, and those of held heartbeats.
+        meters: Kafka's four, those of held heartbeats, and those of push groups.
         apis: by api key.
         rebalances: by group, the one that rebalanced last at the end.
         whole, standstill: of all groups' rebalances.
@@ -258,7 +261,8 @@ class Metrics:
             "step": self.step.summary(),
             "journal-append": self.append.summary(),
             "events": self.events,
-            "held": {meter.value: rate.count for meter, rate in self.meters.items() if meter not in KAFKA_METERS},
+            "held": {meter.value: self.meters[meter].count for meter in HELD_METERS},
+            "push": {meter.value: self.meters[meter].count for meter in PUSH_METERS},
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},

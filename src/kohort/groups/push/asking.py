@@ -126,8 +126,7 @@ def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) ->
 
 def named_pairs(context: Context, pairs: Pairs) -> dict[TopicPartition, Pair]:
     """Partitions by name and number, ascending; those of topics that are gone are left out."""
-    wanted = {topic_id for topic_id, _ in pairs}
-    names = {topic.id: topic for topic in context.image.topics.values() if topic.id in wanted}
+    names = context.topics_by_id()
     found = {
         TopicPartition(names[topic_id].name, number): (topic_id, number)
         for topic_id, number in pairs
