@@ -19,6 +19,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
+from kohort.groups.push.state import PushGroup
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
@@ -290,6 +291,9 @@ class AnswerChecker(Checker):
                 for presence in membership.presences.values():
                     waits = (presence.waiting, presence.held, presence.joining)
                     known.update(event.request for event in waits if event is not None)
+            elif isinstance(membership, PushGroup):
+                claims = (one.claim for one in membership.present.values())
+                known.update(claim.request for claim in claims if claim is not None)
         for token, (event, _, _) in waiting.items():
             if token not in known:
                 self.fail(f"forgotten: {event}")

@@ -9,8 +9,20 @@ from typing import Any, Protocol
 
 from kohort.coordinator.driver import Action
 from kohort.groups.consumer import targets
-from kohort.groups.events import GroupSettings, TopicImage
-from kohort.groups.outcome import Computation, Counted, Now, Push, Rebalanced, ResolveRegexes, Told, Work
+from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
+from kohort.groups.outcome import (
+    Computation,
+    Counted,
+    DividePartitions,
+    FindOffsets,
+    Now,
+    Push,
+    Rebalanced,
+    ResolveRegexes,
+    Told,
+    Work,
+)
+from kohort.groups.push import division
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
@@ -25,6 +37,20 @@ SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
 def match(regex: str, topics: Iterable[str]) -> list[str]:
     """What stands in for RE2."""
     return [topic for topic in topics if re.fullmatch(regex, topic)]
+
+
+def carried_out(work: Work) -> Any:
+    """The event that comes of work."""
+    if isinstance(work, ResolveRegexes):
+        return targets.resolve(work, match)
+    if isinstance(work, DividePartitions):
+        return division.divide(work, match)
+    if isinstance(work, FindOffsets):
+        begins = tuple(Position(topic, partition, 0) for topic, partition in work.partitions)
+        return OffsetsFound(work.group_id, work.member_id, work.ticket, begins)
+    if not isinstance(work, Computation):
+        raise AssertionError(work)  # this world's topics and groups are all its own
+    return targets.compute(work)
 
 
 class Unmeasured:
@@ -44,10 +70,14 @@ class Host(Protocol):
     Attributes:
         image: all of them.
         unseen: made since the journal was last loaded.
+        push: sends a frame that no request asked for.
+        on_shard_loaded: the shard begins to serve.
     """
 
     image: TopicImage
     unseen: set[str]
+    push: Callable[[Push], None]
+    on_shard_loaded: Action
 
     def worked(self, work: Work, event: Any) -> None:
         """This event comes of that work."""
@@ -111,6 +141,7 @@ class VirtualDriver:
     def shard_loaded(self, index: int) -> None:
         """Nothing of earlier topics is in the journal any more."""
         self._host.unseen.clear()
+        self._host.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """The server looks at the phase after each turn."""
@@ -121,16 +152,14 @@ class VirtualDriver:
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
         """It comes back later, perhaps to another machine than asked for it."""
-        if not isinstance(work, Computation):
-            raise AssertionError(work)  # this world's topics and groups are all its own
-        event = targets.resolve(work, match) if isinstance(work, ResolveRegexes) else targets.compute(work)
+        event = carried_out(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
     def push(self, push: Push) -> None:
-        """No protocol here pushes."""
-        raise AssertionError(push)
+        """To the member's connection, if there is one."""
+        self._host.push(push)
 
     def note(self, note: Counted | Rebalanced) -> None:
         """Nobody counts."""

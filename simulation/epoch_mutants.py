@@ -13,7 +13,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import commits, targets
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
 from kohort.groups.context import Context
 from kohort.groups.events import (
     AssignmentComputed,
@@ -32,6 +32,7 @@ from kohort.groups.outcome import (
     Outcome,
     Rebalanced,
 )
+from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.property import Checker

@@ -10,7 +10,7 @@ from kohort.coordinator.shard import Shard
 from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import lost, members, silence, targets
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
 from kohort.groups.context import Context
 from kohort.groups.events import (
     ConnectionLost,
@@ -21,6 +21,7 @@ from kohort.groups.migration import classic_members as mixed
 from kohort.groups.outcome import (
     Outcome,
 )
+from kohort.groups.pairs import Pairs
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker

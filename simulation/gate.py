@@ -17,6 +17,7 @@ from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from simulation.network import Connection
+from simulation.push_gate import PushGate
 from simulation.server import Server
 from simulation.world import World
 
@@ -85,6 +86,7 @@ class Gate:
         self.chance = world.stream("gate")
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
         self.topics = self
+        self.pushing = PushGate(server, HOST, PORT)
 
     @property
     def group_config(self) -> GroupConfig:
@@ -109,6 +111,9 @@ class Gate:
         """A frame arrives."""
         if self.server.shard is None:
             connection.break_()
+            return
+        if self.pushing.takes(connection, memoryview(frame)[4:]):
+            self.pushing.receive(connection, memoryview(frame)[4:], respond)
             return
         header, body = framing.decode_request_header(memoryview(frame)[4:])
         api = framing.APIS[header.api_key]

@@ -16,6 +16,9 @@ from kohort.groups.records import (
     MemberSaved,
     MemberState,
     OffsetCommitted,
+    PushGroupSaved,
+    PushMemberSaved,
+    PushOwned,
     Record,
     RegexResolved,
     TargetAssigned,
@@ -80,6 +83,14 @@ class ConsumerJournal:
 
 
 @dataclass
+class PushJournal:
+    """A push group as its records tell it."""
+
+    members: dict[str, PushMemberSaved] = field(default_factory=dict)
+    owned: dict[str, Pairs] = field(default_factory=dict)
+
+
+@dataclass
 class GroupJournal:
     """A group as its records tell it.
 
@@ -87,6 +98,7 @@ class GroupJournal:
         offsets: partitions with a committed offset.
         pending: producer id to the partitions that its open transaction holds.
         consumer: None while it is a classic one.
+        push: None unless it is one of these.
     """
 
     saved: GroupSaved | None = None
@@ -94,10 +106,11 @@ class GroupJournal:
     offsets: dict[Slot, None] = field(default_factory=dict)
     pending: dict[int, dict[Slot, None]] = field(default_factory=dict)
     consumer: ConsumerJournal | None = None
+    push: PushJournal | None = None
 
     def is_void(self) -> bool:
         """Whether no record of it is left."""
-        return not (self.saved or self.started or self.offsets or self.pending or self.consumer)
+        return not (self.saved or self.started or self.offsets or self.pending or self.consumer or self.push)
 
     def slots(self) -> set[Slot]:
         """Partitions with a committed or a pending offset."""
@@ -159,6 +172,13 @@ class JournalModel:
         if isinstance(record, GenerationStarted):
             group.started = record.generation
             return
+        if isinstance(record, PushGroupSaved | PushMemberSaved | PushOwned):
+            push = group.push = group.push or PushJournal()
+            if isinstance(record, PushMemberSaved):
+                push.members[record.member_id] = record
+            elif isinstance(record, PushOwned):
+                push.owned[record.member_id] = pairs(record.partitions)
+            return
         consumer = group.consumer = group.consumer or ConsumerJournal()
         if isinstance(record, EpochBumped):
             consumer.epoch, consumer.metadata_hash = record.epoch, record.metadata_hash
@@ -186,6 +206,12 @@ class JournalModel:
             group.started = 0
         elif kind is Kind.EPOCH:
             group.consumer = None
+        elif kind is Kind.PUSH_GROUP:
+            group.push = None
+        elif kind is Kind.PUSH_MEMBER and group.push is not None:
+            group.push.members.pop(rest[0], None)
+        elif kind is Kind.PUSH_OWNED and group.push is not None:
+            group.push.owned.pop(rest[0], None)
         elif group.consumer is not None:
             consumer = group.consumer
             if kind is Kind.TARGET_EPOCH:

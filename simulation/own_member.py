@@ -12,6 +12,7 @@ from typing import Any
 from kohort.client.group.classic_member import ClassicMembership
 from kohort.client.group.consumer_member import ConsumerMembership
 from kohort.client.group.membership import Membership
+from kohort.client.group.push import PushMembership
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, OpenLink, SendFrame
@@ -27,10 +28,15 @@ from simulation.client import FAREWELL_MS
 from simulation.gate import HOST, PORT, Gate
 from simulation.network import Connection, Network
 from simulation.process import Habits, Process
+from simulation.property import ViolatedError
 from simulation.world import Happening, World
 
 logging.getLogger("kohort.client").addHandler(logging.NullHandler())
-MEMBERSHIPS: Mapping[str, type[Membership]] = {"classic": ClassicMembership, "consumer": ConsumerMembership}
+MEMBERSHIPS: Mapping[str, type[Membership]] = {
+    "classic": ClassicMembership,
+    "consumer": ConsumerMembership,
+    "push": PushMembership,
+}
 
 
 class OwnMember(Process):
@@ -87,8 +93,8 @@ class OwnMember(Process):
 
         cluster.runtime.spawn = remembered  # type: ignore[method-assign]
         cluster.links.jitter = self.chance.random
-        more = {"new_member_id": self._new_member_id} if self.protocol == "consumer" else {}
-        kind = self.memberships[self.protocol]
+        more = {} if self.protocol == "classic" else {"new_member_id": self._new_member_id}
+        kind = self.memberships.get(self.protocol, MEMBERSHIPS[self.protocol])
         self._membership = kind(cluster, config, changed=self._changed, poll_bound=False, **more)
         self._subscribed()
 
@@ -170,6 +176,8 @@ class OwnMember(Process):
         if membership is None:
             return
         error = membership.take_error()
+        if error is not None and isinstance(error.__cause__, ViolatedError):
+            raise error.__cause__  # what a checker finds while the client works is no error of the client's
         if isinstance(error, FencedError) or (error is not None and error.code is ErrorCode.GROUP_MAX_SIZE_REACHED):
             self._fatal(error.code)
             self.crash()
@@ -302,3 +310,10 @@ class OwnConsumerMember(OwnMember):
     """One that speaks the consumer protocol."""
 
     protocol = "consumer"
+
+
+class OwnPushMember(OwnMember):
+    """One that speaks the push protocol."""
+
+    protocol = "push"
+    keeps_its_id = True

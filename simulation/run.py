@@ -21,7 +21,7 @@ from simulation.disk_mutants import DiskMutant, planted
 from simulation.gate import Gate
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
-from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember
+from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
 from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.property import Checker, Holder, ViolatedError
@@ -46,7 +46,7 @@ LOOKS = 3
 MONITORED, MONITOR_MS = 0.2, 400
 """In so many runs someone reads all offsets so often: what is told to one who reads must not be lost either."""
 KINDS: dict[str, type[Process]] = {
-    kind.__name__: kind for kind in (ClassicMember, ConsumerMember, OwnClassicMember, OwnConsumerMember)
+    kind.__name__: kind for kind in (ClassicMember, ConsumerMember, OwnClassicMember, OwnConsumerMember, OwnPushMember)
 }
 
 

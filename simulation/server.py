@@ -25,7 +25,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Work
+from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Push, Work
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskJournal
@@ -66,6 +66,8 @@ class Server:
         self.shard: Shard | None = None
         self.image = TopicImage()
         self.unseen: set[str] = set()
+        self.push: Callable[[Push], None] = lambda push: None
+        self.on_shard_loaded: Callable[[], object] = lambda: None
         self.waiting: dict[int, tuple[Any, Answer, int]] = {}
         self.incarnation = 0
         self._driver: VirtualDriver | None = None

@@ -25,7 +25,9 @@ from kohort.groups.events import (
     LeavingMember,
     OffsetCommit,
     OffsetFetch,
+    OffsetsFound,
     OffsetToCommit,
+    Position,
     SyncGroup,
     Tick,
     Topic,
@@ -36,6 +38,8 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import (
     Computation,
     Counted,
+    DividePartitions,
+    FindOffsets,
     JoinGroupReply,
     Meter,
     Now,
@@ -45,6 +49,7 @@ from kohort.groups.outcome import (
     ResolveRegexes,
     Work,
 )
+from kohort.groups.push import division
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
 
@@ -288,8 +293,18 @@ class Trial:
                 self.questions.append(work)
             elif isinstance(work, ResolveRegexes):
                 self.feed(targets.resolve(work, match))
+            elif isinstance(work, DividePartitions):
+                self.feed(division.divide(work, match))
+            elif isinstance(work, FindOffsets):
+                self.feed(self.offsets_found(work))
             else:
                 self.feed(targets.compute(work))
+
+    def offsets_found(self, work: FindOffsets) -> OffsetsFound:
+        """Every log begins at 0 and ends at 100."""
+        offset = 0 if work.from_begin else 100
+        found = tuple(Position(topic, partition, offset) for topic, partition in work.partitions)
+        return OffsetsFound(work.group_id, work.member_id, work.ticket, found)
 
     def set_topics(self, **partitions: int) -> None:
         """The topics that exist, by name, with their partition counts."""

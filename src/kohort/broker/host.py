@@ -23,12 +23,22 @@ from kohort.broker.metrics import Metrics
 from kohort.broker.net.faults import Faults
 from kohort.broker.net.session import ClientSession
 from kohort.broker.places import Places
+from kohort.broker.pushing import Dividers, PushedConsumers
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event, GroupSettings, TopicImage
-from kohort.groups.outcome import Computation, Counted, Push, Question, Rebalanced, Work
+from kohort.groups.events import Event, GroupSettings, OffsetsFound, TopicImage
+from kohort.groups.outcome import (
+    Computation,
+    Counted,
+    DividePartitions,
+    FindOffsets,
+    Push,
+    Question,
+    Rebalanced,
+    Work,
+)
 from kohort.ids import TopicPartition
 from kohort.journal.protocol import Journal
 from kohort.processes import ENDING_LOOKS_S, has_ended
@@ -89,6 +99,7 @@ class GroupHost:
 
     Attributes:
         api_keys: what ApiVersions names.
+        consumers: those of the push protocol that are connected.
         features: its features, with their lowest and highest levels.
         coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
     """
@@ -117,7 +128,9 @@ class GroupHost:
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token, self._make_shard)
         self.topics = topics(self.groups)
+        self.consumers = PushedConsumers(self.groups, places)
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
+        self._dividers = Dividers(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
 
     def token(self) -> int:
@@ -140,6 +153,7 @@ class GroupHost:
 
     def client_lost(self, client: ClientSession) -> None:
         """Tell the coordinators that a client's connection is gone."""
+        self.consumers.forget(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
             self._tell_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
@@ -163,7 +177,8 @@ class GroupHost:
         return ()
 
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded."""
+        """A shard has loaded: connections on which its consumers registered before say nothing any more."""
+        self.consumers.dismiss(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """A shard was taken over, or can't be read: nothing follows in a process that has all of them."""
@@ -174,12 +189,16 @@ class GroupHost:
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
         """Run long work in a thread, or ask; its event comes back on the loop."""
+        if isinstance(work, FindOffsets):
+            self.find_offsets(work, done)
+            return
         if not isinstance(work, Computation):
             self.ask_outside(work, done)
             return
         from kohort.broker.work import run  # loads the assignors: only when first needed
 
-        future = self.loop.run_in_executor(self._workers, run, work)
+        workers = self._dividers.of(work.group_id) if isinstance(work, DividePartitions) else self._workers
+        future = self.loop.run_in_executor(workers, run, work)
         self._work.add(future)
 
         def finish(finished: asyncio.Future[Event]) -> None:
@@ -197,9 +216,14 @@ class GroupHost:
         """Ask whoever else knows of topics or groups. A host that has them all itself is never asked to."""
         log.error("there is nobody to ask: %s", question)
 
+    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+        """Begin or end of partitions, which a process without a store can't tell."""
+        failure = "begin and end of partitions can't be told here: commit positions before consumers start"
+        self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
+
     def push(self, push: Push) -> None:
-        """Send a frame no request asked for; the push protocol's frames come with it."""
-        log.error("nothing can be pushed to connection %d: no protocol here pushes", push.connection)
+        """Send a frame no request asked for."""
+        self.consumers.push(push)
 
     def note(self, note: Counted | Rebalanced) -> None:
         """A figure of a group coordinator moved on."""
@@ -216,3 +240,4 @@ class GroupHost:
         """Let go of the threads."""
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._dividers.close()

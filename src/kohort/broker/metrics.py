@@ -28,6 +28,7 @@ GROUPS_MAX = 1_000
 IMPORT_METERS = (Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE)
 HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
+PUSH_METERS = (Meter.PUSH_FAILED,)
 GROUP_METRICS: Final = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
 
@@ -71,6 +72,7 @@ Snapshot = TypedDict(
         "events": int,
         "held": dict[str, int],
         "imports": dict[str, int],
+        "push": dict[str, int],
         "connections": int,
         "requests": dict[str, int],
         "latency": dict[str, HistogramSummary],
@@ -204,7 +206,7 @@ class Metrics:
     """All figures of one broker.
 
     Attributes:
-        meters: Kafka's four, and those of held heartbeats.
+        meters: Kafka's four, those of held heartbeats, and those of push groups.
         apis: by api key.
         rebalances: by group, the one that rebalanced last at the end.
         whole, standstill: of all groups' rebalances.
@@ -252,7 +254,7 @@ class Metrics:
             GROUP_METRICS: self.kafka_meters(),
             "groups": {
                 protocol: {state.value: count for (of, state), count in sorted(by_state.items()) if of == protocol}
-                for protocol in ("classic", "consumer")
+                for protocol in ("classic", "consumer", "push")
             },
             "rebalances": {group: each.summary() for group, each in self.rebalances.items()},
             "rebalance": self.whole.summary(),
@@ -263,6 +265,7 @@ class Metrics:
             "events": self.events,
             "held": {meter.value: self.meters[meter].count for meter in HELD_METERS},
             "imports": {meter.value: count for meter in IMPORT_METERS if (count := self.meters[meter].count)},
+            "push": {meter.value: self.meters[meter].count for meter in PUSH_METERS},
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kohort.broker.config.group_settings import GroupSettingsFile
@@ -24,7 +24,8 @@ from kohort.broker.transactions.coordinator import TransactionHost, Transactions
 from kohort.broker.transactions.producer_ids import ProducerIds
 from kohort.broker.turns import Turns
 from kohort.broker.waits import Waits
-from kohort.groups.events import GroupSettings
+from kohort.groups.events import Event, GroupSettings, OffsetsFound, Position
+from kohort.groups.outcome import FindOffsets
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, PartitionLog
 from kohort.wire.cluster import ApiVersionsResponse
@@ -117,6 +118,19 @@ class Node(GroupHost):
     def shard_loaded(self, index: int) -> None:
         """Note that what a shard's journal held of earlier topics is gone."""
         self.store.seen(index)
+        super().shard_loaded(index)
+
+    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+        """Begin or end of partitions, as their logs have them."""
+        found, missing = [], []
+        for topic, partition in work.partitions:
+            log = self.store.get(topic, partition)
+            if log is None:
+                missing.append(f"{topic}-{partition}")
+            else:
+                found.append(Position(topic, partition, log.log_start_offset if work.from_begin else log.end_offset))
+        failure = f"there is no {missing[0]}" if missing else None
+        self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(found), failure))
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """What groups of a shard have set for themselves."""

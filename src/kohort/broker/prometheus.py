@@ -70,6 +70,8 @@ class Exporter(Collector):
         for name, count in found["imports"].items():
             title = f"kohort_{name.replace('-', '_')}"
             yield CounterMetricFamily(title, IMPORTS[name], value=count)
+        for name, count in found["push"].items():
+            yield CounterMetricFamily(f"kohort_{name.replace('-', '_')}", "Of push groups", value=count)
         yield CounterMetricFamily("kohort_events", "Events that the group coordinators took in", value=found["events"])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import is_idle
@@ -52,7 +53,7 @@ class RunningBroker:
             sock.close()
             raise
         self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), sock.getsockname()[:2])
-        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions)
+        dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
         self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self.node.start()

@@ -24,6 +24,7 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
+    RegisterConsumer,
     ReleaseHeld,
     Request,
     SyncGroup,
@@ -48,6 +49,7 @@ OfOneGroup: TypeAlias = (
     | OffsetFetch
     | OffsetDelete
     | ConsumerGroupHeartbeat
+    | RegisterConsumer
 )
 """Requests that name a group."""
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from kohort.broker.regex import matcher
 from kohort.errors import InvalidInputError
 from kohort.groups.consumer import targets
-from kohort.groups.events import AssignmentComputed, Event
-from kohort.groups.outcome import Computation, ResolveRegexes
+from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
+from kohort.groups.outcome import Computation, DividePartitions, ResolveRegexes
+from kohort.groups.push import division
 
 log = logging.getLogger("kohort.groups")
 
@@ -19,11 +20,16 @@ def run(work: Computation) -> Event:
     if isinstance(work, ResolveRegexes):
         return targets.resolve(work, match)
     try:
+        if isinstance(work, DividePartitions):
+            return division.divide(work, match)
         return targets.compute(work)
     except Exception as error:
         # An assignor is code that others may have written: whatever it raises is the group's failure, not the broker's.
         log.exception("group %s: the assignor %s failed", work.group_id, work.assignor)
-        return AssignmentComputed(work.group_id, work.ticket, work.epoch, {}, f"{type(error).__name__}: {error}")
+        failure = f"{type(error).__name__}: {error}"
+        if isinstance(work, DividePartitions):
+            return PartitionsDivided(work.group_id, work.ticket, {}, {}, failure)
+        return AssignmentComputed(work.group_id, work.ticket, work.epoch, {}, failure)
 
 
 def match(regex: str, topics: Iterable[str]) -> Iterable[str]:

@@ -105,8 +105,9 @@ class ConsumerSettings(ConnectionSettings, total=False):
     group_id: str | None
     """The group this consumer is a member of; None: no group, no commits. Default: None."""
 
-    group_protocol: Literal["classic", "consumer"]
-    """Classic: members assign; consumer: the coordinator does (KIP-848). Default: 'classic' (classic, consumer)."""
+    group_protocol: Literal["classic", "consumer", "push"]
+    """Classic: members assign; consumer: the coordinator does (KIP-848); push: it asks, members answer (kohort's
+    brokers only). Default: 'classic' (classic, consumer, push)."""
 
     group_instance_id: str | None
     """A name that outlives restarts, so that a quick restart moves no partition (static membership). Default: None."""

@@ -201,8 +201,9 @@ class ConsumerConfig(ConnectionConfig):
     group_protocol: str = knob(
         "group.protocol",
         "classic",
-        choices=("classic", "consumer"),
-        why="classic: members assign; consumer: the coordinator does (KIP-848)",
+        choices=("classic", "consumer", "push"),
+        why="classic: members assign; consumer: the coordinator does (KIP-848); push: it asks, members answer "
+        "(kohort's brokers only)",
     )
     group_instance_id: str | None = knob(
         "group.instance.id",

@@ -54,7 +54,9 @@ def list_groups(context: Context, event: ListGroups) -> None:
 def list_one(context: Context, group: Group) -> ListedGroup:
     """One group's line."""
     protocol = context.protocol(group)
-    return ListedGroup(group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.name)
+    return ListedGroup(
+        group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.listed_as or protocol.name
+    )
 
 
 def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:

@@ -92,9 +92,9 @@ class GroupConfig:
     )
     rebalance_protocols: tuple[str, ...] = knob(
         "group.coordinator.rebalance.protocols",
-        ("classic", "consumer"),
+        ("classic", "consumer", "push"),
         choices=("classic", "consumer", "streams", "share", "push"),
-        why="which protocols the coordinator speaks",
+        why="which protocols the coordinator speaks (Kafka's default has no push)",
     )
     consumer_session_timeout_ms: int = knob(
         "group.consumer.session.timeout.ms", 45_000, low=1, unit="ms", why="silence after which a member is evicted"
@@ -162,6 +162,56 @@ class GroupConfig:
         low=10,
         unit="ms",
         why="told to consumer members that wait for others or must revoke (Kafka: the plain interval)",
+    )
+
+    push_rebalance_threads: int = knob(
+        "push.rebalance.threads",
+        4,
+        low=1,
+        high=64,
+        unit="threads",
+        why="push groups are divided in so many queues with a thread each, a group in one: a slow assignor holds up "
+        "the groups of its queue only",
+    )
+    push_communication_threads: int = knob(
+        "push.communication.threads",
+        1,
+        low=1,
+        unit="threads",
+        why="taken as it is: one loop reads and writes all connections, and nothing waits on it",
+    )
+    push_min_session_timeout_ms: int = knob(
+        "push.min.session.timeout.ms",
+        6_000,
+        low=100,
+        unit="ms",
+        why="push consumers with shorter sessions are refused: they are pinged three times a session",
+    )
+    push_failed_requests_max: int = knob(
+        "push.max.failed.requests",
+        3,
+        low=1,
+        unit="requests",
+        why="a push consumer is evicted when it answered nothing for so many thirds of its session, and for a session",
+    )
+    push_rebalance_retries: int = knob(
+        "push.rebalance.retries.max",
+        4,
+        low=0,
+        unit="attempts",
+        why="after so many more attempts a push group's rebalance is given up, which is told in the log",
+    )
+    push_rebalance_backoff_ms: int = knob(
+        "push.rebalance.backoff.ms", 2_000, low=1, unit="ms", why="pause before another attempt at a rebalance"
+    )
+    push_rebalance: str = knob(
+        "push.rebalance",
+        "changed",
+        choices=("changed", "all"),
+        why="which members of a push group a rebalance stops: those who gain or lose, or all, as the design has it",
+    )
+    push_assignor: str = knob(
+        "push.assignor", "sticky", choices=("sticky", "range"), why="how partitions of push groups are divided"
     )
 
     @property

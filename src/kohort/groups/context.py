@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import NO_CONNECTION, GroupSettings, TopicImage
+from kohort.groups.events import NO_CONNECTION, GroupSettings, Topic, TopicImage
 from kohort.groups.group import Group
 from kohort.groups.imports import Imports
 from kohort.groups.ledger import Ledger
@@ -14,6 +14,7 @@ from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.liveness.held import HeldReplies
 from kohort.groups.outcome import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
 from kohort.groups.records import GroupSaved, Record, Tombstone
+from kohort.ids import TopicId
 
 if TYPE_CHECKING:
     from kohort.groups.protocol import Row
@@ -42,6 +43,8 @@ class Context:
         self.ledger = Ledger(list(self.protocols))
         self.deadlines = Deadlines()
         self.image = TopicImage()
+        self._ids_of: TopicImage | None = None
+        self._by_id: dict[TopicId, Topic] = {}
         self.now = Now(0, 0)
         self.out = Outcome()
         self._ticket = 0
@@ -105,6 +108,13 @@ class Context:
         """A number that no earlier work of this process has, also not of a machine that was thrown away."""
         self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
         return self._ticket
+
+    def topics_by_id(self) -> Mapping[TopicId, Topic]:
+        """The topics of the image by their ids."""
+        if self._ids_of is not self.image:
+            self._ids_of = self.image
+            self._by_id = {topic.id: topic for topic in self.image.topics.values()}
+        return self._by_id
 
     def find(self, group_id: str) -> Group | None:
         """The group, None when there is none."""

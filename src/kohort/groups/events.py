@@ -9,6 +9,7 @@ member id is "". Byte strings are `bytes` (copied out of the frame).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -392,6 +393,96 @@ class ReleaseHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterConsumer:
+    """A consumer of the push protocol asks to be pinged, stopped and started on its connection. Source: spec 4.4.
+
+    Attributes:
+        member_id: the consumer's own id.
+        topics: streams by topic; empty with a regular expression.
+        regex: for topic names, None: `topics` says them.
+        excluding: it reads the topics that the expression does not match.
+        streams: of every topic that the expression finds.
+        auto_commit: its answers to pings carry its positions.
+        from_begin: where a partition without a position is read from: its begin, or else its end.
+    """
+
+    request: int
+    group_id: str
+    member_id: str
+    client: Client
+    topics: Mapping[str, int]
+    regex: str | None
+    excluding: bool
+    streams: int
+    auto_commit: bool
+    from_begin: bool
+    session_timeout_ms: int
+    connection: int = NO_CONNECTION
+
+
+class Asking(enum.Enum):
+    """What a consumer of the push protocol is asked."""
+
+    PING = enum.auto()
+    STOP = enum.auto()
+    START = enum.auto()
+
+
+class Position(NamedTuple):
+    """The offset from which a partition is read next."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerAnswered:
+    """A consumer of the push protocol answered the oldest of what it was asked on this connection.
+
+    Attributes:
+        asked: what that was.
+        error: of a Stop or a Start.
+        positions: of a Ping.
+    """
+
+    group_id: str
+    member_id: str
+    connection: int
+    asked: Asking
+    error: ErrorCode = ErrorCode.NONE
+    positions: tuple[Position, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsDivided:
+    """A `DividePartitions` is done; ignored when another was asked for since.
+
+    Attributes:
+        assignment: member id to partitions.
+        matched: by regular expression and whether it excludes, the topics that it finds.
+        failure: why there is no assignment, else None.
+    """
+
+    group_id: str
+    ticket: int
+    assignment: Mapping[str, tuple[TopicPartitions, ...]]
+    matched: Mapping[tuple[str, bool], frozenset[str]]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsFound:
+    """A `FindOffsets` is done. `failure`: why some are missing, else None."""
+
+    group_id: str
+    member_id: str
+    ticket: int
+    positions: tuple[Position, ...]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """`next_deadline_ms` has passed."""
 
@@ -410,6 +501,7 @@ Request: TypeAlias = (
     | ListGroups
     | ConsumerGroupHeartbeat
     | ConsumerGroupDescribe
+    | RegisterConsumer
 )
 
 Event: TypeAlias = (
@@ -423,5 +515,8 @@ Event: TypeAlias = (
     | GroupSettingsChanged
     | ConnectionLost
     | ReleaseHeld
+    | ConsumerAnswered
+    | PartitionsDivided
+    | OffsetsFound
     | Tick
 )

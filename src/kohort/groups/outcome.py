@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import Topic
-from kohort.groups.records import MemberSaved, Record, TopicPartitions
-from kohort.ids import NO_TOPIC_ID, TopicId
+from kohort.groups.events import Position, Topic
+from kohort.groups.records import MemberSaved, PushMemberSaved, Record, TopicPartitions
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 
 class Now(NamedTuple):
@@ -228,6 +228,12 @@ class TransactionEndedReply:
     error: ErrorCode
 
 
+class RegisterConsumerReply(NamedTuple):
+    """An error closes the connection."""
+
+    error: ErrorCode
+
+
 ReplyValue: TypeAlias = (
     JoinGroupReply
     | SyncGroupReply
@@ -242,6 +248,7 @@ ReplyValue: TypeAlias = (
     | ConsumerGroupHeartbeatReply
     | ConsumerGroupDescribeReply
     | TransactionEndedReply
+    | RegisterConsumerReply
 )
 
 
@@ -252,11 +259,46 @@ class Reply(NamedTuple):
     value: ReplyValue
 
 
+class PingConsumer(NamedTuple):
+    """Is it alive, and where is it? `retries`: 0: all its answers have come; n: the nth time that this is asked."""
+
+    group_id: str
+    member_id: str
+    auto_commit: bool
+    retries: int = 0
+
+
+class StopConsumer(NamedTuple):
+    """Read nothing more."""
+
+    group_id: str
+    member_id: str
+
+
+class StartConsumer(NamedTuple):
+    """Read these partitions from there; all that it has."""
+
+    group_id: str
+    member_id: str
+    positions: tuple[Position, ...]
+
+
+class DismissConsumer(NamedTuple):
+    """It is no member any more, or another connection is its: this one ends, which is said in the log."""
+
+    group_id: str
+    member_id: str
+    why: str
+
+
+Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DismissConsumer
+
+
 class Push(NamedTuple):
     """A frame that no request asked for, to a member's connection."""
 
     connection: int
-    value: object
+    value: Pushed
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +366,44 @@ class ImportGroup:
     ticket: int
 
 
-Computation: TypeAlias = ComputeAssignment | ResolveRegexes
+@dataclass(frozen=True, slots=True)
+class DividePartitions:
+    """Long work: who of a push group is to have what; feed `PartitionsDivided` back.
+
+    A group's works run one after the other, and wait for those of groups of the same queue only.
+
+    Attributes:
+        ticket: the answer names it; one that names another is stale.
+        assignor: "sticky" or "range".
+        members: what each said, by member id.
+        current: what each has, so that partitions stay.
+        topics: all that there are.
+    """
+
+    group_id: str
+    ticket: int
+    assignor: str
+    members: Mapping[str, PushMemberSaved]
+    current: Mapping[str, tuple[TopicPartitions, ...]]
+    topics: Mapping[str, Topic]
+
+
+@dataclass(frozen=True, slots=True)
+class FindOffsets:
+    """Begin or end of partitions that have no position; feed `OffsetsFound` back."""
+
+    group_id: str
+    member_id: str
+    ticket: int
+    partitions: tuple[TopicPartition, ...]
+    from_begin: bool
+
+
+Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions
 """Work that takes nothing but time."""
 Question: TypeAlias = LookForTopics | ImportGroup
 """Work that asks whoever keeps the topics, or has kept the groups."""
-Work: TypeAlias = Computation | Question
+Work: TypeAlias = Computation | FindOffsets | Question
 
 
 class Meter(enum.StrEnum):
@@ -336,7 +411,8 @@ class Meter(enum.StrEnum):
 
     Then come heartbeats whose replies were held: those that told their members of a rebalance; those whose connection
     ended meanwhile; and those whose classic member then was so late that it is not held again. Then groups that were
-    imported, and those here that were found to have members at their earlier coordinator.
+    imported, those here that were found to have members at their earlier coordinator, and rebalances of push groups
+    that were given up.
     """
 
     OFFSET_COMMITS = "offset-commit"
@@ -348,6 +424,7 @@ class Meter(enum.StrEnum):
     HELD_LATE = "heartbeat-held-late"
     GROUP_IMPORTS = "group-imports"
     MEMBERS_ELSEWHERE = "group-members-elsewhere"
+    PUSH_FAILED = "push-rebalance-failed"
 
 
 class Counted(NamedTuple):
@@ -361,7 +438,7 @@ class Rebalanced(NamedTuple):
     """A group is whole again.
 
     Attributes:
-        protocol: "classic" or "consumer".
+        protocol: "classic", "consumer" or "push".
         whole_ms: since the first change that led to it.
         standstill_ms: how long who stood still did so, in the mean: classic members from their join to their
             assignment, under KIP-848 partitions from being taken away to being given again.

@@ -1,9 +1,9 @@
 """What a group does under one protocol: a row of functions by protocol, all rows of one shape.
 
 The machine, the offsets and the administrators' requests find a group's row by its membership (`Context.protocol`) and
-ask nothing else about its protocol. The rows stand in `classic.protocol` and `consumer.protocol`, the table in
-`protocols`. A third protocol is a room with its membership, its handlers and its row. What a row leaves out is refused,
-or does not happen.
+ask nothing else about its protocol. The rows stand in `classic.protocol`, `consumer.protocol` and `push.protocol`, the
+table in `protocols`. Another protocol is a room with its membership, its handlers and its row. What a row leaves out is
+refused, or does not happen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kohort.groups.events import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from kohort.groups.group import M, Membership
+from kohort.groups.group import M, Membership, Partition
 from kohort.groups.liveness.deadlines import Deadline
 from kohort.groups.liveness.held import Release
 from kohort.groups.liveness.pacing import CAREFUL, Pace, Pacing
@@ -93,7 +93,8 @@ class Protocol(Generic[M]):
     """What the groups of one protocol do.
 
     Attributes:
-        name: the type that ListGroups shows.
+        name: of the protocol; also the type that ListGroups shows, unless
+        listed_as: says another.
         membership: the class of its groups' members.
         protocol_type: of a group, as ListGroups shows it.
         load: builds the soft state of a group after a replay; its sessions start anew.
@@ -107,6 +108,7 @@ class Protocol(Generic[M]):
         refuse_held: answers a held heartbeat with this error, and a message where the protocol has one.
         topics_changed: `Context.image` is another.
         may_commit: whether this commit is taken, or its error.
+        refused_offsets: of a commit that is taken, the partitions that are not, with their errors; None: none.
         may_commit_in_transaction: the same for positions that wait on a transaction's end.
         committed: a commit was taken: perhaps a sign of life.
         may_fetch: whether a fetch that names a member is answered, or its error.
@@ -125,6 +127,7 @@ class Protocol(Generic[M]):
     load: Callable[[Context, M], None]
     may_commit: Callable[[Context, M, OffsetCommit], ErrorCode]
     may_commit_in_transaction: Callable[[Context, M, TxnOffsetCommit], ErrorCode]
+    listed_as: str = ""
     due: Mapping[Deadline, Callable[[Context, M, str], None]] = field(default_factory=dict)
     connection_lost: Callable[[Context, M, str, ConnectionLost], None] = nothing
     member: Callable[[M, str], Pacing | None] = nothing
@@ -135,6 +138,7 @@ class Protocol(Generic[M]):
     refuse_held: Callable[[Context, Any, ErrorCode, str | None], None] = nothing
     topics_changed: Callable[[Context, M, ImageChange], None] = nothing
     committed: Callable[[Context, M, OffsetCommit], None] = nothing
+    refused_offsets: Callable[[Context, M, OffsetCommit], Mapping[Partition, ErrorCode] | None] = nothing
     may_fetch: Callable[[Context, M, OffsetFetch], ErrorCode] = no_error
     describe: Callable[[Context, M], DescribedGroup | None] = nothing
     describe_consumer: Callable[[Context, M], DescribedConsumerGroup | None] = nothing

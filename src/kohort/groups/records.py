@@ -18,6 +18,9 @@ second the group (TRANSACTION has none), the rest as the table says.
 | RegexResolved | (REGEX, group, regex) | ConsumerGroupRegularExpressionKey (16) |
 | GenerationStarted | (GENERATION, group) | our own (10000), which Kafka's reader skips |
 | OffsetsImported | (IMPORT, group) | our own (10002) |
+| PushGroupSaved | (PUSH_GROUP, group) | our own (10010) |
+| PushMemberSaved | (PUSH_MEMBER, group, member) | our own (10011) |
+| PushOwned | (PUSH_OWNED, group, member) | our own (10012) |
 
 `Kind` values are those versions; PENDING and TRANSACTION, which are batches and not keys, have negative ones.
 """
@@ -49,6 +52,9 @@ class Kind(enum.IntEnum):
     REGEX = 16
     GENERATION = 10000
     IMPORT = 10002
+    PUSH_GROUP = 10010
+    PUSH_MEMBER = 10011
+    PUSH_OWNED = 10012
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +326,52 @@ class RegexResolved:
         return (Kind.REGEX, self.group_id, self.regex)
 
 
+@dataclass(frozen=True, slots=True)
+class PushGroupSaved:
+    """A group speaks the push protocol. `state_ms`: wall clock since which it has had no members, -1: it has some."""
+
+    group_id: str
+    state_ms: int
+
+    @property
+    def key(self) -> RecordKey:
+        return (Kind.PUSH_GROUP, self.group_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PushMemberSaved:
+    """What a consumer said as it registered; see `events.RegisterConsumer`. `topics`: names and streams, sorted."""
+
+    group_id: str
+    member_id: str
+    client_id: str
+    client_host: str
+    topics: tuple[tuple[str, int], ...]
+    regex: str | None
+    excluding: bool
+    streams: int
+    auto_commit: bool
+    from_begin: bool
+    session_timeout_ms: int
+
+    @property
+    def key(self) -> RecordKey:
+        return (Kind.PUSH_MEMBER, self.group_id, self.member_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PushOwned:
+    """What a consumer may read: written before it is started with it, gone when it has stopped."""
+
+    group_id: str
+    member_id: str
+    partitions: tuple[TopicPartitions, ...]
+
+    @property
+    def key(self) -> RecordKey:
+        return (Kind.PUSH_OWNED, self.group_id, self.member_id)
+
+
 Record: TypeAlias = (
     OffsetCommitted
     | TransactionMarked
@@ -332,5 +384,8 @@ Record: TypeAlias = (
     | TargetAssigned
     | MemberAssigned
     | RegexResolved
+    | PushGroupSaved
+    | PushMemberSaved
+    | PushOwned
     | Tombstone
 )

@@ -1,8 +1,8 @@
 """Group records as Kafka's own key and value bytes in `__consumer_offsets`, and back.
 
-Beside Kafka's kinds there are three of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000),
-AppendStarted (key 10001), which tells how many offsets behind it belong to the same append, and OffsetsImported (key
-10002).
+Beside Kafka's kinds there are some of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000),
+AppendStarted (key 10001), which tells how many offsets behind it belong to the same append, OffsetsImported (key
+10002), and those of push groups (`push_records`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from kohort.groups.records import (
     MemberState,
     OffsetCommitted,
     OffsetsImported,
+    PushGroupSaved,
+    PushMemberSaved,
+    PushOwned,
     Record,
     RecordKey,
     RegexResolved,
@@ -35,6 +38,7 @@ from kohort.groups.records import (
     Tombstone,
     TopicPartitions,
 )
+from kohort.journal import push_records
 from kohort.wire import journal as wire
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
@@ -291,6 +295,9 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
     OffsetsImported: _import_value,
+    PushGroupSaved: lambda record: _value(push_records.group_value(record), 0),
+    PushMemberSaved: lambda record: _value(push_records.member_value(record), 0),
+    PushOwned: lambda record: _value(push_records.owned_value(record), 0),
 }
 
 _GROUP_MEMBER = ("group_id", "member_id")
@@ -305,6 +312,9 @@ _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
     Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
     Kind.GENERATION: (GenerationStartedKey, ("group",)),
     Kind.IMPORT: (OffsetsImportedKey, ("group",)),
+    Kind.PUSH_GROUP: (push_records.PushGroupKey, ("group",)),
+    Kind.PUSH_MEMBER: (push_records.PushMemberKey, _GROUP_MEMBER),
+    Kind.PUSH_OWNED: (push_records.PushOwnedKey, _GROUP_MEMBER),
 }
 
 
@@ -490,4 +500,7 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
     Kind.IMPORT: _read_import,
+    Kind.PUSH_GROUP: push_records.read_group,
+    Kind.PUSH_MEMBER: push_records.read_member,
+    Kind.PUSH_OWNED: push_records.read_owned,
 }

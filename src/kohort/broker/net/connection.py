@@ -25,8 +25,8 @@ from kohort.broker.net.turned import Turned
 log = logging.getLogger("kohort.broker")
 
 READ_BUFFER_BYTES = 1 << 18
-REQUEST_BYTES_MIN = 8
-"""Api, version and correlation id."""
+REQUEST_BYTES_MIN = 2
+"""What a request is; those of Kafka are longer, which who reads their headers finds out."""
 
 
 class Answer(Protocol):
@@ -146,6 +146,10 @@ class Connection:
     def _end_for(self, error: BadFrame) -> None:
         """Send what is ready, then end the connection."""
         log.warning("closing the connection from %s: %s", self.name, error)
+        self.finish()
+
+    def finish(self) -> None:
+        """End the connection, behind what is ready to be sent."""
         self.corked = False
         self.flush()
         self.close()

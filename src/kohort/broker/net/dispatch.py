@@ -25,12 +25,15 @@ from kohort.errors import ErrorCode, KafkaError
 from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.framing import APIS, decode_request_header
 from kohort.wire.message import Message
+from kohort.wire.push import PUSH_TYPES
 from kohort.wire.schema import WireError
 
 log = logging.getLogger("kohort.broker")
 
 API_VERSIONS = 18
 NOTHING: Mapping[int, int] = {}
+PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
+"""The first byte of a frame of the push protocol, and of a number below 0."""
 
 
 class DispatchHost(Protocol):
@@ -122,7 +125,7 @@ def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVers
 class Dispatcher(Generic[D]):
     """Reads requests and calls their handlers."""
 
-    __slots__ = ("_apis", "_authorize", "_faults", "_host", "_routes", "_unsupported")
+    __slots__ = ("_apis", "_authorize", "_faults", "_host", "_pushing", "_routes", "_unsupported")
 
     def __init__(
         self,
@@ -130,12 +133,22 @@ class Dispatcher(Generic[D]):
         routes: Mapping[int, Route[D]],
         unsupported_api_versions: Callable[[D, Request[Message]], None],
         authorize: Authorize | None = None,
+        pushing: Callable[[D, Connection, Frame], None] | None = None,
     ) -> None:
-        """`authorize`: asked before each request; None: everybody may do everything."""
+        """A dispatcher of requests to a host.
+
+        Args:
+            host: what the handlers work with.
+            routes: by api key.
+            unsupported_api_versions: answers an ApiVersions of an unknown version.
+            authorize: asked before each request; None: everybody may do everything.
+            pushing: takes the frames of the push protocol, which have no header of Kafka's; None: none are served.
+        """
         self._host = host
         self._routes = dict(routes)
         self._unsupported = unsupported_api_versions
         self._authorize = authorize
+        self._pushing = pushing
         self._apis = host.metrics.apis
         self._faults = host.faults
 
@@ -145,6 +158,9 @@ class Dispatcher(Generic[D]):
         Raises:
             BadFrame: the frame is no request that is served here; the connection must end.
         """
+        if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
+            self._pushing(self._host, connection, frame)
+            return
         faults = self._faults
         if faults.active:
             frame = bytearray(frame)  # the request may wait

@@ -93,6 +93,10 @@ class Commits:
         if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
             return
         self._auto_due_ms = now + self._config.auto_commit_interval_ms
+        member = self._membership()
+        if member is not None and member.carries_positions:
+            member.take_positions({part: position.offset for part, position in positions().items()})
+            return
         moved = {
             part: OffsetAndMetadata(position.offset, "", position.leader_epoch)
             for part, position in positions().items()

@@ -284,12 +284,14 @@ class ConsumerCore:
                     self.partitions.hold(gone)
                     yield CallUser(self.listener.on_partitions_wanted, gone)
                     continue
-                yield from self._give_up(gone, revocation.lost)
+                yield from self._give_up(gone, revocation.lost, member)
                 member.release()
                 continue
             if set(member.assignment.partitions) != set(self.partitions) or member.rebalances != self._rebalances_seen:
                 self._rebalances_seen = member.rebalances
                 added, _ = self.partitions.set(member.assignment.partitions)
+                for part in [part for part in added if part in member.starts]:
+                    self.partitions.place(part, Position(member.starts[part]))
                 self.partitions.note_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
@@ -302,13 +304,16 @@ class ConsumerCore:
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
             return False
-        yield from self._give_up(held, lost=False)
+        yield from self._give_up(held, lost=False, staying=member)
         member.release()
         return True
 
-    def _give_up(self, gone: list[TopicPartition], lost: bool) -> Script[None]:
-        if not lost and self.config.enable_auto_commit:
-            positions = self.partitions.positions()
+    def _give_up(self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None) -> Script[None]:
+        """`staying`: as a member of the group, which may carry the last positions itself."""
+        positions = self.partitions.positions()
+        if staying is not None and staying.carries_positions:
+            staying.take_positions({part: positions[part].offset for part in gone if part in positions})
+        elif not lost and self.config.enable_auto_commit:
             kept = yield from self._last_commit({part: positions[part] for part in gone if part in positions})
             lost = not kept
         began_ms = self.cluster.runtime.now_ms

@@ -6,7 +6,8 @@ Two levels that the application reads, and one word it says:
 - `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats
   meanwhile, and goes on only after it. One with `lost` set says that the partitions are someone else's already.
 
-The protocols are `membership_classic` (members assign) and `membership_consumer` (KIP-848, the coordinator assigns).
+The protocols are `classic_member` (members assign), `consumer_member` (KIP-848, the coordinator assigns) and `push`
+(the coordinator asks).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import ClassVar, TypeVar
 
@@ -67,10 +68,13 @@ class Membership(ABC):
         held_since: By partition held, the generation since which it was never given up.
         lapsed: The lease ended while partitions were held, and was not renewed since.
         lapses: How often it did.
+        carries_positions: What the member says anyway has its positions: auto commit needs no requests of its own.
+        starts: By partition held, the offset to begin at, as the coordinator gave it; the others are looked up.
         state: Where the member is in its life.
     """
 
     NOT_JOINED: ClassVar[int]
+    carries_positions: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class Membership(ABC):
         self.state = MemberState.IDLE
         self.assignment = Assignment()
         self.held_since: dict[TopicPartition, int] = {}
+        self.starts: dict[TopicPartition, int] = {}
         self.revocation: Revocation | None = None
         self.error: KafkaError | None = None
         self.sequence = 0
@@ -177,6 +182,10 @@ class Membership(ABC):
         if self._subscription is None:
             return ()
         return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
+
+    def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+        """The application has worked up to these: for a member that carries its positions."""
+        raise TypeError(f"{type(self).__name__} carries no positions")
 
     def replaced(self) -> set[str]:
         """Topics of partitions held that were deleted and made again: who has their partitions now is not known yet."""

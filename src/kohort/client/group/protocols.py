@@ -7,10 +7,15 @@ from collections.abc import Callable
 from kohort.client.group.classic_member import ClassicMembership
 from kohort.client.group.consumer_member import ConsumerMembership
 from kohort.client.group.membership import Membership
+from kohort.client.group.push import PushMembership
 from kohort.client.net.cluster import Cluster
 from kohort.client.settings import ConsumerConfig
 
-_KINDS: dict[str, type[Membership]] = {"classic": ClassicMembership, "consumer": ConsumerMembership}
+_KINDS: dict[str, type[Membership]] = {
+    "classic": ClassicMembership,
+    "consumer": ConsumerMembership,
+    "push": PushMembership,
+}
 
 
 def join_group(

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from kohort.client.net.claimed import Claimed
 from kohort.client.net.notices import fault
 from kohort.client.net.reaching import Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
@@ -144,6 +145,7 @@ class Link:
         process: What the broker is told of this process.
         plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
         coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.
+        claimed: It carries frames without Kafka's header, for whoever claimed it.
     """
 
     id: int
@@ -160,6 +162,7 @@ class Link:
     process: str = ""
     plain: bool = False
     coordinator_id: int = -1
+    claimed: Claimed | None = None
 
 
 class Links:
@@ -221,6 +224,10 @@ class Links:
         if link is None:
             return
         self.bytes_received += len(frame)
+        if link.claimed is not None:
+            if not link.claimed.came(frame):
+                self.fail(link, "the broker asks more than it was answered")
+            return
         if not link.in_flight:
             self.fail(link, "the broker sent something that nobody asked for")
             return
@@ -298,6 +305,21 @@ class Links:
             raise ConnectionFailed(f"connection to {link.address} is closed")
         self._send(link, message, version)
 
+    def claim(self, link: Link, changed: Callable[[], None]) -> Claimed:
+        """Have a ready link for oneself: from now on it carries frames without Kafka's header, both ways."""
+        del self._by_lane[link.node, link.lane]  # whoever wants the lane gets another one
+
+        def send(body: bytes) -> None:
+            self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
+            self.requests_sent += 1
+
+        def close(why: str) -> None:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, why, failed=False)
+
+        link.claimed = Claimed(send, close, changed)
+        return link.claimed
+
     def _send(self, link: Link, message: Message, version: int) -> int:
         correlation_id = link.next_correlation
         link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
@@ -340,7 +362,12 @@ class Links:
         """Close connections that have been quiet for `connections_max_idle_ms`."""
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
         for link in list(self._links.values()):
-            if link.state is LinkState.READY and not link.in_flight and link.last_used_ms < oldest:
+            if (
+                link.claimed is None
+                and link.last_used_ms < oldest
+                and link.state is LinkState.READY
+                and not link.in_flight
+            ):
                 self._commands.append(CloseLink(link.id))
                 self._forget(link, "idle", failed=False)
 
@@ -390,6 +417,8 @@ class Links:
             health.retry_at_ms = self.runtime.now_ms + wait
         error = ConnectionFailed(f"{link.address}: {reason}")
         link.ready.fail(error)
+        if link.claimed is not None:
+            link.claimed.end(reason)
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 

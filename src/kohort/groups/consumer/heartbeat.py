@@ -13,13 +13,14 @@ from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.consumer import members, silence, targets
 from kohort.groups.consumer.members import Refusal
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence, pack, unpack
+from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.liveness import patience
 from kohort.groups.liveness.held import Release
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
+from kohort.groups.pairs import pack, unpack
 from kohort.groups.records import MemberSaved, MemberState
 
 LEAVES = -1

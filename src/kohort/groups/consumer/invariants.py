@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kohort.groups.consumer.state import ConsumerGroup, Pair, Presence
+from kohort.groups.consumer.state import ConsumerGroup, Presence
+from kohort.groups.pairs import Pair
 from kohort.groups.records import MemberState
 
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.reconcile import next_step
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, Presence, pack
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Presence
 from kohort.groups.context import Context
 from kohort.groups.events import ConsumerGroupHeartbeat
 from kohort.groups.outcome import ConsumerGroupHeartbeatReply, JoinGroupReply
+from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
 
 

@@ -7,12 +7,13 @@ from typing import Final
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.groups.consumer import commits, heartbeat, invariants, lost, silence, targets
 from kohort.groups.consumer.members import heartbeat_interval_ms, preferred_assignor, session_timeout_ms
-from kohort.groups.consumer.state import ConsumerGroup, Pairs, pack
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, GroupSettingsChanged, RegexesResolved
 from kohort.groups.liveness.deadlines import Deadline
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.outcome import DescribedConsumer, DescribedConsumerGroup, GroupType, NamedPartitions
+from kohort.groups.pairs import Pairs, pack
 from kohort.groups.protocol import Protocol
 from kohort.ids import TopicId
 

@@ -12,7 +12,8 @@ never own one. Source: KIP-848, "Reconciliation"; scenario 6.
 
 from __future__ import annotations
 
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
+from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberState
 
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.consumer.state import ConsumerGroup, Pairs
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.liveness import pacing
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.pacing import Pace
+from kohort.groups.pairs import Pairs
 
 SLACK_MS = 500
 """A heartbeat may be so much late beside half its interval, and a client takes so long to connect again."""

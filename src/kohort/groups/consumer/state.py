@@ -15,6 +15,7 @@ from kohort.groups.group import Membership, Takes
 from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.liveness.pacing import Pacing
 from kohort.groups.outcome import GroupState
+from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
     HeldPartitions,
@@ -27,30 +28,9 @@ from kohort.groups.records import (
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
-    TopicPartitions,
 )
-from kohort.ids import TopicId
 
-Pair = tuple[TopicId, int]
-"""One partition by its topic's id."""
-
-Pairs = frozenset[Pair]
-
-NOTHING: Pairs = frozenset()
 LEFT_FOR_A_WHILE = -2
-
-
-def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
-    """Partitions as a set."""
-    return frozenset((entry.topic_id, number) for entry in partitions for number in entry.partitions)
-
-
-def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
-    """A set of partitions as records and replies have it: by topic id, ascending."""
-    topics: dict[TopicId, list[int]] = {}
-    for topic_id, number in sorted(pairs):
-        topics.setdefault(topic_id, []).append(number)
-    return tuple(TopicPartitions(topic_id, tuple(numbers)) for topic_id, numbers in topics.items())
 
 
 @dataclass(slots=True)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
 from kohort.groups.consumer import silence
 from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.consumer.state import NOTHING, ConsumerGroup, Pairs, pack, unpack
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic
 from kohort.groups.outcome import ComputeAssignment, Level, ResolveRegexes
+from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
     Kind,

@@ -23,6 +23,9 @@ class Deadline(enum.Enum):
     GATHERING = enum.auto()
     SILENCE = enum.auto()
     EXPIRY = enum.auto()
+    PING = enum.auto()
+    ATTEMPT = enum.auto()
+    BACKOFF = enum.auto()
 
 
 class Timer:

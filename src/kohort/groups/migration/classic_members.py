@@ -13,7 +13,7 @@ from kohort.groups.classic import rebalance
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.consumer import members, targets
 from kohort.groups.consumer.reconcile import waits_for_others
-from kohort.groups.consumer.state import ConsumerGroup, Pairs
+from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.liveness.deadlines import Deadline, Timer
@@ -25,6 +25,7 @@ from kohort.groups.outcome import (
     LeftMember,
     SyncGroupReply,
 )
+from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, MemberState
 
 

@@ -21,12 +21,13 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic import leader, rebalance
 from kohort.groups.classic.state import ClassicGroup, ClassicMember
 from kohort.groups.consumer import members, targets
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment, Pairs, pack
+from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
 from kohort.groups.context import Context
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
 from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import (
     ClassicProtocol,
     EpochBumped,

@@ -61,6 +61,9 @@ def commit(context: Context, event: OffsetCommit) -> None:
     expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
     limit = context.config.offset_metadata_bytes_max
     taken = event.offsets
+    refused = protocol.refused_offsets(context, group.membership, event)
+    if refused:
+        taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
     if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
         taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
     records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
@@ -71,10 +74,15 @@ def commit(context: Context, event: OffsetCommit) -> None:
         errors = (ErrorCode.NONE,) * len(records)
     else:
         errors = tuple(
-            ErrorCode.NONE if sizes.metadata_fits(offset.metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
+            (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
             for offset in event.offsets
         )
     context.reply(event.request, OffsetCommitReply(errors))
+
+
+def fitting(metadata: str, limit: int) -> ErrorCode:
+    """Whether a position's metadata is taken."""
+    return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
 def offsets_committed(

@@ -66,6 +66,11 @@ def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
     own = Own(**{name: value for name, value in options.items() if name in names})
     if own.on_rebalance not in ("reset", "checkpoint"):
         raise InvalidInputError(f"on_rebalance={own.on_rebalance!r}: say 'reset' or 'checkpoint'")
+    if "push" in (options.get("group_protocol"), options.get("group.protocol")):
+        raise InvalidInputError(
+            "group_protocol='push' has no place in a region: its members have no epoch to commit under; "
+            "use 'consumer' or 'classic'"
+        )
     if own.every_records is not None and own.every_records < 1:
         raise InvalidInputError(f"every_records={own.every_records!r}: a sequence has at least one record")
     return own, {name: value for name, value in options.items() if name not in names}

@@ -161,13 +161,22 @@ def declare(
             f"two sources of the query {name!r} are in one group, which would give each a part of the topics: "
             "give each a group.id of its own"
         )
-    if state == PINNED and any(options.group_protocol != "classic" for _, options in parsed):
-        raise InvalidInputError(
-            "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
-        )
+    _check_protocols(state, [options.group_protocol for _, options in parsed])
     start = start_of(told.get("start", "committed"), "earliest")
     holds_back = rebalance == "checkpoint"
     return Declared(name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)))
+
+
+def _check_protocols(state: str | None, protocols: Sequence[str]) -> None:
+    if "push" in protocols:
+        raise InvalidInputError(
+            "group.protocol=push has no place in a region: its members have no epoch to commit under; "
+            "use consumer or classic"
+        )
+    if state == PINNED and any(protocol != "classic" for protocol in protocols):
+        raise InvalidInputError(
+            "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
+        )
 
 
 def _check_pinned(name: str, state: str | None, queries: Sequence[str]) -> None:

@@ -1,0 +1,131 @@
+"""Coordinators and members of the push protocol with one known fault each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from kohort.client.group.push import PushMembership
+from kohort.client.net.claimed import Claimed
+from kohort.errors import ErrorCode
+from kohort.groups.context import Context
+from kohort.groups.events import ConnectionLost
+from kohort.groups.machine import GroupMachine
+from kohort.groups.push import asking, registration, rounds
+from kohort.groups.push.state import PushGroup, PushMember
+from kohort.groups.records import PushMemberSaved
+from kohort.wire.push import ErrorResponse
+from simulation.checkers import LivenessChecker, OwnershipChecker
+from simulation.property import Checker
+from simulation.swapped import Swapped
+
+
+class StartsBeforeStops(Swapped):
+    """Starts a consumer with partitions whose owner has not answered its Stop."""
+
+    module, name = PushGroup, "is_free_for"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Everything is free."""
+        return lambda push, member_id, pairs: True
+
+
+class DropsChanges(Swapped):
+    """Forgets a change that comes while a rebalance is under way, as the text does."""
+
+    module, name = rounds, "look"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """No second mark."""
+
+        def look(context: Context, push: PushGroup, why: str) -> None:
+            if not push.rebalancing or not push.members:
+                real(context, push, why)
+
+        return look
+
+
+class ForgetsTheReturned(Swapped):
+    """Starts no consumer that comes back, where nothing is to be changed."""
+
+    module, name = asking, "start"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Only those that are moved."""
+
+        def start(context: Context, push: PushGroup, member: PushMember, want: Any) -> None:
+            if member.session.subject in push.moving:
+                real(context, push, member, want)
+
+        return start
+
+
+class FreesAtDisconnects(Swapped):
+    """Takes the end of a connection for the consumer's."""
+
+    module, name = registration, "on_connection_lost"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Out at once."""
+
+        def lost(context: Context, push: PushGroup, member_id: str, event: ConnectionLost) -> None:
+            real(context, push, member_id, event)
+            member = push.present.get(member_id)
+            if member is not None and member.is_gone:
+                registration.evict(context, push, member_id, "its connection has ended")
+
+        return lost
+
+
+class HalvesSessions(Swapped):
+    """Ends sessions at half their length."""
+
+    module, name = asking, "bound_ms"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Half of it."""
+
+        def bound_ms(context: Context, saved: PushMemberSaved) -> int:
+            return saved.session_timeout_ms // 2
+
+        return bound_ms
+
+
+class _FromFrames(PushMembership):
+    def _renew(self, sent_ms: float) -> None:
+        super()._renew(self.cluster.runtime.elapsed_ms())
+
+
+class _Hasty(PushMembership):
+    def _stop_if_released(self, link: Claimed) -> bool:
+        self._stopping = False
+        self._say(link, ErrorResponse(ErrorCode.NONE).encode())
+        return True
+
+
+class CountsLeasesFromFrames(GroupMachine):
+    """Our consumer takes its lease to run from when a frame was read: an old one in a buffer renews it."""
+
+    memberships: ClassVar = {"push": _FromFrames}
+
+
+class AnswersBeforeRelease(GroupMachine):
+    """Our consumer answers a Stop while its application still works."""
+
+    memberships: ClassVar = {"push": _Hasty}
+
+
+PUSH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
+    StartsBeforeStops: OwnershipChecker,
+    DropsChanges: LivenessChecker,
+    ForgetsTheReturned: LivenessChecker,
+    FreesAtDisconnects: OwnershipChecker,
+    HalvesSessions: OwnershipChecker,
+    CountsLeasesFromFrames: OwnershipChecker,
+    AnswersBeforeRelease: OwnershipChecker,
+}

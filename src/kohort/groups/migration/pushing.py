@@ -1,0 +1,26 @@
+"""A group becomes one of the push protocol: a new one, or an empty one of another protocol."""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups.context import Context
+from kohort.groups.migration import conversion
+from kohort.groups.outcome import GroupState
+from kohort.groups.push.state import PushGroup
+from kohort.groups.records import PushGroupSaved
+
+
+def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:
+    """The push group of this name, made if need be; or why there can be none."""
+    group = context.find(group_id)
+    if group is not None:
+        membership = group.membership
+        if isinstance(membership, PushGroup):
+            return membership
+        if membership.group_state() is not GroupState.EMPTY:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        conversion.give_up(context, group)
+    elif len(context.ledger.groups) >= context.config.groups_max:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    context.emit(PushGroupSaved(group_id, context.now.wall_ms))
+    return context.ledger.membership(group_id, PushGroup)

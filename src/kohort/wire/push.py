@@ -1,0 +1,400 @@
+"""Frames of the pushing coordinator: a consumer registers once, then answers what the coordinator asks.
+
+A frame is an int32 size and so many bytes. Requests begin with an int16 that says what they are, from 20480 on, far
+from Kafka's api keys; answers have neither a type nor a number and are matched by their order. Strings are an int16
+length and UTF-8, a boolean is one byte, lists stand without a count of their own behind a `num_…` field.
+
+| request | int16 | fields behind | answer |
+|---|---|---|---|
+| ClusterMetadata | 20480 | none, or group_id | error_code, coordinator_id int16, num_brokers int16, brokers |
+| RegisterConsumer | 20481 | those of `RegisterConsumerRequest`, in order; the last is an int32 | error_code |
+| Ping | 20482 | num_retries int16 | nothing, or num_partition int16, offsets |
+| Stop | 20483 | none | RestartFetcher: error_code |
+| Start | 20484 | num_partitions int16, partitions with offsets | RestartFetcher: error_code |
+
+An error_code is an int16 of Kafka's. A broker is id int32, host string, port int32; a partition is topic string,
+partition string, offset int64, where the partition string is the leader's id, a dash, and the number. Source: spec 4.3.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kohort.ids import TopicPartition
+from kohort.wire.schema import Buffer, WireError
+
+PUSH_TYPES: Final = 20_480
+"""From here on the first two bytes of a frame say that it is one of these."""
+NUMBER_MAX: Final = 32_767
+"""An int16 counts partitions, brokers and bytes of a string."""
+COORDINATOR_ID_MAX: Final = 32_767
+"""A coordinator's id is an int16, whatever broker ids are elsewhere."""
+NO_COORDINATOR: Final = -1
+
+_INT16, _INT32, _INT64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+
+
+class PushType(enum.IntEnum):
+    """What a request is."""
+
+    CLUSTER_METADATA = 20_480
+    REGISTER_CONSUMER = 20_481
+    PING = 20_482
+    STOP = 20_483
+    START = 20_484
+
+
+class PushBroker(NamedTuple):
+    """Where a broker is."""
+
+    id: int
+    host: str
+    port: int
+
+
+class PositionedPartition(NamedTuple):
+    """A partition and the offset from which it is read next. `leader` is what the partition string says, as of then."""
+
+    topic: str
+    leader: int
+    partition: int
+    offset: int
+
+
+class _Reader:
+    """Takes fields off a frame; `what` names it in errors."""
+
+    __slots__ = ("_data", "_position", "what")
+
+    def __init__(self, data: Buffer, what: str) -> None:
+        self._data = bytes(data)
+        self._position = 0
+        self.what = what
+
+    def number(self, form: struct.Struct) -> int:
+        try:
+            (value,) = form.unpack_from(self._data, self._position)
+        except struct.error:
+            raise WireError(f"{self.what}: it ends after {len(self._data)} bytes, within a number") from None
+        self._position += form.size
+        return int(value)
+
+    def string(self) -> str:
+        size = self.number(_INT16)
+        end = self._position + size
+        if size < 0 or end > len(self._data):
+            raise WireError(f"{self.what}: a string of {size} bytes at {self._position} of {len(self._data)}")
+        raw, self._position = self._data[self._position : end], end
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"{self.what}: a string that is not UTF-8: {error}") from None
+
+    def boolean(self) -> bool:
+        if self._position >= len(self._data):
+            raise WireError(f"{self.what}: it ends after {len(self._data)} bytes, within a boolean")
+        value = self._data[self._position]
+        self._position += 1
+        if value > 1:
+            raise WireError(f"{self.what}: a boolean of {value}")
+        return bool(value)
+
+    def count(self) -> int:
+        number = self.number(_INT16)
+        if number < 0:
+            raise WireError(f"{self.what}: a list of {number}")
+        return number
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._position
+
+    def end(self) -> None:
+        if self.left:
+            raise WireError(f"{self.what}: {self.left} bytes too many")
+
+    def kind(self, wanted: PushType) -> None:
+        kind = self.number(_INT16)
+        if kind != wanted:
+            raise WireError(f"{self.what}: its type is {kind}, not {int(wanted)}")
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    if len(raw) > NUMBER_MAX:
+        raise WireError(f"a string of {len(raw)} bytes; a frame holds {NUMBER_MAX}")
+    return _INT16.pack(len(raw)) + raw
+
+
+def _number(count: int, what: str) -> bytes:
+    if count > NUMBER_MAX:
+        raise WireError(f"{count} {what}; a frame holds {NUMBER_MAX}")
+    return _INT16.pack(count)
+
+
+def framed(body: bytes) -> bytes:
+    """A whole frame: its size, not counting itself, and the bytes."""
+    return _INT32.pack(len(body)) + body
+
+
+def push_type(frame: Buffer) -> int | None:
+    """The type that a frame begins with if it is one of these, known or not; None for a frame of Kafka's own."""
+    if len(frame) < _INT16.size:
+        return None
+    kind = int(_INT16.unpack_from(frame)[0])
+    return kind if kind >= PUSH_TYPES else None
+
+
+# -- what consumers ask
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadataRequest:
+    """Who coordinates, and which brokers there are. `group_id` None: the elected coordinator; else this group's."""
+
+    group_id: str | None = None
+
+    def encode(self) -> bytes:
+        """The frame's bytes without their size."""
+        return _INT16.pack(PushType.CLUSTER_METADATA) + (b"" if self.group_id is None else _text(self.group_id))
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> ClusterMetadataRequest:
+        """From the bytes of a frame. Raises WireError."""
+        reader = _Reader(frame, "ClusterMetadataRequest")
+        reader.kind(PushType.CLUSTER_METADATA)
+        found = cls(reader.string() if reader.left else None)
+        reader.end()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadataResponse:
+    """`coordinator_id` is -1 where nobody coordinates, or beside an error."""
+
+    error_code: int
+    coordinator_id: int = NO_COORDINATOR
+    brokers: tuple[PushBroker, ...] = ()
+
+    def encode(self) -> bytes:
+        """The frame's bytes without their size."""
+        parts = [_INT16.pack(self.error_code), _INT16.pack(self.coordinator_id), _number(len(self.brokers), "brokers")]
+        for broker in self.brokers:
+            parts += (_INT32.pack(broker.id), _text(broker.host), _INT32.pack(broker.port))
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> ClusterMetadataResponse:
+        """From the bytes of a frame. Raises WireError."""
+        reader = _Reader(frame, "ClusterMetadataResponse")
+        error, coordinator = reader.number(_INT16), reader.number(_INT16)
+        brokers = [
+            PushBroker(reader.number(_INT32), reader.string(), reader.number(_INT32)) for _ in range(reader.count())
+        ]
+        reader.end()
+        return cls(error, coordinator, tuple(brokers))
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterConsumerRequest:
+    """The one request of a consumer on its connection. `topic_count` is read by `read_topic_count`."""
+
+    group_id: str
+    consumer_id: str
+    topic_count: str
+    auto_commit: bool
+    auto_offset_reset: str
+    session_timeout_ms: int
+
+    def encode(self) -> bytes:
+        """The frame's bytes without their size."""
+        return b"".join(
+            (
+                _INT16.pack(PushType.REGISTER_CONSUMER),
+                _text(self.group_id),
+                _text(self.consumer_id),
+                _text(self.topic_count),
+                bytes((self.auto_commit,)),
+                _text(self.auto_offset_reset),
+                _INT32.pack(self.session_timeout_ms),
+            )
+        )
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> RegisterConsumerRequest:
+        """From the bytes of a frame. Raises WireError."""
+        reader = _Reader(frame, "RegisterConsumerRequest")
+        reader.kind(PushType.REGISTER_CONSUMER)
+        group, consumer, topics = reader.string(), reader.string(), reader.string()
+        found = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
+        reader.end()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """The answer to RegisterConsumer, and RestartFetcher, the answer to Stop and to Start."""
+
+    error_code: int
+
+    def encode(self) -> bytes:
+        """The frame's bytes without their size."""
+        return _INT16.pack(self.error_code)
+
+    @classmethod
+    def decode(cls, frame: Buffer) -> ErrorResponse:
+        """From the bytes of a frame. Raises WireError."""
+        reader = _Reader(frame, "an answer of an error code")
+        found = cls(reader.number(_INT16))
+        reader.end()
+        return found
+
+
+# -- what the coordinator asks
+
+
+def encode_ping(num_retries: int) -> bytes:
+    """A PingRequest without its size. `num_retries`: 0: all answers have come; n: the nth time that this is asked."""
+    return _INT16.pack(PushType.PING) + _INT16.pack(min(num_retries, NUMBER_MAX))
+
+
+def encode_stop() -> bytes:
+    """A StopRequest without its size."""
+    return _INT16.pack(PushType.STOP)
+
+
+def encode_start(partitions: Sequence[PositionedPartition]) -> bytes:
+    """A StartRequest without its size.
+
+    Raises:
+        WireError: more partitions than the frame can count.
+    """
+    return _INT16.pack(PushType.START) + _encode_partitions(partitions)
+
+
+class Asked(NamedTuple):
+    """What a coordinator asks, as the consumer reads it: a Ping with its retries, a Stop, or a Start with its map."""
+
+    kind: PushType
+    num_retries: int = 0
+    partitions: tuple[PositionedPartition, ...] = ()
+
+
+def decode_asked(frame: Buffer) -> Asked:
+    """A Ping, a Stop or a Start. Raises WireError."""
+    reader = _Reader(frame, "a request of the coordinator")
+    kind = reader.number(_INT16)
+    if kind == PushType.PING:
+        asked = Asked(PushType.PING, reader.count())
+    elif kind == PushType.STOP:
+        asked = Asked(PushType.STOP)
+    elif kind == PushType.START:
+        asked = Asked(PushType.START, partitions=_decode_partitions(reader))
+    else:
+        raise WireError(f"a request of the coordinator: its type is {kind}; there are Ping, Stop and Start")
+    reader.end()
+    return asked
+
+
+def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes:
+    """A PingResponse without its size. None: auto commit is off, and there is nothing in it."""
+    return b"" if positions is None else _encode_partitions(positions)
+
+
+def decode_ping_answer(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
+    """The positions in a PingResponse; one of a consumer without auto commit has none. Raises WireError."""
+    reader = _Reader(frame, "PingResponse")
+    found = _decode_partitions(reader) if auto_commit or reader.left else ()
+    reader.end()
+    return found
+
+
+def _encode_partitions(partitions: Sequence[PositionedPartition]) -> bytes:
+    parts = [_number(len(partitions), "partitions")]
+    for each in partitions:
+        parts += (_text(each.topic), _text(f"{each.leader}-{each.partition}"), _INT64.pack(each.offset))
+    return b"".join(parts)
+
+
+def _decode_partitions(reader: _Reader) -> tuple[PositionedPartition, ...]:
+    found = []
+    for _ in range(reader.count()):
+        topic, text, offset = reader.string(), reader.string(), reader.number(_INT64)
+        leader, partition = read_partition(text, reader.what)
+        found.append(PositionedPartition(topic, leader, partition, offset))
+    return tuple(found)
+
+
+def read_partition(text: str, what: str = "a partition") -> tuple[int, int]:
+    """Leader and number of a partition string.
+
+    Raises:
+        WireError: it is not a number, a dash and a number.
+    """
+    leader, dash, number = text.rpartition("-")
+    try:
+        if dash and text.isascii():
+            return int(leader), int(number)
+    except ValueError:
+        pass
+    raise WireError(f"{what}: the partition {text[:100]!r} is not LEADER-NUMBER")
+
+
+# -- what a consumer is interested in
+
+
+class TopicCount(NamedTuple):
+    """What a consumer reads, with how many streams.
+
+    Attributes:
+        topics: streams by topic name; empty with a regular expression.
+        regex: for topic names, None: `topics` says them.
+        excluding: it reads the topics that the expression does not match.
+        streams: of every topic that the expression finds.
+    """
+
+    topics: Mapping[str, int] = {}
+    regex: str | None = None
+    excluding: bool = False
+    streams: int = 1
+
+
+def read_topic_count(text: str) -> TopicCount:
+    """The text `{"topic": streams}`, `*N*regex` (topics that match) or `!N!regex` (topics that do not).
+
+    Raises:
+        WireError: it is none of them; says what is wrong with it.
+    """
+    if text[:1] in ("*", "!"):
+        number, mark, regex = text[1:].partition(text[0])
+        if not mark or not regex or not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= NUMBER_MAX:
+            raise WireError(f"topic_count {text[:200]!r} is not *STREAMS*REGEX or !STREAMS!REGEX")
+        return TopicCount(regex=regex, excluding=text[0] == "!", streams=int(number))
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}}: {error}') from None
+    if not isinstance(found, dict) or not found:
+        raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}} with a topic')
+    for topic, streams in found.items():
+        if type(streams) is not int or not 1 <= streams <= NUMBER_MAX:
+            raise WireError(f"topic_count: topic {topic!r} has {streams!r} streams, not 1 to {NUMBER_MAX}")
+    return TopicCount(found)
+
+
+def write_topic_count(wanted: TopicCount) -> str:
+    """The text of it."""
+    if wanted.regex is None:
+        return json.dumps(dict(wanted.topics), separators=(",", ":"), sort_keys=True)
+    mark = "!" if wanted.excluding else "*"
+    return f"{mark}{wanted.streams}{mark}{wanted.regex}"
+
+
+def partition_of(each: PositionedPartition) -> TopicPartition:
+    """The partition alone."""
+    return TopicPartition(each.topic, each.partition)

@@ -1,0 +1,30 @@
+"""Fixed workers over hashed queues: an assignor that hangs holds up the groups of its queue. Source: spec 4.9."""
+
+from __future__ import annotations
+
+import threading
+
+from kohort.broker.pushing import Dividers
+
+WAIT_S = 20.0
+
+
+def test_a_group_whose_assignor_hangs_holds_up_none_in_another_queue() -> None:
+    dividers = Dividers(4)
+    go_on = threading.Event()
+    try:
+        hung = dividers.of("hung").submit(go_on.wait, WAIT_S)
+        names = [f"g{number}" for number in range(40)]
+        others = [name for name in names if dividers.of(name) is not dividers.of("hung")]
+        same = next(name for name in names if dividers.of(name) is dividers.of("hung"))
+        behind = dividers.of(same).submit(str, "done")
+        for name in others:
+            assert dividers.of(name).submit(str, name).result(WAIT_S) == name
+        assert len({id(dividers.of(name)) for name in names}) == 4
+        assert not hung.done()
+        assert not behind.done(), "it waits in the queue of the one that hangs"
+        go_on.set()
+        assert behind.result(WAIT_S) == "done"
+    finally:
+        go_on.set()
+        dividers.close()
