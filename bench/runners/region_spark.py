@@ -8,7 +8,7 @@ HOW is
     beside    the same as 5s, beside another query of the region that waits a second in each batch
     cuts      two queries at half their rate; COUNT sequences are asked for, and timed by the control plane
     reset     three queries that are reset COUNT times: from the order until each has done a batch again
-    by-hand   three queries of groups of their own, stopped and started COUNT times
+    by-hand   three queries of groups of their own that stage alike, without a region, stopped and started COUNT times
     join-checkpoint, join-reset    a second query joins the first's group: until both have done a batch in what they got
 
 The clock of the first five runs from the first batch that has rows to the end of the last one.
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -35,11 +36,14 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.runners.spark import session
 from kohort import Producer
 from kohort.region import ParquetFolder
 from kohort.spark import SparkRegion, register
+from kohort.spark.region.built import built
+from kohort.spark.region.staging import StagingTask, stage_batch
 
 MOST = "400000"
 """Records of a batch: so a run has ten of them."""
@@ -109,6 +113,25 @@ class Stage:
 
     def source(self, group: str, most: str = MOST) -> dict[str, str]:
         return {"subscribe": self.topic, "group.id": f"{self.name}-{group}", "maxOffsetsPerTrigger": most}
+
+    def alone(self, name: str) -> StreamingQuery:
+        """What a query of the region does, without one: the same rows, staged for the same sink and never published."""
+        options = {
+            **self.source(name, "1000"),
+            "kafka.bootstrap.servers": self.servers,
+            "startingOffsets": "earliest",
+        }
+        rows, region_id = built(self.spark, lines, [options]), uuid.uuid4()
+        schema = to_arrow_schema(rows.schema, timezone="UTC")
+        sink = ParquetFolder(self.folder / f"{name}-{region_id.hex}").bind(self.name, region_id)
+        sink.check(schema)
+        stage = stage_batch(StagingTask(sink, schema, region_id, 0, name))
+
+        def staging(batch: DataFrame, _: int) -> None:
+            stage(batch)
+
+        writer = rows.writeStream.foreachBatch(staging)
+        return writer.option("checkpointLocation", str(self.folder / f"checkpoint-{name}")).start()
 
     def query(self, name: str, group: str, build: Any = lines, most: str = MOST, **options: Any) -> None:
         into = ParquetFolder(self.folder / name)
@@ -191,24 +214,14 @@ def resets(servers: str, topic: str, count: int, folder: Path) -> dict[str, floa
 def by_hand(servers: str, topic: str, count: int, folder: Path) -> dict[str, float]:
     """Three queries of groups of their own are stopped and started."""
     stage = Stage(servers, topic, folder)
-
-    def start() -> list[Any]:
-        started = []
-        for name in "abc":
-            options = {**stage.source(name, "1000"), "kafka.bootstrap.servers": servers, "startingOffsets": "earliest"}
-            frame = lines(stage.spark.readStream.format("kohort").options(**options).load())
-            writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / f"c-{name}"))
-            started.append(writer.start(str(folder / name)))
-        return started
-
-    queries = start()
+    queries = [stage.alone(name) for name in "abc"]
     stage.rows.until(lambda: len(stage.rows.batches) == 3)
     began_s = time.perf_counter()
     for _ in range(count):
         for query in queries:
             query.stop()
         stage.rows.batches.clear()
-        queries = start()
+        queries = [stage.alone(name) for name in "abc"]
         stage.rows.until(lambda: len(stage.rows.batches) == 3)
     took_s = time.perf_counter() - began_s
     for query in queries:
