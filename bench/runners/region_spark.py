@@ -40,7 +40,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.runners.spark import session
 from kohort import Producer
-from kohort.region import ParquetFolder, RegionSeen
+from kohort.region import ParquetFolder
+from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
 from kohort.spark.region.built import built
 from kohort.spark.region.staging import StagingTask, stage_batch
