@@ -8,7 +8,7 @@ HOW is
     beside    the same as 5s, beside another query of the region that waits a second in each batch
     cuts      two queries at half their rate; COUNT sequences are asked for, and timed by the control plane
     reset     three queries that are reset COUNT times: from the order until each has done a batch again
-    by-hand   three queries of groups of their own, stopped and started COUNT times
+    by-hand   three queries of groups of their own that stage alike, without a region, stopped and started COUNT times
     join-checkpoint, join-reset    a second query joins the first's group: until both have done a batch in what they got
 
 The clock of the first five runs from the first batch that has rows to the end of the last one.
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -35,14 +36,20 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
+from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.runners.spark import session
 from kohort import Producer
 from kohort.region import ParquetFolder
+from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
+from kohort.spark.region.built import built
+from kohort.spark.region.staging import StagingTask, stage_batch
 
 MOST = "400000"
 """Records of a batch: so a run has ten of them."""
+FEW = "200"
+"""The same where queries are started often, and each time is to have something to read."""
 PATIENCE_S = 300.0
 
 
@@ -53,7 +60,7 @@ class Rows(StreamingQueryListener):
         self.lock = threading.Condition()
         self.began_s = self.ended_s = 0.0
         self.count = 0
-        self.batches: dict[str, int] = {}
+        self.batches: dict[str, int] = {}  # by run: a query that is started again has another one
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None: ...  # noqa: N802 - Spark's names
 
@@ -71,7 +78,7 @@ class Rows(StreamingQueryListener):
             self.began_s = self.began_s or now - took_s
             self.ended_s = now
             self.count += told["numInputRows"]
-            self.batches[told["id"]] = self.batches.get(told["id"], 0) + 1
+            self.batches[told["runId"]] = self.batches.get(told["runId"], 0) + 1
             self.lock.notify_all()
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -83,6 +90,15 @@ class Rows(StreamingQueryListener):
         with self.lock:
             if not self.lock.wait_for(done, PATIENCE_S):
                 raise TimeoutError(f"{self.count} rows in {PATIENCE_S:g} s")
+
+    def until_runs(self, count: int, do: Callable[[], object]) -> float:
+        """Do something, and wait until so many runs that were not there before have done a batch; gives the seconds."""
+        with self.lock:
+            before = set(self.batches)
+        began_s = time.perf_counter()
+        do()
+        self.until(lambda: len(self.batches.keys() - before) >= count)
+        return time.perf_counter() - began_s
 
 
 def lines(frame: DataFrame) -> DataFrame:
@@ -109,6 +125,33 @@ class Stage:
 
     def source(self, group: str, most: str = MOST) -> dict[str, str]:
         return {"subscribe": self.topic, "group.id": f"{self.name}-{group}", "maxOffsetsPerTrigger": most}
+
+    def alone(self, name: str) -> StreamingQuery:
+        """What a query of the region does, without one: the same rows, staged for the same sink and never published."""
+        options = {
+            **self.source(name, FEW),
+            "kafka.bootstrap.servers": self.servers,
+            "startingOffsets": "earliest",
+        }
+        rows, region_id = built(self.spark, lines, [options]), uuid.uuid4()
+        schema = to_arrow_schema(rows.schema, timezone="UTC")
+        sink = ParquetFolder(self.folder / f"{name}-{region_id.hex}").bind(self.name, region_id)
+        sink.check(schema)
+        stage = stage_batch(StagingTask(sink, schema, region_id, 0, name))
+
+        def staging(batch: DataFrame, _: int) -> None:
+            stage(batch)
+
+        writer = rows.writeStream.foreachBatch(staging)
+        return writer.option("checkpointLocation", str(self.folder / f"checkpoint-{name}")).start()
+
+    def sequence(self) -> RegionSeen:
+        """Have a sequence taken."""
+        before = self.region.describe().sequence
+        self.region.checkpoint()
+        while (seen := self.region.describe()).sequence == before:
+            time.sleep(0.005)
+        return seen
 
     def query(self, name: str, group: str, build: Any = lines, most: str = MOST, **options: Any) -> None:
         into = ParquetFolder(self.folder / name)
@@ -148,11 +191,7 @@ def cuts(servers: str, topic: str, count: int, folder: Path) -> dict[str, float]
     feeder.start()
     took_ms = []
     for _ in range(count):
-        before = stage.region.describe().sequence
-        stage.region.checkpoint()
-        while (seen := stage.region.describe()).sequence == before:
-            time.sleep(0.005)
-        took_ms.append(seen.sequence_ms)
+        took_ms.append(stage.sequence().sequence_ms)
         time.sleep(0.2)
     feeding.set()
     feeder.join()
@@ -174,15 +213,10 @@ def resets(servers: str, topic: str, count: int, folder: Path) -> dict[str, floa
     """Three queries go back."""
     stage = Stage(servers, topic, folder)
     for name in "abc":
-        stage.query(name, name, most="1000")
-    stage.region.start()
-    stage.rows.until(lambda: len(stage.rows.batches) == 3)
-    began_s = time.perf_counter()
-    for _ in range(count):
-        stage.rows.batches.clear()
-        stage.region.reset("a bench")
-        stage.rows.until(lambda: len(stage.rows.batches) == 3)
-    took_s = time.perf_counter() - began_s
+        stage.query(name, name, most=FEW)
+    stage.rows.until_runs(3, stage.region.start)
+    stage.sequence()
+    took_s = sum(stage.rows.until_runs(3, lambda: stage.region.reset("a bench")) for _ in range(count))
     stage.region.close(gently=False)
     stage.spark.stop()
     return {"amount": count, "seconds": took_s}
@@ -191,26 +225,15 @@ def resets(servers: str, topic: str, count: int, folder: Path) -> dict[str, floa
 def by_hand(servers: str, topic: str, count: int, folder: Path) -> dict[str, float]:
     """Three queries of groups of their own are stopped and started."""
     stage = Stage(servers, topic, folder)
+    queries: list[StreamingQuery] = []
 
-    def start() -> list[Any]:
-        started = []
-        for name in "abc":
-            options = {**stage.source(name, "1000"), "kafka.bootstrap.servers": servers, "startingOffsets": "earliest"}
-            frame = lines(stage.spark.readStream.format("kohort").options(**options).load())
-            writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / f"c-{name}"))
-            started.append(writer.start(str(folder / name)))
-        return started
-
-    queries = start()
-    stage.rows.until(lambda: len(stage.rows.batches) == 3)
-    began_s = time.perf_counter()
-    for _ in range(count):
+    def start_again() -> None:
         for query in queries:
             query.stop()
-        stage.rows.batches.clear()
-        queries = start()
-        stage.rows.until(lambda: len(stage.rows.batches) == 3)
-    took_s = time.perf_counter() - began_s
+        queries[:] = [stage.alone(name) for name in "abc"]
+
+    stage.rows.until_runs(3, start_again)
+    took_s = sum(stage.rows.until_runs(3, start_again) for _ in range(count))
     for query in queries:
         query.stop()
     stage.spark.stop()
@@ -218,16 +241,13 @@ def by_hand(servers: str, topic: str, count: int, folder: Path) -> dict[str, flo
 
 
 def join(how: str, servers: str, topic: str, folder: Path) -> dict[str, float]:
-    """A second query joins: until the first has done a batch of what is left to it."""
+    """A second query joins: until it has done a batch, and in a reset the first one too, which is started again."""
     stage = Stage(servers, topic, folder, every="1s")
-    stage.query("a", "both", most="1000", on_rebalance=how)
-    stage.region.start()
-    stage.rows.until(lambda: len(stage.rows.batches) == 1)
-    stage.query("b", "both", most="1000", on_rebalance=how)
-    began_s = time.perf_counter()
-    stage.region.start()
-    stage.rows.until(lambda: len(stage.rows.batches) >= 2)
-    took_s = time.perf_counter() - began_s
+    stage.query("a", "both", most=FEW, on_rebalance=how)
+    stage.rows.until_runs(1, stage.region.start)
+    stage.sequence()  # else a reset would have it begin anew
+    stage.query("b", "both", most=FEW, on_rebalance=how)
+    took_s = stage.rows.until_runs(1 if how == "checkpoint" else 2, stage.region.start)
     stage.region.close(gently=False)
     stage.spark.stop()
     return {"amount": 1, "seconds": took_s}

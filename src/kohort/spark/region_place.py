@@ -16,7 +16,7 @@ from kohort.spark.data_loss import lose
 from kohort.spark.options import SourceOptions
 from kohort.spark.place import Held, Replay
 from kohort.spark.rebalances import Standing
-from kohort.spark.region.seats import WAIT_MS_MAX, Handed, HandedPart, Lost, LostPart, topic_ids
+from kohort.spark.region.seats import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, topic_ids
 
 ANSWER_S = 4.0
 """How long the application may leave a question unanswered, what it was asked to wait included. A query without its
@@ -64,6 +64,7 @@ class RegionPlace:
         self._reached: dict[int, int] = {}  # by handing, where it goes on
         self._checked: set[int] = set()  # handings whose starts have been looked for in the log
         self._gone: set[int] = set()  # handings of topics that are gone, which has been told
+        self._known: tuple[int, float] | None = None  # the version of which no batch has been tried, and since when
         self._present, self._looked_at, self._looked_for = Present(), float("-inf"), frozenset[str]()
 
     def resume(self, start: BatchOffset) -> None:
@@ -77,12 +78,13 @@ class RegionPlace:
         run that is stopped is refused with the next one; SIGTERM and the application's end are heard at once.
         """
         del start
-        answer = self._ask("held", wait_ms=round(min(wait_ms, WAIT_MS_MAX)))
+        answer = self._ask("held", wait_ms=round(min(wait_ms, WAIT_MS_MAX)), **self._idle())
         while answer.get("stay"):
             answer = self._ask("held", wait_ms=WAIT_MS_MAX)
         if answer.get("hold"):
             return None
         handed = Handed.from_message(answer)
+        self._known = handed.version, time.monotonic()
         self._run_of(handed.epoch)
         self._go_on(handed, at)
         parts = self._parts = self._there(handed.parts)
@@ -95,6 +97,18 @@ class RegionPlace:
             {tp: one.handing for tp, one in parts.items()},
             handed.version,
         )
+
+    def _idle(self) -> Message:
+        """What a question carries after a look that found nothing: the next one is due `IDLE_MS` after that look.
+
+        Looks are so far apart, and no wait is so long: Spark asks the sources of a join one after the other, and a busy
+        one is not to wait for an idle one. A source's own batch is followed by a look at once.
+        """
+        if self._known is None:
+            return {}
+        version, since_s = self._known
+        left_ms = round(IDLE_MS - (time.monotonic() - since_s) * 1000)
+        return Idle(version, left_ms).to_message() if left_ms > 0 else {}
 
     def _go_on(self, handed: Handed, at: Mapping[TopicPartition, int]) -> None:
         """Note where each part goes on; also for one that is left out of a look and comes back under its handing."""
@@ -193,6 +207,7 @@ class RegionPlace:
 
     def begin(self, held: Held, batch: int) -> bool:
         """Ask whether the batch may begin: from then on nothing is given up until it ends."""
+        self._known = None  # there is something to read: also when that may not begin, the next look is due at once
         return bool(self._ask("begin", version=held.version, batch=batch).get("ok"))
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:

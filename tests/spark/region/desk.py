@@ -18,7 +18,7 @@ from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.channel import Line, Switchboard
 from kohort.spark.options import parse_options
 from kohort.spark.query import Query
-from kohort.spark.region.seats import Handed, HandedPart, Lost, Seats
+from kohort.spark.region.seats import Handed, HandedPart, Idle, Lost, Seats
 from kohort.spark.region_place import RegionPlace
 
 EPOCH, GENERATION = 5, 3
@@ -36,6 +36,7 @@ class Desk:
         ended: those that are over.
         lost: what it was told of records that are gone.
         waits: what each question of `held` was let wait, in ms.
+        idle: what each of them said of a look that found nothing; it is answered at once.
     """
 
     def __init__(self, topic: str, topic_id: TopicId) -> None:
@@ -47,6 +48,7 @@ class Desk:
         self.ended: list[int] = []
         self.lost_parts: list[Lost] = []
         self.waits: list[int] = []
+        self.idle: list[Idle | None] = []
         self.before_begin: Callable[[], None] = lambda: None
         self.starts: dict[int, int] = {}  # by handing
         self._changed = threading.Condition()
@@ -79,10 +81,11 @@ class Desk:
             self.holds = holds
             self._changed.notify_all()
 
-    def held(self, wait_ms: int) -> Handed | None:
+    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
         self._heed()
         with self._changed:
             self.waits.append(wait_ms)
+            self.idle.append(idle)
             if not self._changed.wait_for(lambda: not self.holds, wait_ms / 1000):
                 return None
             return Handed(self._version, self.epoch, GENERATION, tuple(self._parts.values()))

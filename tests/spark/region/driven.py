@@ -69,6 +69,9 @@ class Group:
 
     def commit(self, offsets: object, timeout_ms: float) -> None: ...
 
+    def committed(self, partitions: list[TopicPartition], timeout_ms: float) -> dict[TopicPartition, None]:
+        return dict.fromkeys(partitions)
+
     def group_metadata(self) -> GroupMetadata:
         return GroupMetadata("g", 1, "m-1", None)
 

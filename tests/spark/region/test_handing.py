@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from uuid import UUID
+
+import pytest
+from tests.support.waiting import until
 
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.seats import Lost
+from kohort.spark.region.seats import Handed, Idle, Lost
 
 TOPIC = UUID(int=7)
 RUN = 1
@@ -94,6 +99,111 @@ def test_a_source_that_waits_is_answered_when_its_run_is_to_be_stopped() -> None
     assert found == [None]
     seated.seat.let("not started")
     assert seated.run.held(0) is None, "it is over, whatever is held"
+
+
+DAY_MS = 86_400_000
+PATIENCE_S = 10.0
+"""How long an answer that is due may take; less where it is to fail."""
+
+
+class Asking:
+    """An idle source's question: for a day there is nothing to read in what it knows."""
+
+    def __init__(self, seated: Seated, wait_ms: int = DAY_MS) -> None:
+        held = seated.run.held(0)
+        assert held is not None
+        self.knows = held.version
+        self.answers: list[Handed | None] = []
+        idle = Idle(held.version, DAY_MS)
+        self._thread = threading.Thread(target=lambda: self.answers.append(seated.run.held(wait_ms, idle)), daemon=True)
+        self._thread.start()
+        until(lambda: seated.seat._changed._waiters, "it waits")  # type: ignore[attr-defined]
+
+    def answer(self) -> Handed | None:
+        self._thread.join(PATIENCE_S)
+        assert self.answers, "the source waits on"
+        return self.answers[0]
+
+
+NEWS: list[Callable[[HandingSeat], object]] = [
+    lambda seat: seat.give(position(2, 5)),
+    lambda seat: seat.take([T1]),
+    lambda seat: seat.keep_from([T1]),
+    lambda seat: seat.clear(),
+]
+
+
+@pytest.mark.parametrize("tell", NEWS, ids=["given", "taken", "kept", "cleared"])
+def test_an_idle_source_is_told_at_once_of_what_is_new(tell: Callable[[HandingSeat], object]) -> None:
+    seated = Seated()
+    asking = Asking(seated)
+    tell(seated.seat)
+    told = asking.answer()
+    assert told is not None and told.version > asking.knows
+    assert told == seated.run.held(0)
+
+
+def test_an_idle_source_is_told_at_once_that_nothing_may_be_planned() -> None:
+    seated = Seated()
+    asking = Asking(seated, wait_ms=0)
+    seated.seat.hold("wanted back")
+    assert asking.answer() is None
+
+
+@pytest.mark.parametrize("stop", ["the run is to end", "a reset has begun another"])
+def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
+    seated = Seated()
+    asking = Asking(seated)
+    if stop == "the run is to end":
+        seated.seat.end_run()
+    else:
+        seated.seat.start(4)
+    assert asking.answer() is None
+
+
+def _has_stop_wait(self: HandingSeat, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+    with self._changed:
+        if idle is not None:
+            self._changed.wait_for(lambda: idle.version != self._version, idle.ms / 1000)
+    return _HELD(self, wait_ms, run)
+
+
+def _hears_of_no_change(self: HandingSeat, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+    with self._changed:
+        if idle is not None:
+            self._changed.wait_for(lambda: run != self._run, idle.ms / 1000)
+    return _HELD(self, wait_ms, run)
+
+
+_HELD = HandingSeat.held
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        (_has_stop_wait, lambda: test_neither_stop_nor_reset_waits_for_an_idle_source("the run is to end")),
+        (_has_stop_wait, test_an_idle_source_is_told_at_once_that_nothing_may_be_planned),
+        (_hears_of_no_change, lambda: test_an_idle_source_is_told_at_once_of_what_is_new(NEWS[0])),
+    ],
+)
+def test_a_seat_that_leaves_an_idle_source_waiting_is_seen(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(HandingSeat, "held", fault)
+    monkeypatch.setitem(globals(), "PATIENCE_S", 0.5)
+    with pytest.raises(AssertionError, match="the source waits on"):
+        test()
+
+
+def test_an_idle_source_waits_for_as_long_as_it_said_when_nothing_is_new() -> None:
+    seated = Seated()
+    held = seated.run.held(0)
+    assert held is not None
+    began = time.monotonic()
+    assert seated.run.held(0, Idle(held.version, 50)) == held
+    assert time.monotonic() - began >= 0.05
+    found = seated.run.held(0, Idle(held.version - 1, DAY_MS))
+    assert found == held, "what it knew was old"
 
 
 def test_what_is_wanted_back_is_kept_and_not_planned() -> None:

@@ -21,6 +21,7 @@ from kohort.spark import region_place
 from kohort.spark.batch_offset import BatchOffset, Span
 from kohort.spark.catalog import Present
 from kohort.spark.query import Query
+from kohort.spark.region import seats
 from kohort.spark.region_place import RegionPlace
 
 __all__ = ["own_signals", "place", "region"]
@@ -134,6 +135,38 @@ def test_a_query_that_has_nothing_plans_nothing(region: Region) -> None:
     region.desk.hand({0: 10})
     assert region.trigger(query, FIRST) is None, "all is read"
     assert region.desk.begun == []
+
+
+def test_looks_that_find_nothing_are_a_tenth_of_a_second_apart(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seat lets a source wait, and only for what is left of that: so the other source of a join goes on."""
+    monkeypatch.setattr(region_place, "IDLE_MS", 1_000_000)
+    region.desk.hand({0: 0})
+    query = region.query()
+    batch = region.batch(query, FIRST)
+    assert region.trigger(query, batch) is None
+    assert region.desk.idle == [None, None], "there may be more behind a batch"
+    assert region.trigger(query, batch) is None
+    idle = region.desk.idle[-1]
+    assert idle is not None and idle.version == 1 and idle.ms <= seats.IDLE_MS
+    monkeypatch.setattr(region_place, "IDLE_MS", 0)
+    assert region.trigger(query, batch) is None
+    assert region.desk.idle[-1] is None, "it is time to look again"
+
+
+def test_a_batch_that_may_not_begin_is_asked_for_again_at_once(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_place, "IDLE_MS", 1_000_000)
+    region.desk.hand({0: 0})
+    query = region.query()
+
+    def hold() -> None:
+        region.desk.before_begin = lambda: None
+        region.desk.hold(True)
+
+    region.desk.before_begin = hold
+    assert region.trigger(query, FIRST) is None and region.desk.begun == []
+    region.desk.hold(False)
+    assert region.spans(region.batch(query, FIRST)) == {0: (0, 10)}
+    assert region.desk.idle == [None, None]
 
 
 def test_after_a_reset_the_seats_starts_count_and_not_the_folders(region: Region) -> None:

@@ -18,7 +18,7 @@ from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
 from kohort.spark.channel import Line, Message, Switchboard
-from kohort.spark.region.seats import WAIT_MS_MAX, Handed, HandedPart, Lost, LostPart, Seats
+from kohort.spark.region.seats import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, Seats
 
 A = uuid.UUID(int=1)
 
@@ -185,6 +185,8 @@ def test_a_seat_answers_its_query_and_nobody_else() -> None:
     assert seats.query_at("s") == "q1"
     assert "another query reads this same load()" in ask(seats, "held", query="q2", wait_ms=0)["refused"]
     assert desk.waits == [WAIT_MS_MAX], "no source has its application wait for longer"
+    ask(seats, "held", wait_ms=0, **Idle(1, 60_000).to_message())
+    assert desk.idle == [None, Idle(1, IDLE_MS)], "nor does it keep one that has found nothing"
     assert ask(seats, "begin", version=0, batch=1) == {"ok": False}
     assert ask(seats, "begin", version=1, batch=1) == {"ok": True}
     assert ask(seats, "end", batch=1) == {"ok": True} and desk.ended == [1]
@@ -202,7 +204,14 @@ def test_a_seat_answers_its_query_and_nobody_else() -> None:
 
 @pytest.mark.parametrize(
     ("what", "facts"),
-    [("held", {}), ("begin", {"version": 1}), ("end", {"batch": "1"}), ("held", {"wait_ms": -1}), ("more", {})],
+    [
+        ("held", {}),
+        ("begin", {"version": 1}),
+        ("end", {"batch": "1"}),
+        ("held", {"wait_ms": -1}),
+        ("held", {"wait_ms": 0, "known": 1}),
+        ("more", {}),
+    ],
 )
 def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any]) -> None:
     seats = Seats()

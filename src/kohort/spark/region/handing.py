@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.facts import Position
-from kohort.spark.region.seats import Handed, HandedPart, Lost
+from kohort.spark.region.seats import Handed, HandedPart, Idle, Lost
 
 
 class HandingSeat:
@@ -39,9 +39,18 @@ class HandingSeat:
 
     # -- the source's thread
 
-    def held(self, wait_ms: int, run: int) -> Handed | None:
-        """What may be read; None: nothing may be planned now, also after so long a wait, or the run is over."""
+    def held(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+        """What may be read; None: nothing may be planned now, also after so long a wait, or the run is over.
+
+        A source that is idle and knows what it may read waits first, until that changes or its run is over.
+        """
+
+        def is_news() -> bool:
+            return idle is None or bool(self._holds) or (idle.version, run) != (self._version, self._run)
+
         with self._changed:
+            if idle is not None:
+                self._changed.wait_for(is_news, idle.ms / 1000)
             self._changed.wait_for(lambda: not self._holds or self._run != run, wait_ms / 1000)
             if self._holds or self._run != run:
                 return None
@@ -137,6 +146,7 @@ class HandingSeat:
         """
         with self._changed:
             self._holds[why] = stays
+            self._changed.notify_all()
             return self._running
 
     def let(self, why: str) -> None:
@@ -172,8 +182,8 @@ class RunSeat:
     seat: HandingSeat
     run: int
 
-    def held(self, wait_ms: int) -> Handed | None:
-        return self.seat.held(wait_ms, self.run)
+    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+        return self.seat.held(wait_ms, self.run, idle)
 
     def stays(self) -> bool:
         return self.seat.stays()

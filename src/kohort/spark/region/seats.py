@@ -21,7 +21,12 @@ from kohort.spark.channel import Message
 log = logging.getLogger("kohort.spark")
 
 WAIT_MS_MAX = 1_000
-"""The longest that a source may have its application wait: a query that is stopped waits for it."""
+"""The longest that a source may have its application wait while nothing may be planned: a query that is stopped waits
+for it."""
+IDLE_MS = 100
+"""How far apart the looks of a source are that finds nothing to read; at most so much later is a new record seen. Spark
+triggers an idle query 70 times a second, which took a fifth of a core: in the source, the JVM, here and in the broker.
+"""
 UNKNOWN = "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"
 ANOTHER = (
     "another query reads this same load(), or this query does on the other side of a join with itself: a region's "
@@ -86,6 +91,33 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """A source that has found nothing to read in what it knows: it need not look again at once.
+
+    Attributes:
+        version: what it knows, as `Handed.version`.
+        ms: when it looks again, if that is still what counts; at most `IDLE_MS`.
+    """
+
+    version: int
+    ms: int
+
+    def to_message(self) -> Message:
+        return {"known": self.version, "idle_ms": self.ms}
+
+    @classmethod
+    def from_message(cls, message: Message) -> Idle | None:
+        """Read what `to_message` wrote; None: it is not in this question, which is answered at once.
+
+        Raises:
+            InvalidInputError: only a part of it is there.
+        """
+        if "known" not in message:
+            return None
+        return cls(_number(message, "known"), _number(message, "idle_ms", IDLE_MS))
+
+
+@dataclass(frozen=True, slots=True)
 class LostPart:
     """Where records of a partition are gone, by the source's own look at the log.
 
@@ -145,8 +177,13 @@ class Seat(Protocol):
     query with its text.
     """
 
-    def held(self, wait_ms: int) -> Handed | None:
-        """What the query may read now; None while nothing may be planned. May take up to `wait_ms` to say so."""
+    def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+        """What the query may read now; None: nothing may be planned.
+
+        Args:
+            wait_ms: how long to wait until something may be planned.
+            idle: how long to wait until that is something else than the source knows; None: not at all.
+        """
 
     def stays(self) -> bool:
         """Of a query that may plan nothing: whether its source asks on, and Spark's trigger does not end meanwhile.
@@ -229,7 +266,7 @@ class Seats:
     def _answer(self, seat: Seat, message: Message) -> Message:
         what = message.get("what")
         if what == "held":
-            handed = seat.held(_number(message, "wait_ms", WAIT_MS_MAX))
+            handed = seat.held(_number(message, "wait_ms", WAIT_MS_MAX), Idle.from_message(message))
             return {"hold": True, "stay": seat.stays()} if handed is None else handed.to_message()
         if what == "begin":
             return {"ok": seat.begin(_number(message, "version"), _number(message, "batch"))}
