@@ -47,7 +47,7 @@ def latencies(here: Site, options: Options, console: Console) -> Taken:
         if options.only in title:
             with here.ours() as ours:
                 many = options.records(_REQUESTS)
-                found = latency.contenders(here, ours.servers, here.kafka.bootstrap_servers, many, others)
+                found = latency.contenders(here, ours, many, others)
                 yield _shown(title, found, options, console)
 
 

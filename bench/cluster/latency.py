@@ -10,11 +10,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from bench.cluster.site import Site
 from bench.coordinator.load import COMMITS, LOOK_S, host_and_port, percentile
 from bench.coordinator.members import NOT_YET
+from bench.coordinator.places import Coordinator
 from bench.coordinator.wire import Link
 from bench.harness import Contender, RunFailed, Sample
 from kohort.broker.serving import new_loop
@@ -73,21 +75,24 @@ async def _checked(ask: Ask, link: Link) -> None:
         raise RunFailed(f"refused with {code}")
 
 
-async def _load(ask: Ask, address: tuple[str, int]) -> None:
+async def _load(ask: Ask, address: tuple[str, int], asked: list[int]) -> None:
     link = await Link.open(*address, "load")
     while True:
         await _checked(ask, link)
+        asked[0] += 1
         await asyncio.sleep(PAUSE_S)
 
 
-async def _one_at_a_time(servers: str, ask: Ask, count: int, others: int) -> list[float]:
+async def _one_at_a_time(servers: str, ask: Ask, trial: Trial) -> tuple[list[float], int]:
+    """The times of one who asks, and how often all have asked."""
     address = host_and_port(servers)
     link = await Link.open(*address, "latency")
     while await ask(link) in NOT_YET:
         await link.idle(LOOK_S)
-    load = [asyncio.create_task(_load(ask, address)) for _ in range(others)]
+    asked = [0]
+    load = [asyncio.create_task(_load(ask, address, asked)) for _ in range(trial.others)]
     seen = []
-    for number in range(_UNHURRIED + count):
+    for number in range(_UNHURRIED + trial.count):
         started = time.perf_counter()
         await _checked(ask, link)
         if number >= _UNHURRIED:
@@ -98,34 +103,52 @@ async def _one_at_a_time(servers: str, ask: Ask, count: int, others: int) -> lis
         task.cancel()
     await asyncio.gather(*load, return_exceptions=True)
     link.abort()
-    return seen
+    return seen, asked[0] + _UNHURRIED + trial.count
 
 
-def contender(name: str, servers: str, ask: Ask, count: int, others: int) -> Contender:
-    """One who asks so often; the rate is one over the median."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How often is asked, and what goes on beside it.
 
-    def run() -> Sample:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            seen = runner.run(_one_at_a_time(servers, ask, count, others))
-        p50, p99 = percentile(seen, 0.5), percentile(seen, 0.99)
-        return Sample(1.0, p50, {"p50_ms": round(p50 * 1e3, 2), "p99_ms": round(p99 * 1e3, 2)})
+    Attributes:
+        count: requests that are timed.
+        others: connections that do the same meanwhile.
+        processes: who takes part, by the name of the fact that tells what a request costs it.
+    """
 
-    return Contender(name, run)
+    count: int
+    others: int
+    processes: dict[str, Coordinator]
+
+    def contender(self, name: str, servers: str, ask: Ask) -> Contender:
+        """One who asks; the rate is one over the median."""
+
+        def run() -> Sample:
+            used = {each: of.cpu_s() for each, of in self.processes.items()}
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                seen, asked = runner.run(_one_at_a_time(servers, ask, self))
+            p50, p99 = percentile(seen, 0.5), percentile(seen, 0.99)
+            facts = {"p50_ms": round(p50 * 1e3, 2), "p99_ms": round(p99 * 1e3, 2)}
+            for each, of in self.processes.items():
+                facts[f"{each}, CPU µs each"] = round((of.cpu_s() - used[each]) / asked * 1e6)
+            return Sample(1.0, p50, facts)
+
+        return Contender(name, run)
 
 
-def contenders(site: Site, ours: str, kafkas: str, count: int, others: int) -> list[Contender]:
+def contenders(site: Site, ours: Coordinator, count: int, others: int) -> list[Contender]:
     """A produce, and a commit at each coordinator.
 
     Args:
         site: where.
-        ours: the address of our coordinator.
-        kafkas: of Kafka's.
+        ours: our coordinator.
         count: requests that are timed.
         others: connections that do the same meanwhile.
     """
-    topic = site.new_topic(1)
+    topic, kafka = site.new_topic(1), site.kafkas
+    trial = Trial(count, others, {"coordinator": ours, "Kafka": kafka})
     return [
-        contender("produce, acks=all", kafkas, producing(topic), count, others),
-        contender("commit, kohort over Kafka", ours, committing(topic), count, others),
-        contender("commit, Apache Kafka", kafkas, committing(topic), count, others),
+        trial.contender("produce, acks=all", kafka.servers, producing(topic)),
+        trial.contender("commit, kohort over Kafka", ours.servers, committing(topic)),
+        trial.contender("commit, Apache Kafka", kafka.servers, committing(topic)),
     ]

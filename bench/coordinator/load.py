@@ -309,7 +309,7 @@ class Load:
             link = await Link.open(host, port, "commits")
             request = self._commit_request(f"{self._run}-commits-{index}", partitions)
             answer = await self._first_commit(link, request)
-            bad: set[object] = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
+            bad: set[Any] = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
             frame = framing.encode_request(request, COMMITS, 0, "commits")
             taken = await link.repeat(frame)
             while time.monotonic() < ended and not bad:
