@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from bench.cluster import costs, latency, loading, takeover
-from bench.cluster.site import KAFKAS, Site, site
+from bench.cluster.site import KAFKAS, Site, site, site_of_three
 from bench.coordinator.comparisons import Scenario, commit_rate, play
 from bench.coordinator.places import Coordinator
 from bench.harness import Contender, Figure, NotHere, Options, Sample, compare
@@ -31,6 +31,7 @@ def figures(options: Options, console: Console) -> Taken:
         with site() as here:
             for taken in (latencies, commits, quiet, ends, loads):
                 yield from taken(here, options, console)
+        yield from latencies_of_three(options, console)
     except NotHere as error:
         console.print(f"coordinators over Kafka: {error}")
 
@@ -42,9 +43,22 @@ def _shown(
     return compare(title, contenders, rounds=options.rounds, unit=unit, baseline=baseline, console=console)
 
 
-def latencies(here: Site, options: Options, console: Console) -> Taken:
+def _latency_titles(where: str) -> dict[str, int]:
+    """The titles of latencies that are asked for, with how many others do the same meanwhile."""
+    return {f"a commit, {where}, idle": 0, f"a commit, {where}, under {latency.OTHERS} others": latency.OTHERS}
+
+
+def latencies_of_three(options: Options, console: Console) -> Taken:
+    """On three nodes; started only where that is asked for."""
+    where = "three nodes"
+    if any(options.only in title for title in _latency_titles(where)):
+        with site_of_three() as here:
+            yield from latencies(here, options, console, where)
+
+
+def latencies(here: Site, options: Options, console: Console, where: str = "one node") -> Taken:
     """A commit beside a produce, one at a time."""
-    for title, others in (("a commit, idle", 0), (f"a commit, under {latency.OTHERS} others", latency.OTHERS)):
+    for title, others in _latency_titles(where).items():
         if options.only in title:
             with here.ours() as ours:
                 many = options.records(_REQUESTS)
@@ -76,11 +90,12 @@ def _both(scenario: Scenario, ours: Coordinator, kafka: Coordinator) -> Sample:
 
 def quiet(here: Site, options: Options, console: Console) -> Taken:
     """What members cost that only heartbeat."""
+    many = options.records(_MEMBERS)
     for title, members, groups, shards in (
         ("cores of an idle coordinator, 50 shards", 0, 1, 50),
         ("cores for 50 groups of one member, 50 shards", 50, 50, 50),
-        (f"cores for {_MEMBERS:,} members in one group", _MEMBERS, 1, 4),
-        (f"cores for {_MEMBERS:,} members in 500 groups", _MEMBERS, 500, 50),
+        (f"cores for {many:,} members in one group", many, 1, 4),
+        (f"cores for {many:,} members in 500 groups", many, 500, 50),
     ):
         if options.only in title:
             found = costs.quiet(here, members, groups, _QUIET_S, shards)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.cluster.running import CoordinatorProcess
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable
 
 from bench.coordinator.load import host_and_port
@@ -89,3 +90,18 @@ def site() -> Iterator[Site]:
         raise NotHere(str(error)) from error
     with kafka:
         yield Site(kafka)
+
+
+@contextmanager
+def site_of_three() -> Iterator[Site]:
+    """Three fresh nodes; topics have three replicas, two of which must have a record before it counts.
+
+    Raises:
+        NotHere: there is no Apache Kafka on this machine.
+    """
+    with ExitStack() as stack:
+        try:
+            nodes = stack.enter_context(three_nodes())
+        except MavenUnavailable as error:
+            raise NotHere(str(error)) from error
+        yield Site(nodes[0])
