@@ -68,7 +68,8 @@ _COMMITTED: Final = _RECORD_BYTES + _NUMBER * len(OffsetCommitted._fields)
 def record_bytes(record: Record) -> int:
     """About how many bytes a record takes in a journal: not fewer than it does, as far as its texts and bytes go."""
     if type(record) is OffsetCommitted:  # most are: a commit of many partitions must not be held up by this
-        return _COMMITTED + _bytes_of((record.group_id, record.topic, record.metadata))
+        texts = record.group_id + record.topic + record.metadata
+        return _COMMITTED + (len(texts) if texts.isascii() else len(texts.encode()))
     values = record if isinstance(record, tuple) else [getattr(record, field.name) for field in fields(record)]
     return _RECORD_BYTES + _weight(values)
 
