@@ -13,7 +13,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
@@ -21,9 +21,9 @@ from bench.coordinator.wire import Link
 from kohort.broker.descriptors import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
-from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
+from kohort.wire.cluster import ApiVersionsRequest, CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
-from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
+from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 
 STABLE_WITHIN_S = 150.0
 LOOK_S = 0.005
@@ -44,17 +44,33 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-async def prepare_topic(host: str, port: int, topic: str, partitions: int) -> uuid.UUID:
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+async def prepare_topic(address: tuple[str, int], made_at: tuple[str, int], topic: str, partitions: int) -> uuid.UUID:
     """Create the topic and return its id once the cluster shows it and its coordinator answers.
 
-    The look-up comes first: Apache Kafka makes its offsets topic only when asked for a coordinator.
+    The look-up comes first: Apache Kafka makes its offsets topic only when asked for a coordinator. It is done under
+    kohort's name, since coordinators apart from the brokers refuse it to others.
+
+    Args:
+        address: where groups are.
+        made_at: where topics are made.
+        topic: its name.
+        partitions: how many it has.
     """
-    link = await Link.open(host, port, "load")
+    link = await Link.open(*made_at, "load")
     create = CreateTopicsRequest(
         topics=[CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=partitions, replication_factor=1)],
         timeout_ms=30_000,
     )
     await link.ask(create, 5)
+    link.abort()
+    link = await Link.open(*address, "load")
+    await link.ask(ApiVersionsRequest(client_software_name=SOFTWARE["kohort"], client_software_version="1"), 3)
     want = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
     while True:
         answer = await link.ask(want, 12)
@@ -257,7 +273,7 @@ class Load:
         each = min(OFFSETS_PER_COMMIT, self.plan.partitions)
         names = [f"{self._run}-o{index}" for index in range(-(-count // each))]
         for name in names:
-            answer = await link.ask(self._commit_request(name, each), 8)
+            answer = await self._first_commit(link, self._commit_request(name, each))
             bad = {p.error_code for topic in answer.topics for p in topic.partitions} - {0}
             if bad:
                 raise RuntimeError(f"commit refused: {bad}")
@@ -292,8 +308,8 @@ class Load:
             nonlocal done
             link = await Link.open(host, port, "commits")
             request = self._commit_request(f"{self._run}-commits-{index}", partitions)
-            answer = await link.ask(request, COMMITS)
-            bad = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
+            answer = await self._first_commit(link, request)
+            bad: set[Any] = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
             frame = framing.encode_request(request, COMMITS, 0, "commits")
             taken = await link.repeat(frame)
             while time.monotonic() < ended and not bad:
@@ -307,6 +323,14 @@ class Load:
         started = time.monotonic()
         await asyncio.gather(*(one(index) for index in range(links)))
         return round(done / (time.monotonic() - started), 1)
+
+    async def _first_commit(self, link: Link, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        """A commit to a group that may have to be looked for elsewhere first."""
+        answer: OffsetCommitResponse = await link.ask(request, COMMITS)
+        while answer.topics[0].partitions[0].error_code in NOT_YET:
+            await asyncio.sleep(LOOK_S)
+            answer = await link.ask(request, COMMITS)
+        return answer
 
     def _commit_request(self, group: str, partitions: int) -> OffsetCommitRequest:
         offsets = [
@@ -322,18 +346,26 @@ class Load:
         await asyncio.gather(*(member.crash() for member in self.members()))
 
 
-async def make_load(options: argparse.Namespace) -> Load:
-    """A topic and as many members as asked for, which set out when this returns."""
-    host, _, port = options.bootstrap_server.rpartition(":")
+Address: TypeAlias = Callable[[], tuple[str, int]]
+
+
+async def make_load(options: argparse.Namespace, address: Address | None = None) -> Load:
+    """A topic and as many members as asked for, which set out when this returns.
+
+    Args:
+        options: see `arguments`.
+        address: where the coordinator is now; None: it stays where the options say.
+    """
+    here = host_and_port(options.bootstrap_server)
     run = f"load-{uuid.uuid4().hex[:8]}"
     partitions = options.partitions or max(100, options.members // options.groups)
     plan = Plan(
         run,
         partitions,
-        await prepare_topic(host, int(port), run, partitions),
+        await prepare_topic(here, host_and_port(options.topics_at or options.bootstrap_server), run, partitions),
         heartbeat_ms=options.heartbeat_ms,
         session_ms=options.session_ms,
-        address=lambda: (host, int(port)),
+        address=address or (lambda: here),
         software=SOFTWARE[options.client],
         patient=options.client != "librdkafka",
         id_length=options.client_id_length,
@@ -349,11 +381,14 @@ async def make_load(options: argparse.Namespace) -> Load:
 
 
 async def measure(
-    options: argparse.Namespace, kill: Callable[[], None] | None = None, start: Callable[[], None] | None = None
+    options: argparse.Namespace,
+    kill: Callable[[], None] | None = None,
+    start: Callable[[], None] | None = None,
+    address: Address | None = None,
 ) -> dict[str, Any]:
     """Everything the options ask for, as one result; `kill` and `start` are needed for a restart."""
     out: dict[str, Any] = {"protocol": options.protocol, "members": options.members}
-    load = await make_load(options)
+    load = await make_load(options, address)
     started = time.monotonic()
     try:
         await load.until_stable()
@@ -390,6 +425,7 @@ def arguments() -> argparse.ArgumentParser:
     """What a load can be told."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
+    parser.add_argument("--topics-at", default="", help="where topics are made, if not at the coordinator")
     parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
     parser.add_argument("--client", choices=tuple(SOFTWARE), default="java", help="whose name and habits")
     parser.add_argument("--members", type=int, default=100)
@@ -414,12 +450,15 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run(
-    options: argparse.Namespace, kill: Callable[[], None] | None = None, start: Callable[[], None] | None = None
+    options: argparse.Namespace,
+    kill: Callable[[], None] | None = None,
+    start: Callable[[], None] | None = None,
+    address: Address | None = None,
 ) -> dict[str, Any]:
     """`measure` on a loop of its own."""
     open_file_limit()
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(measure(options, kill, start))
+        return runner.run(measure(options, kill, start, address))
 
 
 def main() -> None:

@@ -288,7 +288,7 @@ async def measure(
     host, _, port = servers.rpartition(":")
     groups = []
     for client in commands:
-        topic_id = await prepare_topic(host, int(port), client, PARTITIONS)
+        topic_id = await prepare_topic((host, int(port)), (host, int(port)), client, PARTITIONS)
         plan = Plan(client, PARTITIONS, topic_id, HEARTBEAT_MS, SESSION_MS, REBALANCE_MS, lambda: (host, int(port)), "")
         groups.append((Group(client, servers, folder), plan))
     for _ in range(options.members):

@@ -115,8 +115,9 @@ class Cluster:
     ) -> Holder:
         chosen = settings or self.settings
         link = await self.client()
-        found = topic or await link.call(journal_topic(link.cluster, chosen))
-        return Holder(KafkaJournal(link, found, index, chosen))
+        if topic is None:
+            topic = await link.call(journal_topic(link.cluster, chosen))
+        return Holder(KafkaJournal(link, topic, index, chosen))
 
     async def stranger(self, index: int = 0, settings: JournalSettings | None = None) -> Holder:
         """One whom Kafka gives another producer id, as when it has forgotten the transactional id."""

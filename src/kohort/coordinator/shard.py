@@ -271,7 +271,7 @@ class Shard:
             records += len(outcome.records)
             if records >= APPEND_RECORDS:
                 break
-            if bytes_max is not None:
+            if bytes_max is not None and len(steps) < len(events):
                 size += sum(map(record_bytes, outcome.records))
                 if size >= bytes_max:
                     break

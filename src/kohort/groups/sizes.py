@@ -9,7 +9,7 @@ from typing import Final
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import JoinGroup, OffsetToCommit
-from kohort.groups.records import Record
+from kohort.groups.records import OffsetCommitted, Record
 
 NAME_BYTES_MAX: Final = 32_767
 """Kafka's records tell a name's length in 16 bits."""
@@ -60,8 +60,16 @@ def _bytes_of(names: Iterable[str]) -> int:
     return sum(len(name) if name.isascii() else len(name.encode()) for name in names)
 
 
+_NUMBER: Final = 16
+"""What a number, an id, or a length takes at most."""
+_COMMITTED: Final = _RECORD_BYTES + _NUMBER * len(OffsetCommitted._fields)
+
+
 def record_bytes(record: Record) -> int:
     """About how many bytes a record takes in a journal: not fewer than it does, as far as its texts and bytes go."""
+    if type(record) is OffsetCommitted:  # most are: a commit of many partitions must not be held up by this
+        texts = record.group_id + record.topic + record.metadata
+        return _COMMITTED + (len(texts) if texts.isascii() else len(texts.encode()))
     values = record if isinstance(record, tuple) else [getattr(record, field.name) for field in fields(record)]
     return _RECORD_BYTES + _weight(values)
 
@@ -77,5 +85,5 @@ def _weight(values: Iterable[object]) -> int:
             total += _weight(value)
         elif is_dataclass(value) and not isinstance(value, type):
             total += _weight(getattr(value, field.name) for field in fields(value))
-        total += 16  # a number, an id, or a length
+        total += _NUMBER
     return total

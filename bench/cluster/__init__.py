@@ -1,0 +1,18 @@
+"""Coordinators over Kafka beside Kafka's own on the same node: latency, commits, cost of proofs, take-over, loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bench.harness import Figure, Options
+
+
+def figures(options: Options, console: Console) -> Iterator[Figure]:
+    """All figures of coordinators over Kafka; see `bench.cluster.comparisons`."""
+    from bench.cluster import comparisons
+
+    return comparisons.figures(options, console)
