@@ -263,11 +263,17 @@ def test_a_new_leader_is_waited_for_until_it_shows_what_is_written(
         after.load()
 
 
-def test_a_log_that_does_not_begin_at_0_is_read_from_its_start(partition: FakePartition, holder: VirtualHolder) -> None:
+def test_a_log_that_does_not_begin_at_0_is_read_from_its_start_and_told_of(
+    partition: FakePartition, holder: VirtualHolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compaction never moves the start: whoever had records deleted has taken groups their offsets."""
     holder.append(committed(1))
     holder.append(committed(2))
+    assert groups_of(holder.load()) == [1, 2]
+    assert not caplog.records
     partition.delete_before(3)
     assert groups_of(holder.load()) == [2]
+    assert "records before offset 3 have been deleted" in caplog.text
 
 
 def test_a_log_that_is_cut_while_it_is_read_ends_the_term(partition: FakePartition, holder: VirtualHolder) -> None:
