@@ -78,6 +78,16 @@ def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() 
     assert asked.poll(B) == ("t",)
 
 
+def test_a_broker_that_still_knows_a_topic_takes_back_what_was_told_before() -> None:
+    asked = Asked()
+    asked.poll(A, topic())
+    assert asked.poll(A) == ()
+    assert asked.poll(B, topic()) == ()
+    assert asked.poll(B) == ()  # the two did not say so one after the other
+    assert asked.id_of() == OLD
+    assert asked.poll(A) == ("t",)
+
+
 def test_where_there_is_one_broker_it_is_asked_twice() -> None:
     asked = Asked()
     asked.poll(A, topic(), alone=True)
