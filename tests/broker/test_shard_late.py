@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kohort.coordinator import appends
+from kohort.coordinator import appends, shard
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.events import Heartbeat, ListGroups, TopicsDeleted
 from kohort.groups.outcome import Counted
@@ -355,6 +355,15 @@ def test_a_load_waits_for_what_is_still_to_be_read(late: Late) -> None:
     late.turns.settle()
     assert late.journal.loads == 1
     assert serves_what_is_written(late)
+
+
+def test_a_load_that_is_overtaken_by_the_end_leaves_no_groups(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "LOAD_SLICE_S", -1.0)  # a turn for each list that is read
+    late.shard.load()
+    late.shard.close()
+    late.turns.settle()
+    assert not late.shard.knows("old")
+    assert list(late.shard.group_states()) == []
 
 
 def test_nothing_follows_the_end(late: Late) -> None:

@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 from kohort.client.admin.groups import list_groups
-from kohort.client.net.cluster import ANY, Coordinator
+from kohort.client.net.cluster import ANY, Coordinator, Node
 from kohort.client.net.targets import TRANSACTION
 from kohort.errors import KafkaError, TimedOutError
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
-from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, ListGroupsResponse
+from kohort.wire.groups import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ListGroupsResponse,
+)
 from tests.client.virtual import PARK, VirtualCluster
 
 FIRST, SECOND, MOVED, BROKER = 9101, 9102, 9103, 9092
@@ -176,3 +182,16 @@ def test_a_coordinator_that_has_moved_is_asked_where_it_is_now() -> None:
     world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
     world.run()
     assert world.ports("Heartbeat") == [MOVED]
+
+
+def test_a_broker_that_has_a_coordinators_id_is_not_asked_for_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that comes later may have it for a moment; Kafka's own coordinator would begin the group anew."""
+    monkeypatch.setitem(IDS, SECOND, IDS[BROKER])
+    world = Apart(topics={"a": 1})
+    world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+    world.call(world.cluster.describe_topics(["a"]))
+    world.call(world.cluster.refresh_metadata())
+    world.call(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
+    assert world.ports("Heartbeat") == [SECOND]
+    world.call(world.cluster.send(FindCoordinatorRequest(key="x", coordinator_keys=["x"]), Node(IDS[BROKER])))
+    assert world.ports("FindCoordinator")[-1] == BROKER

@@ -117,6 +117,26 @@ def test_wrongly_suspected_comes_back(our_broker: object) -> None:
     run(our_broker.bootstrap_servers, story)  # type: ignore[attr-defined]
 
 
+def test_who_asks_is_told_no_map_from_before(our_broker: Broker) -> None:
+    """Who was removed hears of it by the next heartbeat, which is far away here."""
+
+    async def story(doors: Doors) -> None:
+        two = candidate(2)
+        first = await doors.enter(candidate(1))
+        second = doors.open[2] = GroupDoor(doors.config, doors.group, heartbeat_ms=5_000)
+        await second.open(two, SHARDS)
+        await doors.agreed(1, 2)
+        before = second.placement
+        assert before is not None
+        first.suspect(two)
+        await until(lambda: first.placement != before, "a map after the suspicion")
+        await asyncio.wait_for(second.ask(), 60)
+        assert second.placement is not None
+        assert second.placement.version > before.version
+
+    run(our_broker.bootstrap_servers, story)
+
+
 def test_suspicion_of_an_earlier_process_concerns_nobody(our_broker: object) -> None:
     """The process that has the id now is not removed for one that had it before."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kohort.cluster import journal_term, journal_writing, kafka_journal
-from kohort.cluster.fences import Authors
+from kohort.cluster.fences import EPOCH_LAST, Authors
 from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
 from kohort.cluster.journal_term import JournalTerm
 from kohort.cluster.journal_writing import (
@@ -24,7 +25,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.records import Kind, Record, Tombstone
 from kohort.wire.batch import parse_header
 from tests.client.virtual import DROP
-from tests.cluster.fake_partition import FakePartition, VirtualHolder
+from tests.cluster.fake_partition import TOPIC, FakePartition, VirtualHolder
 from tests.cluster.journals import committed, groups_of
 
 DAY_MS = 86_400_000
@@ -67,6 +68,46 @@ def test_what_is_not_answered_is_sent_again_with_its_sequence(
     assert len(set(partition.produced)) == 1
     holder.append(committed(2))
     assert groups_of(VirtualHolder(partition).load()) == [1, 2]
+
+
+def test_what_is_not_answered_is_not_sent_to_a_topic_that_was_made_again(
+    partition: FakePartition, holder: VirtualHolder
+) -> None:
+    """By its name it would be taken: who knows no producer takes any sequence, and gives an offset that may fit."""
+
+    def made_again(message: Any) -> Any:
+        holder.virtual.ids[TOPIC.name] = uuid.UUID(int=78)
+        return MOVED(message)
+
+    partition.faults["Produce"] = [made_again]
+    partition.produced.clear()
+    holder.send(committed(1))
+    holder.pass_ms(10_000)
+    assert [str(reason) for reason in holder.reasons if "deleted and made again" in str(reason)]
+    assert partition.produced == []
+
+
+def test_what_an_owner_under_another_id_wrote_before_its_last_fence_is_read(
+    partition: FakePartition, holder: VirtualHolder
+) -> None:
+    """It goes on behind the new owner's own fence, which is not its id's, until one of its id lies there."""
+    late: list[Any] = []
+
+    def on_its_way(message: Any) -> Any:
+        late.append(message)
+        return partition.park(message)
+
+    def first_the_late_one(message: Any) -> Any:
+        partition._produce(late[0])
+        return partition._produce(message)
+
+    holder.append(committed(1))
+    partition.faults["Produce"] = [on_its_way]
+    holder.send(committed(2))
+    partition.forget_id()
+    partition.faults["Produce"] = [None, first_the_late_one]
+    assert groups_of(VirtualHolder(partition).load()) == [1, 2]
+    assert partition.producers[7].epoch == EPOCH_LAST
 
 
 def test_a_duplicate_is_success(partition: FakePartition, holder: VirtualHolder) -> None:
@@ -263,11 +304,17 @@ def test_a_new_leader_is_waited_for_until_it_shows_what_is_written(
         after.load()
 
 
-def test_a_log_that_does_not_begin_at_0_is_read_from_its_start(partition: FakePartition, holder: VirtualHolder) -> None:
+def test_a_log_that_does_not_begin_at_0_is_read_from_its_start_and_told_of(
+    partition: FakePartition, holder: VirtualHolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compaction never moves the start: whoever had records deleted has taken groups their offsets."""
     holder.append(committed(1))
     holder.append(committed(2))
+    assert groups_of(holder.load()) == [1, 2]
+    assert not caplog.records
     partition.delete_before(3)
     assert groups_of(holder.load()) == [2]
+    assert "records before offset 3 have been deleted" in caplog.text
 
 
 def test_a_log_that_is_cut_while_it_is_read_ends_the_term(partition: FakePartition, holder: VirtualHolder) -> None:

@@ -32,12 +32,20 @@ WAIT_S = 20.0
 
 
 class Said:
-    """A door that says what a test writes down."""
+    """A door that says what a test writes down.
+
+    Attributes:
+        asked: how often it was.
+        reached: it answers.
+    """
 
     in_office = False
 
     def __init__(self) -> None:
         self.placement: Placement | None = None
+        self.asked = 0
+        self.reached = asyncio.Event()
+        self.reached.set()
 
     def give(self, *owners: int, me: Candidate = ME) -> None:
         version = 1 if self.placement is None else self.placement.version + 1
@@ -47,6 +55,10 @@ class Said:
     async def open(self, me: Candidate, shards: int) -> None: ...
     def suspect(self, candidate: Candidate) -> None: ...
     async def retire(self) -> None: ...
+    async def ask(self) -> None:
+        self.asked += 1
+        await self.reached.wait()
+
     def alive(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -195,6 +207,32 @@ def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path
         host.loop.call_later(2 * tenures.PAUSE_S, passed.set)  # behind the pause, on the same clock
         await passed.wait()
         assert 2 not in host.groups
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("owner", [ME.id, OTHER.id])
+def test_who_was_fenced_goes_by_no_map_from_before(tmp_path: Path, owner: int) -> None:
+    """One that is cut off from the door would take its shard back from whom the door has given it, again and again."""
+
+    async def test(host: Host) -> None:
+        door = host.door
+        door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        door.reached.clear()
+        host.fence(2, 1_000)
+        assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
+        await until(lambda: host.tenures.held[2].again is None or door.asked > 0)
+        assert host.here() == [0] and door.asked == 1, "it began a term by the map that it was fenced with"
+        began_s = host.tenures.held[2].began_s
+        door.give(ME.id, OTHER.id, owner)
+        door.reached.set()
+        if owner == ME.id:
+            await until(lambda: host.tenures.held[2].began_s > began_s)
+        else:
+            await until(lambda: 2 not in host.groups)
+            assert 2 not in host.tenures.held, "nobody said that the map has changed: it looks itself"
 
     run(tmp_path, test)
 

@@ -69,6 +69,25 @@ def test_a_topic_that_two_brokers_do_not_know_by_name_is_deleted() -> None:
     assert "t" not in asked.told.image().topics
 
 
+def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() -> None:
+    asked = Asked()
+    asked.poll(A, topic())
+    assert asked.poll(A) == ()
+    assert asked.poll(A, alone=True) == ()  # it may have lost the cluster, and not the topic
+    assert asked.id_of() == OLD
+    assert asked.poll(B) == ("t",)
+
+
+def test_a_broker_that_still_knows_a_topic_takes_back_what_was_told_before() -> None:
+    asked = Asked()
+    asked.poll(A, topic())
+    assert asked.poll(A) == ()
+    assert asked.poll(B, topic()) == ()
+    assert asked.poll(B) == ()  # the two did not say so one after the other
+    assert asked.id_of() == OLD
+    assert asked.poll(A) == ("t",)
+
+
 def test_where_there_is_one_broker_it_is_asked_twice() -> None:
     asked = Asked()
     asked.poll(A, topic(), alone=True)

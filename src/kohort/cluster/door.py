@@ -45,6 +45,9 @@ class Door(Protocol):
     async def retire(self) -> None:
         """A clean stop: has its shards given to others first, and leaves once the map says so."""
 
+    async def ask(self) -> None:
+        """Returns once `placement` is what the door says when asked from now on; waits for as long as it is away."""
+
     def alive(self) -> None:
         """The loop turns. To be called several times a second: a loop that hangs loses its place."""
 

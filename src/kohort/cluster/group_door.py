@@ -151,6 +151,14 @@ class GroupDoor:
             await client.wait(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
         await self.close()
 
+    async def ask(self) -> None:
+        """Until Kafka has answered a heartbeat of this generation, or given the map of the next one."""
+        client = self._client
+        if client is not None:
+            asked_ms = client.cluster.runtime.elapsed_ms()
+            self._wake()
+            await client.wait(lambda: self._heard_ms >= asked_ms)
+
     def alive(self) -> None:
         """Nothing to be done: what renews this place runs on the same loop."""
 
@@ -253,8 +261,9 @@ class GroupDoor:
         timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
         answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
         self._raise_for(cluster, answer.error_code)
+        gift = Given.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
-        self._take(Given.from_bytes(bytes(answer.assignment)), told, leads)
+        self._take(gift, told, leads)
 
     async def _join(self, cluster: Cluster, told: Told) -> JoinGroupResponse:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=told.to_bytes())

@@ -71,6 +71,13 @@ class JournalReading:
             view = await self._persistently(self._ask_batches, "it can't be read")
         except _BeforeStart:
             self.offset = await self._persistently(self._ask_start, "its start can't be had")
+            log.error(
+                "%s: its records before offset %d have been deleted, which compaction does not do: groups may have "
+                "lost offsets, and begin at auto.offset.reset. Topic %s needs cleanup.policy=compact alone",
+                self._place,
+                self.offset,
+                self._place.topic.name,
+            )
             return None
         end, following = _whole(view)
         if not end:

@@ -4,10 +4,12 @@
 |---|---|
 | the map gives a shard | it begins, under a term that no shard had here before |
 | the map takes a shard | it ends; who waits looks for the coordinator again |
-| another coordinator has fenced it | the map is read again after a pause, and the shard begins if it is still ours |
+| another coordinator has fenced it | after a pause the door is asked, and the shard begins if the map still gives it |
 | its journal can't be read | it stays as it is: its clients are told, and somebody has to decide |
 
-Two coordinators that disagree about the map would fence each other for ever; the pause grows with each fence.
+Who was fenced goes by no map from before: one that is cut off from the door would take its shards back from their owner
+for as long as it is. Two that the door tells different things would fence each other for ever; the pause grows with
+each fence.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Tenure:
     load_s: float | None = None
     fences: int = 0
     pauses: int = 0
-    again: asyncio.TimerHandle | None = None
+    again: asyncio.TimerHandle | asyncio.Task[None] | None = None
 
 
 class Tenures:
@@ -148,16 +150,23 @@ class Tenures:
         tenure.pauses += 1
         self.fences[index] = self.fences.get(index, 0) + 1
         log.warning("shard %d: it begins again in %.2f s if the map gives it here then", index, pause_s)
-        tenure.again = self._loop.call_later(pause_s, self._again, tenure)
+        tenure.again = self._loop.call_later(pause_s, self._ask, tenure)
 
     def close(self) -> None:
         """End all of them."""
         for index in sorted(self.held):
             self._end(index)
 
-    def _again(self, tenure: Tenure) -> None:
+    def _ask(self, tenure: Tenure) -> None:
+        tenure.again = self._loop.create_task(self._begin_again(tenure), name=f"next term of shard {tenure.index}")
+
+    async def _begin_again(self, tenure: Tenure) -> None:
+        """Begin it, if what the door says now is that it is ours still."""
+        await self._door.ask()
         tenure.again = None
-        self._begin(tenure)
+        self.follow()
+        if self.held.get(tenure.index) is tenure:
+            self._begin(tenure)
 
     def _begin(self, tenure: Tenure) -> None:
         tenure.began_s, tenure.load_s = time.monotonic(), None

@@ -74,6 +74,7 @@ class ZooKeeperDoor:
         self._trouble: KafkaError | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
+        self._looks = self._looked = 0
         self._mirror = TopicMirror(self._session, self._look.set)
         self._settled = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -114,6 +115,14 @@ class ZooKeeperDoor:
             with contextlib.suppress(KafkaError):  # nobody is there to take them
                 await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
         await self.close()
+
+    async def ask(self) -> None:
+        """See `Door`."""
+        wanted = self._looks + 1  # one that is under way may have read the map
+        self._look.set()
+        while self._looked < wanted:
+            self._settled.clear()
+            await self._settled.wait()
 
     def alive(self) -> None:
         """See `Door`."""
@@ -169,6 +178,8 @@ class ZooKeeperDoor:
         session, mine = self._session.id, self._require_mine()
         if session is None:
             return
+        self._looks += 1
+        look = self._looks
         before, self._taken_by = self._taken_by, await self._register(session, mine)
         if self._taken_by is None:
             self._entered = True
@@ -181,7 +192,7 @@ class ZooKeeperDoor:
         await self._read_map()
         if self.in_office:
             await self._place(mine)
-        self.placement = self._map
+        self.placement, self._looked = self._map, look
         self._tell()
         guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
         await self._mirror.settle(guard)

@@ -357,6 +357,8 @@ class Cluster:
         else:
             node = to.id
         broker = self.metadata.brokers.get(node) or self._coordinators.node(node)
+        if self.links.apart and isinstance(to, Coordinator) and to.kind == GROUP:
+            broker = self._coordinators.node(node)  # a broker that came later may have its id for a moment
         if broker is None:
             raise ConnectionFailed(f"broker {node} is not in the cluster's metadata")
         try:
