@@ -1,0 +1,79 @@
+"""A coordinator that stands still is asked for a group's offsets, and answers when it wakes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kohort.errors import ErrorCode
+from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
+from tests.broker.raw import RawClient
+from tests.cluster.chaos.crowd import Crowd
+
+VERSION = 9
+"""The newest that names topics."""
+
+
+class Asked:
+    """One request: sent just before the coordinator wakes, so that it finds it before anything else.
+
+    Attributes:
+        crowd: the group.
+        slept_ns: since when the coordinator stood still.
+        sent_ns: when it was asked.
+        served_elsewhere: another coordinator acknowledged a commit of the group that was sent after it had stopped.
+        floor: by partition, what had been acknowledged by anybody before it was asked.
+        offsets: what it answered; None: nothing that counts.
+        error: the code that it answered; None: it closed the connection.
+        said: its log since it woke.
+    """
+
+    def __init__(self, crowd: Crowd) -> None:
+        self.crowd = crowd
+        self.slept_ns = self.sent_ns = 0
+        self.served_elsewhere = False
+        self.floor: dict[str, int] = {}
+        self.offsets: dict[str, int] | None = None
+        self.error: ErrorCode | None = None
+        self.said: Callable[[], str] = str
+        self._connection: RawClient | None = None
+
+    def connect(self, address: str) -> None:
+        """While it still takes connections."""
+        try:
+            self._connection = RawClient(address, "kohort-probe")
+        except OSError:
+            self._connection = None
+        self.slept_ns = time.monotonic_ns()
+
+    def send(self) -> None:
+        """Ask."""
+        self.crowd.look()
+        self.floor = dict(self.crowd.acknowledged)
+        self.served_elsewhere = any(sent_ns > self.slept_ns for sent_ns in self.crowd.newest_ns.values())
+        self.sent_ns = time.monotonic_ns()
+        if self._connection is not None:
+            group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.crowd.group, topics=None)
+            self._connection.send(OffsetFetchRequest(groups=[group]), VERSION)
+
+    def receive(self) -> None:
+        """Take the answer, or the end of the connection."""
+        if self._connection is None:
+            return
+        try:
+            self.take(self._connection.receive())
+        except (ConnectionResetError, TimeoutError):
+            pass
+        finally:
+            self._connection.close()
+
+    def take(self, answer: OffsetFetchResponse) -> None:
+        """What an answer says."""
+        (group,) = answer.groups
+        self.error = ErrorCode(group.error_code)
+        if self.error is ErrorCode.NONE:
+            self.offsets = {
+                f"{topic.name}/{partition.partition_index}": partition.committed_offset
+                for topic in group.topics
+                for partition in topic.partitions
+            }
