@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import NotFoundError
+from tests.cluster.chaos import mutants
 from tests.cluster.chaos.faults import Fault
 from tests.cluster.chaos.run import Run
 from tests.cluster.chaos.servers import Servers
@@ -29,25 +30,36 @@ SECONDS = float(os.environ.get("KOHORT_CLUSTER_CHAOS", "0"))
 SEED = int(os.environ.get("KOHORT_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
 
 
+def faults_of(run: Run, *kinds: str) -> Iterator[list[Fault]]:
+    """Each befalls the coordinator that has the ledger then."""
+    for kind in kinds:
+        owner = run.servers.has(run.ledger.group)
+        assert owner is not None
+        yield [run.faults.coordinator(owner, kind)]
+
+
 def test_two_coordinators_one_killed_and_one_asleep(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        servers = Servers(stack, [apache_kafka], 2)
-        run = Run(servers, tmp_path, 2, SEED)
-        slept: list[int] = []
+        run = Run(Servers(stack, [apache_kafka], 2), tmp_path, 2, SEED)
+        assert run.play(faults_of(run, "kill", "sleep")) == []
+        ledger = run.happened[-1].asked[-1]
+        assert ledger.served_elsewhere and ledger.offsets is None
+        assert "another coordinator has taken over" in ledger.said()
 
-        def faults() -> Iterator[list[Fault]]:
-            owner = servers.has(run.crowds[0].group)
-            assert owner is not None
-            yield [run.faults.coordinator(owner, "kill")]
-            owner = servers.has(run.crowds[1].group)
-            assert owner is not None
-            slept.append(owner)
-            yield [run.faults.coordinator(owner, "sleep")]
 
-        assert run.play(faults()) == []
-        asked = run.happened[-1].asked[1]
-        assert asked.served_elsewhere and asked.offsets is None
-        assert "another coordinator has taken over" in servers.log_of(slept[0])
+@pytest.mark.parametrize(
+    ("mutant", "kind", "seen"),
+    [
+        ("answers_without_proof", "sleep", "a coordinator that woke answered"),
+        ("loads_a_part", "kill", "was acknowledged"),
+    ],
+)
+def test_a_planted_fault_is_seen(mutant: str, kind: str, seen: str, apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = Servers(stack, [apache_kafka], 2, coordinator=mutants.process(mutant))
+        run = Run(servers, tmp_path, 1, SEED)
+        found = run.play(faults_of(run, kind))
+        assert any(seen in text for text in found), found
 
 
 @pytest.mark.skipif(not SECONDS, reason="long: KOHORT_CLUSTER_CHAOS=600 (seconds)")

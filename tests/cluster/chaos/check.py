@@ -30,4 +30,4 @@ def stale(asked: Asked) -> Iterator[str]:
     if asked.served_elsewhere and asked.error not in (None, ErrorCode.NONE):
         said = asked.said()
         if DEPOSED.search(said) is None:
-            yield f"{asked.crowd.group}: a coordinator that was deposed does not say so:\n{said}"
+            yield f"{asked.of.group}: a coordinator that was deposed does not say so:\n{said}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.cluster.chaos.crowd import Crowd
-from tests.cluster.chaos.probe import Asked
+from tests.cluster.chaos.probe import Asked, Known
 from tests.cluster.chaos.servers import PLACEMENT_MS, SESSION_MS, Servers, stop, wake
 
 LONG_S = PLACEMENT_MS / 1000 + 3
@@ -48,11 +48,12 @@ class Faults:
     """Draws them.
 
     Args:
+        beside: groups without members, of which a coordinator that stands still is asked too.
         seed: of what comes, and for how long.
     """
 
-    def __init__(self, servers: Servers, crowds: list[Crowd], seed: int) -> None:
-        self._servers, self._crowds = servers, crowds
+    def __init__(self, servers: Servers, crowds: Sequence[Crowd], beside: Sequence[Known], seed: int) -> None:
+        self._servers, self._crowds, self._known = servers, crowds, (*crowds, *beside)
         self._random = random.Random(seed)
 
     def next(self) -> list[Fault]:
@@ -86,7 +87,7 @@ class Faults:
                 lambda: begin(number), lambda: servers.restart_coordinator(number),
             )  # fmt: skip
         seconds = self._random.uniform(LONG_S, LONG_S + 4) if kind == "sleep" else self._random.uniform(0.2, 4)
-        asked = [Asked(crowd) for crowd in self._crowds]
+        asked = [Asked(known) for known in self._known]
 
         def begin_pause() -> None:
             for one in asked:

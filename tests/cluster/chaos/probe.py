@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from kohort.errors import ErrorCode
 from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
 from tests.broker.raw import RawClient
-from tests.cluster.chaos.crowd import Crowd
 
 VERSION = 9
 """The newest that names topics."""
+
+
+class Known(Protocol):
+    """A group of which it is known what was acknowledged."""
+
+    group: str
+    acknowledged: dict[str, int]
+    newest_ns: dict[str, int]
+
+    def look(self) -> None:
+        """Find out the newest."""
 
 
 class Asked:
     """One request: sent just before the coordinator wakes, so that it finds it before anything else.
 
     Attributes:
-        crowd: the group.
+        of: the group.
         slept_ns: since when the coordinator stood still.
         sent_ns: when it was asked.
         served_elsewhere: another coordinator acknowledged a commit of the group that was sent after it had stopped.
@@ -28,8 +39,8 @@ class Asked:
         said: its log since it woke.
     """
 
-    def __init__(self, crowd: Crowd) -> None:
-        self.crowd = crowd
+    def __init__(self, of: Known) -> None:
+        self.of = of
         self.slept_ns = self.sent_ns = 0
         self.served_elsewhere = False
         self.floor: dict[str, int] = {}
@@ -48,12 +59,12 @@ class Asked:
 
     def send(self) -> None:
         """Ask."""
-        self.crowd.look()
-        self.floor = dict(self.crowd.acknowledged)
-        self.served_elsewhere = any(sent_ns > self.slept_ns for sent_ns in self.crowd.newest_ns.values())
+        self.of.look()
+        self.floor = dict(self.of.acknowledged)
+        self.served_elsewhere = any(sent_ns > self.slept_ns for sent_ns in self.of.newest_ns.values())
         self.sent_ns = time.monotonic_ns()
         if self._connection is not None:
-            group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.crowd.group, topics=None)
+            group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.of.group, topics=None)
             self._connection.send(OffsetFetchRequest(groups=[group]), VERSION)
 
     def receive(self) -> None:

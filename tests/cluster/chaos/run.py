@@ -13,6 +13,8 @@ from kohort.errors import KafkaError
 from tests.cluster.chaos.check import stale, unstable
 from tests.cluster.chaos.crowd import Crowd
 from tests.cluster.chaos.faults import Fault, Faults
+from tests.cluster.chaos.ledger import PARTITIONS as LEDGER_PARTITIONS
+from tests.cluster.chaos.ledger import Ledger
 from tests.cluster.chaos.servers import Servers
 from tests.peers.churn.check import evicted, violations
 from tests.peers.churn.plans import CLASSIC, CONSUMER
@@ -53,14 +55,19 @@ class Run:
             Crowd(servers.servers, f"{protocol}-{servers.name}", PARTITIONS, protocol, folder)
             for protocol in (CLASSIC, CONSUMER)
         ]
-        self.faults = Faults(servers, self.crowds, seed)
+        self.ledger = Ledger(servers.servers, f"ledger-{servers.name}")
+        self.faults = Faults(servers, self.crowds, [self.ledger], seed)
         self.happened: list[Fault] = []
+        self._lost: list[str] = []
 
     def play(self, chosen: Iterable[list[Fault]]) -> list[str]:
         """Let all these happen, one after the other; gives what was violated."""
         with ExitStack() as stack, Admin(self.servers.brokers) as kafka:
             topics = {crowd.topic: PARTITIONS for crowd in self.crowds}
-            kafka.create_topics([NewTopic(topic, count) for topic, count in topics.items()]).all()
+            every = {**topics, self.ledger.topic: LEDGER_PARTITIONS}
+            kafka.create_topics([NewTopic(topic, count) for topic, count in every.items()]).all()
+            self.ledger.start()
+            stack.callback(self.ledger.end)
             stream = Stream(self.servers.brokers, topics, self._records_per_s)
             stack.callback(stream.stop)
             for crowd in self.crowds:
@@ -87,6 +94,8 @@ class Run:
             self._note(fault.name)
             fault.begin()
             ends.append((time.monotonic() + fault.seconds, fault))
+        if any(fault.family == "coordinator" and fault.kind in ("kill", "stop") for fault in faults):
+            self._look_for_lost(faults)  # others have its groups at once
         for at_s, fault in sorted(ends, key=lambda end: end[0]):
             while (left_s := at_s - time.monotonic()) > 0:
                 time.sleep(min(left_s, LOOK_S))
@@ -98,7 +107,12 @@ class Run:
         for fault in faults:
             fault.missing = missing
             fault.stable_ns = 0 if missing else time.monotonic_ns()
+        self._look_for_lost(faults)
         self._note(missing or f"stable {(time.monotonic_ns() - until_ns) / 1e9:.1f} s later")
+
+    def _look_for_lost(self, faults: list[Fault]) -> None:
+        what = ", ".join(fault.name for fault in faults)
+        self._lost += [f"after {what}: {text}" for text in self.ledger.wrong()]
 
     def _settle(self, since_ns: int) -> str:
         """Wait until all groups are stable; what is missing when the bound is reached."""
@@ -115,7 +129,7 @@ class Run:
         for crowd in self.crowds:
             crowd.story.churned_ns = time.monotonic_ns()
         produced = stream.finish()
-        found = [*unstable(self.happened)]
+        found = [*unstable(self.happened), *self._lost]
         for fault in self.happened:
             found += [text for asked in fault.asked for text in stale(asked)]
         for crowd in self.crowds:

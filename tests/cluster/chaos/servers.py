@@ -42,8 +42,14 @@ class Servers:
     """
 
     def __init__(
-        self, stack: ExitStack, kafka: list[ApacheKafka], count: int, zookeepers: Ensemble | None = None
+        self,
+        stack: ExitStack,
+        kafka: list[ApacheKafka],
+        count: int,
+        zookeepers: Ensemble | None = None,
+        coordinator: type[CoordinatorProcess] = CoordinatorProcess,
     ) -> None:
+        self._coordinator = coordinator
         self._stack, self.kafka, self.zookeepers = stack, kafka, zookeepers
         self.name = uuid.uuid4().hex[:8]
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
@@ -68,7 +74,7 @@ class Servers:
         if self.zookeepers is not None:
             args += ["--zookeeper", f"{self.zookeepers.address}/{self.name}"]
         args += ["--id", str(FIRST_ID + number)]
-        started = CoordinatorProcess(self.brokers, *args, listen=self.addresses[number], wait=False)
+        started = self._coordinator(self.brokers, *args, listen=self.addresses[number], wait=False)
         return self._stack.enter_context(started)
 
     def kill_coordinator(self, number: int) -> None:

@@ -1,0 +1,46 @@
+"""Coordinators with a fault that somebody planted: `python -m tests.cluster.chaos.mutants NAME coordinator …`."""
+
+from __future__ import annotations
+
+import sys
+
+from kohort.cli import main
+from kohort.cluster.journal_reading import JournalDecoding
+from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.groups.records import Record
+from kohort.wire.batch import BatchHeader
+from tests.cluster.running import CoordinatorProcess
+
+ONE_OF = 3
+
+
+def answers_without_proof() -> None:
+    """Who has begun a term takes itself for the owner until an append is refused."""
+    KafkaJournal.proof_ms = None  # type: ignore[assignment, misc]
+
+
+def loads_a_part() -> None:
+    """What each third batch of the journal says, but for fences, is passed over when it is read."""
+    read = JournalDecoding._read
+
+    def some(self: JournalDecoding, header: BatchHeader, batch: memoryview, found: list[Record]) -> None:
+        known = len(found)
+        read(self, header, batch, found)
+        if header.base_offset % ONE_OF == 0:
+            del found[known:]
+
+    JournalDecoding._read = some  # type: ignore[method-assign]
+
+
+MUTANTS = {mutant.__name__: mutant for mutant in (answers_without_proof, loads_a_part)}
+
+
+def process(name: str) -> type[CoordinatorProcess]:
+    """Coordinators that have the fault."""
+    program = (sys.executable, "-m", __name__, name)
+    return type("Mutant", (CoordinatorProcess,), {"program": program})
+
+
+if __name__ == "__main__":
+    MUTANTS[sys.argv.pop(1)]()
+    main()
