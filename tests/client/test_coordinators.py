@@ -13,7 +13,13 @@ from kohort.errors import KafkaError, TimedOutError
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
-from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, ListGroupsResponse
+from kohort.wire.groups import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ListGroupsResponse,
+)
 from tests.client.virtual import PARK, VirtualCluster
 
 FIRST, SECOND, MOVED, BROKER = 9101, 9102, 9103, 9092
@@ -142,6 +148,27 @@ def test_a_coordinator_that_stands_still_is_left_for_another() -> None:
     assert world.runtime.now_ms < 10_000
     assert world.call(world.cluster.coordinator(Coordinator("g"))) == IDS[SECOND]
     assert world.ports("FindCoordinator")[-1] != stuck[0]
+
+
+def test_a_coordinator_that_takes_a_connection_and_stands_still_is_left_when_another_has_its_groups() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    greets = world.handlers["ApiVersions"]
+    world.handlers["ApiVersions"] = lambda message, version: (
+        PARK if world.port(world.requests[-1].link) == SECOND else greets(message, version)
+    )
+
+    async def beat() -> HeartbeatResponse:
+        return await world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g"))
+
+    task = world.runtime.spawn(world.cluster.retrying(beat, "heartbeat"))
+    world.run(1_000)
+    assert not world.sent("Heartbeat")
+    world.owner = FIRST
+    world.run(5_000)
+    assert world.ports("Heartbeat") == [FIRST]
+    task.cancel()
 
 
 def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
