@@ -41,7 +41,8 @@ def faults_of(run: Run, *kinds: str) -> Iterator[list[Fault]]:
 def test_two_coordinators_one_killed_and_one_asleep(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
         run = Run(Servers(stack, [apache_kafka], 2), tmp_path, 2, SEED)
-        assert run.play(faults_of(run, "kill", "sleep")) == []
+        found = run.play(faults_of(run, "kill", "sleep"))
+        assert not found, "\n".join(found)
         ledger = run.happened[-1].asked[-1]
         assert ledger.served_elsewhere and ledger.offsets is None
         assert "another coordinator has taken over" in ledger.said()
@@ -80,4 +81,5 @@ def test_three_of_everything_at_random(door: str, tmp_path: Path) -> None:
             while time.monotonic() < end_s:
                 yield run.faults.next()
 
-        assert run.play(faults()) == []
+        found = run.play(faults())
+        assert not found, "\n".join(found)

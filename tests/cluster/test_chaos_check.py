@@ -93,7 +93,7 @@ def asked(crowd: Crowd, offset: int, error: ErrorCode = ErrorCode.NONE) -> Asked
     says(crowd, 0, 1, "assigned", partitions=[PLACE])
     commits(crowd, 0, 5, 4)
     one = Asked(crowd)
-    one.slept_ns = 3
+    one.slept_ns, one.had = 3, True
     one.send()
     one.take(answer(offset, error))
     return one

@@ -27,7 +27,7 @@ def stale(asked: Asked) -> Iterator[str]:
             found = asked.offsets.get(partition, -1)
             if found < floor:
                 yield f"{partition}: a coordinator that woke answered {found}, {floor} had been acknowledged"
-    if asked.served_elsewhere and asked.error not in (None, ErrorCode.NONE):
+    if asked.had and asked.served_elsewhere and asked.error not in (None, ErrorCode.NONE):
         said = asked.said()
         if DEPOSED.search(said) is None:
             yield f"{asked.of.group}: a coordinator that was deposed does not say so:\n{said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -30,6 +31,7 @@ class Asked:
 
     Attributes:
         of: the group.
+        had: it had the group before.
         slept_ns: since when the coordinator stood still.
         sent_ns: when it was asked.
         served_elsewhere: another coordinator acknowledged a commit of the group that was sent after it had stopped.
@@ -42,7 +44,7 @@ class Asked:
     def __init__(self, of: Known) -> None:
         self.of = of
         self.slept_ns = self.sent_ns = 0
-        self.served_elsewhere = False
+        self.had = self.served_elsewhere = False
         self.floor: dict[str, int] = {}
         self.offsets: dict[str, int] | None = None
         self.error: ErrorCode | None = None
@@ -50,12 +52,18 @@ class Asked:
         self._connection: RawClient | None = None
 
     def connect(self, address: str) -> None:
-        """While it still takes connections."""
-        try:
-            self._connection = RawClient(address, "kohort-probe")
-        except OSError:
-            self._connection = None
+        """While it still answers."""
+        with contextlib.suppress(OSError):
+            connection = RawClient(address, "kohort-probe")
+            self._connection = connection
+            self._ask()
+            self.had = connection.receive().groups[0].error_code == ErrorCode.NONE
         self.slept_ns = time.monotonic_ns()
+
+    def _ask(self) -> None:
+        group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.of.group, topics=None)
+        if self._connection is not None:
+            self._connection.send(OffsetFetchRequest(groups=[group]), VERSION)
 
     def send(self) -> None:
         """Ask."""
@@ -63,9 +71,7 @@ class Asked:
         self.floor = dict(self.of.acknowledged)
         self.served_elsewhere = any(sent_ns > self.slept_ns for sent_ns in self.of.newest_ns.values())
         self.sent_ns = time.monotonic_ns()
-        if self._connection is not None:
-            group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.of.group, topics=None)
-            self._connection.send(OffsetFetchRequest(groups=[group]), VERSION)
+        self._ask()
 
     def receive(self) -> None:
         """Take the answer, or the end of the connection."""
