@@ -15,6 +15,8 @@ from kohort.errors import KafkaError
 PARTITIONS = 40
 """Written in turn: each keeps its offset for so many writes."""
 PAUSE_S = 0.03
+ANSWER_MS = 3_000
+"""A coordinator that stands still for longer is left: nothing else than a request says that it does."""
 PATIENCE_S = 60.0
 
 
@@ -44,7 +46,7 @@ class Ledger(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Admin(self._servers) as admin:
+            with Admin(self._servers, request_timeout_ms=ANSWER_MS) as admin:
                 number = 0
                 while not self._ending.wait(PAUSE_S):
                     number += 1
@@ -78,7 +80,7 @@ class Ledger(threading.Thread):
         bound_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with Admin(self._servers) as admin:
+                with Admin(self._servers, request_timeout_ms=ANSWER_MS) as admin:
                     found = admin.list_consumer_group_offsets(self.group).all()
             except KafkaError:
                 if time.monotonic() > bound_s:
