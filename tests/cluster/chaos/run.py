@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from kohort import Admin
+from kohort import Admin, TopicPartition
 from kohort.client.admin.values import NewTopic
+from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import KafkaError
 from tests.cluster.chaos.check import stale, unstable
 from tests.cluster.chaos.crowd import Crowd
@@ -128,13 +129,13 @@ class Run:
         """Have all be consumed and committed; everything that is wrong."""
         for crowd in self.crowds:
             crowd.story.churned_ns = time.monotonic_ns()
-        produced = stream.finish()
+        stream.flush()
         found = [*unstable(self.happened), *self._lost]
         for fault in self.happened:
             found += [text for asked in fault.asked for text in stale(asked)]
         for crowd in self.crowds:
             story = crowd.story
-            story.produced = {partition: produced[partition] for partition in crowd.partitions}
+            story.produced = self._produced(crowd)
             story.unsettled = self._wait_committed(crowd)
             for process in list(crowd.living):
                 crowd.leave(process)
@@ -146,6 +147,16 @@ class Run:
             found += [f"{crowd.group}: {violation}" for violation in violations(reading)]
             commits = sum(commit.acknowledged for commit in reading.commits)
             self._note(f"{crowd.group}: {commits} commits acknowledged, {len(evicted(reading))} times a member lost")
+        return found
+
+    def _produced(self, crowd: Crowd) -> dict[str, list[tuple[int, int]]]:
+        """What Kafka has: a record that was sent again is acknowledged without its offset."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        with RangeReader(self.servers.brokers, columns=("value",)) as reader:
+            for name in crowd.partitions:
+                at = TopicPartition(crowd.topic, int(name.rpartition("/")[2]))
+                batches = reader.read(at, 0, reader.end_offsets([at])[at])
+                found[name] = [(0, int(value)) for batch in batches for value in batch.column(0).to_pylist()]
         return found
 
     def _wait_committed(self, crowd: Crowd) -> str:

@@ -23,7 +23,6 @@ class Stream:
             f"{topic}/{number}": {} for topic, count in topics.items() for number in range(count)
         }
         self._partitions = list(self.acknowledged)
-        self._unplaced: dict[str, list[tuple[int, int]]] = {}
         self._produced_ns: list[int] = []
         self._failed: list[str] = []
         self._per_s = per_s
@@ -71,11 +70,7 @@ class Stream:
             return
         where = f"{message.topic()}/{message.partition()}"
         number = int(message.value())
-        record = self._produced_ns[number], number
-        if message.offset() is None:  # it was sent again, and the broker has it already: it does not say where
-            self._unplaced.setdefault(where, []).append(record)
-        else:
-            self.acknowledged[where][message.offset()] = record
+        self.acknowledged[where][message.offset()] = (self._produced_ns[number], number)
 
     def finish(self) -> dict[str, list[tuple[int, int]]]:
         """Ends the stream and waits for what is under way.
@@ -86,17 +81,23 @@ class Stream:
         Raises:
             RuntimeError: a record was not acknowledged, or offsets have a gap: nothing can be checked against that.
         """
+        self.flush()
+        for where, records in self.acknowledged.items():
+            if sorted(records) != list(range(len(records))):
+                raise RuntimeError(f"the acknowledged offsets of {where} have gaps")
+        return {where: [records[n] for n in range(len(records))] for where, records in self.acknowledged.items()}
+
+    def flush(self) -> None:
+        """Ends the stream and waits for what is under way.
+
+        Raises:
+            RuntimeError: a record was not acknowledged.
+        """
         self.stop()
         left = self._producer.flush(FLUSH_S)
         del self._producer  # closes its connections
         if self._failed or left:
             raise RuntimeError(f"{left} records are unacknowledged, {len(self._failed)} failed: {self._failed[:3]}")
-        for where, records in self.acknowledged.items():
-            free = iter(sorted({*range(len(records) + len(self._unplaced.get(where, ())))} - records.keys()))
-            records.update(zip(free, self._unplaced.pop(where, ()), strict=False))  # an idempotent producer keeps order
-            if sorted(records) != list(range(len(records))):
-                raise RuntimeError(f"the acknowledged offsets of {where} have gaps")
-        return {where: [records[n] for n in range(len(records))] for where, records in self.acknowledged.items()}
 
     def stop(self) -> None:
         """Produces nothing more; may be called again."""
