@@ -48,19 +48,12 @@ def test_two_coordinators_one_killed_and_one_asleep(apache_kafka: ApacheKafka, t
         assert "another coordinator has taken over" in ledger.said()
 
 
-@pytest.mark.parametrize(
-    ("mutant", "kind", "seen"),
-    [
-        ("answers_without_proof", "sleep", "a coordinator that woke answered"),
-        ("loads_a_part", "kill", "was acknowledged"),
-    ],
-)
-def test_a_planted_fault_is_seen(mutant: str, kind: str, seen: str, apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+def test_a_journal_that_is_read_in_part_is_seen(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        servers = Servers(stack, [apache_kafka], 2, coordinator=mutants.process(mutant))
+        servers = Servers(stack, [apache_kafka], 2, coordinator=mutants.process("loads_a_part"))
         run = Run(servers, tmp_path, 1, SEED)
-        found = run.play(faults_of(run, kind))
-        assert any(seen in text for text in found), found
+        found = run.play(faults_of(run, "kill"))
+        assert any("was acknowledged" in text for text in found), found
 
 
 @pytest.mark.skipif(not SECONDS, reason="long: KOHORT_CLUSTER_CHAOS=600 (seconds)")

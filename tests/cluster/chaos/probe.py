@@ -51,6 +51,11 @@ class Asked:
         self.said: Callable[[], str] = str
         self._connection: RawClient | None = None
 
+    def __str__(self) -> str:
+        answer = "no answer" if self.error is None else self.error.name
+        had, elsewhere = "had it" * self.had, "others have served it since" * self.served_elsewhere
+        return ", ".join(filter(None, (f"{self.of.group}: {answer}", had, elsewhere)))
+
     def connect(self, address: str) -> None:
         """While it still answers."""
         with contextlib.suppress(OSError):

@@ -103,6 +103,8 @@ class Run:
             fault.end()
             fault.until_ns = time.monotonic_ns()
             self._note(f"over: {fault.kind} {fault.target}")
+            for asked in fault.asked:
+                self._note(f"  {asked}")
         until_ns = time.monotonic_ns()
         missing = self._settle(until_ns)
         for fault in faults:
