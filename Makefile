@@ -5,6 +5,7 @@ export PYTHON
 BIN := .venv/bin
 SEEDS ?= 2000
 KILLS ?= 6
+SECONDS_OF ?= 600
 START ?= 0
 PYTEST_ARGS ?=
 WORKERS ?= 3
@@ -16,7 +17,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo test test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -38,6 +39,10 @@ test: setup ## sets up, then runs the tests
 
 test-cluster: setup ## three Kafka brokers, killed in turn (KILLS=6) under our clients
 	@KOHORT_CLUSTER_KILLS=$(KILLS) $(BIN)/python -m pytest tests/client/test_three_brokers.py $(PYTEST_ARGS)
+
+coordinator-chaos: setup ## three of our coordinators, of Kafka and of ZooKeeper, killed and stopped (SECONDS_OF=600)
+	@sh tools/preflight.sh java
+	@KOHORT_CLUSTER_CHAOS=$(SECONDS_OF) $(BIN)/python -m pytest -s tests/cluster/test_chaos.py $(PYTEST_ARGS)
 
 check: lint types layers sizes ## ruff, mypy, import-linter, sizes
 

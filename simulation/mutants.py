@@ -59,7 +59,8 @@ class HastyDeadlines(Deadlines):
     def set(self, timer: Timer, due_ms: int) -> None:
         """Set a session's timer too early."""
         if timer.kind is Deadline.SESSION:
-            due_ms = self.now_ms + max(1, (due_ms - self.now_ms) // 4)  # never due at once: it may be set anew when it is
+            hasty_ms = max(1, (due_ms - self.now_ms) // 4)  # never due at once: it may be set anew when it is
+            due_ms = self.now_ms + hasty_ms
         super().set(timer, due_ms)
 
 

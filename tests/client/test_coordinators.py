@@ -150,6 +150,27 @@ def test_a_coordinator_that_stands_still_is_left_for_another() -> None:
     assert world.ports("FindCoordinator")[-1] != stuck[0]
 
 
+def test_a_coordinator_that_takes_a_connection_and_stands_still_is_left_when_another_has_its_groups() -> None:
+    world = Apart(topics={"a": 1})
+    world.call(world.cluster.coordinator(Coordinator("g")))
+    world.run()
+    greets = world.handlers["ApiVersions"]
+    world.handlers["ApiVersions"] = lambda message, version: (
+        PARK if world.port(world.requests[-1].link) == SECOND else greets(message, version)
+    )
+
+    async def beat() -> HeartbeatResponse:
+        return await world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g"))
+
+    task = world.runtime.spawn(world.cluster.retrying(beat, "heartbeat"))
+    world.run(1_000)
+    assert not world.sent("Heartbeat")
+    world.owner = FIRST
+    world.run(5_000)
+    assert world.ports("Heartbeat") == [FIRST]
+    task.cancel()
+
+
 def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "a", "sasl_password": "b"}
     settings = {**login, "coordinators_security_protocol": "PLAINTEXT", "request_timeout_ms": 2000}

@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +20,15 @@ class CoordinatorProcess:
     """One that is started, and waited for until it serves.
 
     Attributes:
+        program: the command.
         lines: what it has said on standard error.
         address: where it listens.
     """
 
+    program: Sequence[str] = KOHORT
+
     def __init__(self, kafka: str, *args: str, listen: str = "127.0.0.1:0", wait: bool = True) -> None:
-        command = [*KOHORT, "coordinator", "--kafka", kafka, "--listen", listen, *args]
+        command = [*self.program, "coordinator", "--kafka", kafka, "--listen", listen, *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._said: queue.Queue[str] = queue.Queue()

@@ -81,15 +81,23 @@ class Stream:
         Raises:
             RuntimeError: a record was not acknowledged, or offsets have a gap: nothing can be checked against that.
         """
+        self.flush()
+        for where, records in self.acknowledged.items():
+            if sorted(records) != list(range(len(records))):
+                raise RuntimeError(f"the acknowledged offsets of {where} have gaps")
+        return {where: [records[n] for n in range(len(records))] for where, records in self.acknowledged.items()}
+
+    def flush(self) -> None:
+        """Ends the stream and waits for what is under way.
+
+        Raises:
+            RuntimeError: a record was not acknowledged.
+        """
         self.stop()
         left = self._producer.flush(FLUSH_S)
         del self._producer  # closes its connections
         if self._failed or left:
             raise RuntimeError(f"{left} records are unacknowledged, {len(self._failed)} failed: {self._failed[:3]}")
-        for where, records in self.acknowledged.items():
-            if sorted(records) != list(range(len(records))):
-                raise RuntimeError(f"the acknowledged offsets of {where} have gaps")
-        return {where: [records[n] for n in range(len(records))] for where, records in self.acknowledged.items()}
 
     def stop(self) -> None:
         """Produces nothing more; may be called again."""

@@ -163,6 +163,7 @@ class _MemberReading:
         self._held: dict[str, Tenure] = {}
         self._asked: dict[int, list[Commit]] = {}
         self._lost_ns = 0
+        self._lapsed_ns: dict[str, int] = {}
 
     def run(self) -> None:
         """Reads it all; what is held at the end is held until the process was gone."""
@@ -187,6 +188,10 @@ class _MemberReading:
     def _on_revoked(self, t: int, event: Event) -> None:
         self._close(event["partitions"], t, "revoked")
 
+    def _on_lapsed(self, t: int, event: Event) -> None:
+        for partition in self._held:
+            self._lapsed_ns.setdefault(partition, t)
+
     def _on_lost(self, t: int, event: Event) -> None:
         self._close(event["partitions"], t, "lost")
         self._lost_ns = t
@@ -196,6 +201,7 @@ class _MemberReading:
 
     def _on_records(self, t: int, event: Event) -> None:
         tenure = self._held.get(event["partition"])
+        self._lapsed_ns.pop(event["partition"], None)
         if tenure is None:
             if self._member.client not in CONCURRENT:
                 self._odd("processed what it does not hold", t, f"{event['partition']} {event['offsets']}")
@@ -225,7 +231,8 @@ class _MemberReading:
             tenure = self._held.pop(partition, None)
             if tenure is not None:
                 tenure.how, tenure.seen_ns = how, t
-                ends = [t, *self._session_ends(tenure, t), *self._superseded()]
+                lapsed_ns = self._lapsed_ns.pop(partition, t)
+                ends = [t, lapsed_ns, *self._session_ends(tenure, t), *self._superseded()]
                 taken = how == "lost" or (how == "revoked" and self._member.client in WITHOUT_LOST)
                 never = tenure.unaware and taken
                 tenure.until_ns = tenure.since_ns if never else max(tenure.since_ns, min(ends))

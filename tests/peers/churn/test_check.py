@@ -106,12 +106,19 @@ IN_ORDER: dict[str, Callable[[], Story]] = {
     "a sleeper that never woke": lambda: story(
         first(pauses=[Pause(5 * SECOND)], killed=True, ended_ns=40 * SECOND), second()
     ),
+    "told by its client that others may have it, before the application could hear": lambda: story(
+        first((10, "lapsed", {}), gives_up(21, "lost")), second()
+    ),
     "closed": lambda: story(first((10, "closing", {}), (11, "closed", {}), ended_ns=11 * SECOND), second()),
 }
 
 BROKEN: dict[str, tuple[str, Callable[[], Story]]] = {
     "still held by the first": ("two owners", lambda: story(first(gives_up(21)), second())),
     "lost only after another had it": ("two owners", lambda: story(first(gives_up(21, "lost")), second())),
+    "goes on after its client said that others may have it": (
+        "two owners",
+        lambda: story(first((4, "lapsed", {}), processes(5, 2), gives_up(21)), second()),
+    ),
     "given away before the sleeper's session could have ended": (
         "two owners",
         lambda: story(first(gives_up(31, "lost"), pauses=[Pause(17 * SECOND, 30 * SECOND)]), second()),

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.coordinators import Coordinators
+from kohort.client.net.coordinators import REACHED_MS, Coordinators
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
@@ -350,6 +350,7 @@ class Cluster:
         if isinstance(to, Coordinator):
             node = await self.coordinator(to, limit)
             lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
+            limit = min(limit, REACHED_MS) if to.kind == GROUP and self.links.apart else limit
         elif isinstance(to, Leader):
             node = await self.leader(to.partition, limit)
         elif isinstance(to, Controller):

@@ -34,6 +34,10 @@ LIST_AGE_MS = 10_000
 ASKED_MS = 3_000
 """A coordinator of kohort's that says nothing for so long is left for another one: it may stand still."""
 
+REACHED_MS = 1_500
+"""A coordinator of kohort's to which there is no connection within so long is looked up again: others may have its
+groups by now. More than the backoff of a connection that was refused."""
+
 
 class Asking(Protocol):
     """What is needed of the cluster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from work import METADATA_MS, POLL_S, RECORDS, Orders, Partition, Work
@@ -28,6 +29,18 @@ class Listener(RebalanceListener):
         self._work.gone("lost", map(_plain, partitions))
 
 
+class Lapses(logging.Handler):
+    """Tells the log when the client says that others may have what is held, whatever the application waits for."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(word in record.msg for word in ("nothing is handed out until", "this member lost its partitions")):
+            self._work.say("lapsed")
+
+
 def commit(consumer: Consumer, offsets: dict[Partition, int]) -> None:
     consumer.commit({TopicPartition(*part): offset for part, offset in offsets.items()})
 
@@ -35,6 +48,7 @@ def commit(consumer: Consumer, offsets: dict[Partition, int]) -> None:
 def main() -> None:
     orders = Orders()
     work = Work(orders)
+    logging.getLogger("kohort.client").addHandler(Lapses(work))
     settings: dict[str, Any] = {}
     if orders["protocol"] == "classic":
         settings["partition_assignment_strategy"] = orders["strategy"]

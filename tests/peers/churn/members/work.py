@@ -6,6 +6,8 @@ machine's monotonic clock in ns, which all members of a run share. The Go and Ja
 ========== ================================================================================================
 assigned   `partitions` were added; stamped when the client says so
 revoked    `partitions` were given up in order; stamped at the end of the callback, after its commit
+lapsed     the client says that others may have what is held: nothing is begun of it before something is handed out
+           again (kohort)
 lost       `partitions` were taken away; the member has learned it now
 records    records of `partition` with these `offsets` and `values` were processed
 committing a commit with the number `id` of `offsets` (the next to process) is about to be asked for
