@@ -8,18 +8,26 @@ from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import Now, Outcome
-from kohort.groups.transitions import CLASSIC, CONSUMER, NONE
+from kohort.groups.push.state import PushGroup
+from kohort.groups.transitions import CLASSIC, CONSUMER, NONE, PUSH
 
 Seen = tuple[str, str, str]
 """State, event, next state."""
 States = dict[Any, tuple[str, str]]
 
 
+def kind_of(group: Group) -> str:
+    """Which protocol it speaks, as the tables name it."""
+    if group.under(PushGroup) is not None:
+        return PUSH
+    return CLASSIC if group.under(ConsumerGroup) is None else CONSUMER
+
+
 class RecordingMachine(GroupMachine):
     """The real one, with its transitions kept.
 
     Attributes:
-        seen: by kind of group ("classic group", "consumer group") or "member".
+        seen: by kind of group ("classic group", "consumer group", "push group") or "member".
     """
 
     seen: dict[str, set[Seen]]
@@ -50,10 +58,7 @@ class RecordingMachine(GroupMachine):
         return group is not None and group.under(ConsumerGroup) is not None
 
     def _groups(self, named: str | None) -> States:
-        return {
-            group.group_id: (CLASSIC if group.under(ConsumerGroup) is None else CONSUMER, str(group.state()))
-            for group in self._concerned(named)
-        }
+        return {group.group_id: (kind_of(group), str(group.state())) for group in self._concerned(named)}
 
     def _members(self, named: str | None) -> dict[tuple[str, str], str]:
         return {

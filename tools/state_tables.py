@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, Transition
+from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, PUSH_GROUP, Transition
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.plane.machine import TABLE as REGION
 from kohort.region.states import Row
@@ -26,6 +26,7 @@ MACHINES = (
     ("A group under the classic protocol", CLASSIC_GROUP),
     ("A group under the consumer protocol (KIP-848)", CONSUMER_GROUP),
     ("A member of a consumer group", CONSUMER_MEMBER),
+    ("A group under the push protocol", PUSH_GROUP),
 )
 HEAD = """# States of groups and members
 

@@ -260,6 +260,32 @@ def test_refusals_are_the_application_s() -> None:
     assert len(cluster.registered) == 2, "it tries again once the application has heard"
 
 
+def test_who_does_not_poll_leaves_and_comes_back_with_the_next_poll() -> None:
+    held = Held(max_poll_interval_ms=3_000)
+    cluster, member = held.cluster, held.member
+    for at_ms in (1_500, 2_500):
+        cluster.run(at_ms)
+        cluster.ask(encode_ping(0))
+    cluster.run(3_500)
+    assert held.lost
+    assert len(cluster.sent("LeaveGroup")) == 1
+    member.release()
+    cluster.run(6_000)
+    assert len(cluster.registered) == 1, "not before it polls"
+    member.polled()
+    cluster.run(7_000)
+    assert [said.consumer_id for said in cluster.registered] == ["m", "m"]
+    assert cluster.ask(start(T1)) == ErrorResponse(0).encode()
+    assert member.assignment.partitions == (T1,)
+
+
+def test_another_subscription_registers_again(held: Held) -> None:
+    held.member.subscribe(Subscription(pattern="t.*"))
+    held.cluster.run(1_000)
+    assert [said.topic_count for said in held.cluster.registered] == ['{"t":1}', "*1*(?s).*(?:t.*).*"]
+    assert held.member.assignment.partitions == (T0,), "what it has it has until it is stopped"
+
+
 def test_leaving_is_told(held: Held) -> None:
     held.cluster.call(held.member.leave("closed"))
     (left,) = held.cluster.sent("LeaveGroup")

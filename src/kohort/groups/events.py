@@ -472,6 +472,24 @@ class PartitionsDivided:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowPushGroups:
+    """What every push group of this shard owns and has committed is to be shown elsewhere. Source: spec 4.7."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersMissing:
+    """Where the owners of a push group's partitions are shown, some that had been written are not any more.
+
+    Who owns those is stopped and started again: a rebalance is necessary. Source: spec 4.7, condition 1.
+    """
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetsFound:
     """A `FindOffsets` is done. `failure`: why some are missing, else None."""
 
@@ -502,6 +520,7 @@ Request: TypeAlias = (
     | ConsumerGroupHeartbeat
     | ConsumerGroupDescribe
     | RegisterConsumer
+    | ShowPushGroups
 )
 
 Event: TypeAlias = (
@@ -518,5 +537,6 @@ Event: TypeAlias = (
     | ConsumerAnswered
     | PartitionsDivided
     | OffsetsFound
+    | OwnersMissing
     | Tick
 )

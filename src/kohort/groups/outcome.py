@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import Position, Topic
-from kohort.groups.records import MemberSaved, PushMemberSaved, Record, TopicPartitions
+from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 
@@ -234,6 +234,27 @@ class RegisterConsumerReply(NamedTuple):
     error: ErrorCode
 
 
+@dataclass(frozen=True, slots=True)
+class ShownPushGroup:
+    """A push group as it is shown elsewhere.
+
+    Attributes:
+        settled: no rebalance is under way.
+        owners: who owns which partition, as consumer and stream.
+        offsets: its positions.
+    """
+
+    group_id: str
+    settled: bool
+    owners: Mapping[TopicPartition, str]
+    offsets: Mapping[tuple[str, int], OffsetCommitted]
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPushGroupsReply:
+    groups: tuple[ShownPushGroup, ...]
+
+
 ReplyValue: TypeAlias = (
     JoinGroupReply
     | SyncGroupReply
@@ -249,6 +270,7 @@ ReplyValue: TypeAlias = (
     | ConsumerGroupDescribeReply
     | TransactionEndedReply
     | RegisterConsumerReply
+    | ShowPushGroupsReply
 )
 
 

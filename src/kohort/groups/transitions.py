@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NONE = "(none)"
-CLASSIC, CONSUMER = "classic group", "consumer group"
+CLASSIC, CONSUMER, PUSH = "classic group", "consumer group", "push group"
 
 
 class Transition(NamedTuple):
@@ -47,6 +47,7 @@ CLASSIC_GROUP: tuple[Transition, ...] = (
     Transition(
         EMPTY, "ConsumerGroupHeartbeat", CONSUMER, "a member of the other protocol: an empty group is whatever joins it"
     ),
+    Transition(EMPTY, "RegisterConsumer", PUSH, "the same, of the push protocol", rare=True),
     Transition(EMPTY, "DeleteGroups", NONE, "an administrator"),
     Transition(EMPTY, "Tick", NONE, "its last offset expired"),
     Transition(EMPTY, "TopicsDeleted", NONE, "its last offset went, and it never had members", rare=True),
@@ -107,6 +108,7 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(NONE, "ConsumerGroupHeartbeat", ASSIGNING, "a first member"),
     Transition(EMPTY, "ConsumerGroupHeartbeat", ASSIGNING, "a member"),
     Transition(EMPTY, "JoinGroup", CLASSIC, "a member of the other protocol: an empty group is whatever joins it"),
+    Transition(EMPTY, "RegisterConsumer", PUSH, "the same, of the push protocol", rare=True),
     Transition(EMPTY, "DeleteGroups", NONE, "an administrator", rare=True),
     Transition(EMPTY, "Tick", NONE, "its last offset expired"),
     Transition(ASSIGNING, "AssignmentComputed", RECONCILING, "there is a target for the newest epoch"),
@@ -154,6 +156,37 @@ CONSUMER_GROUP: tuple[Transition, ...] = (
     Transition(STABLE, "ConnectionLost", ASSIGNING, "a new member had not been told its id", rare=True),
     Transition(STABLE, "TopicsChanged", ASSIGNING, "a topic that members read came, went or grew"),
     Transition(STABLE, "RegexesResolved", ASSIGNING, "a pattern matches other topics now"),
+)
+
+_OUT = "a consumer's session is over"
+_LEAVES = "a consumer leaves, or is removed"
+_ENDED = "a consumer's process has ended"
+
+PUSH_GROUP: tuple[Transition, ...] = (
+    Transition(NONE, "RegisterConsumer", PREPARING, "a first consumer"),
+    Transition(EMPTY, "RegisterConsumer", PREPARING, "a consumer"),
+    Transition(EMPTY, "JoinGroup", CLASSIC, "a member of another protocol: an empty group is whatever joins it"),
+    Transition(EMPTY, "ConsumerGroupHeartbeat", CONSUMER, "the same", rare=True),
+    Transition(EMPTY, "DeleteGroups", NONE, "an administrator", rare=True),
+    Transition(EMPTY, "Tick", NONE, "its last offset expired", rare=True),
+    Transition(PREPARING, "ConsumerAnswered", STABLE, "the last one has been started"),
+    Transition(PREPARING, "PartitionsDivided", STABLE, "nobody is to have anything else"),
+    Transition(PREPARING, "LeaveGroup", EMPTY, "the last one leaves", rare=True),
+    Transition(PREPARING, "LeaveGroup", STABLE, "the last one awaited leaves", rare=True),
+    Transition(PREPARING, "ConnectionLost", EMPTY, "the last one's process has ended", rare=True),
+    Transition(PREPARING, "ConnectionLost", STABLE, "that of the last one awaited has ended", rare=True),
+    Transition(PREPARING, "Tick", EMPTY, "the last one's session is over", rare=True),
+    Transition(PREPARING, "Tick", STABLE, "that of the last one awaited is over", rare=True),
+    Transition(STABLE, "RegisterConsumer", PREPARING, "a consumer comes, or comes back and reads other topics"),
+    Transition(STABLE, "TopicsChanged", PREPARING, "topics changed that consumers read, or may"),
+    Transition(STABLE, "OwnersMissing", PREPARING, "what ZooKeeper shows of owners was deleted", rare=True),
+    Transition(STABLE, "ConsumerAnswered", PREPARING, "a consumer has something else than it was given", rare=True),
+    Transition(STABLE, "LeaveGroup", PREPARING, _LEAVES),
+    Transition(STABLE, "LeaveGroup", EMPTY, _LEAVES),
+    Transition(STABLE, "ConnectionLost", PREPARING, _ENDED),
+    Transition(STABLE, "ConnectionLost", EMPTY, _ENDED),
+    Transition(STABLE, "Tick", PREPARING, _OUT),
+    Transition(STABLE, "Tick", EMPTY, _OUT),
 )
 
 _EVICTED = "it was silent, or did not give up, join or sync in time"

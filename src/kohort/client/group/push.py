@@ -73,7 +73,7 @@ class PushMembership(Membership):
         poll_bound: bool = True,
         new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        """As Membership; `new_member_id` is called once.
+        """As Membership; `new_member_id` is called at first, and after the member has left for not polling.
 
         Raises:
             InvalidInputError: settings that the protocol has no room for.
@@ -86,7 +86,7 @@ class PushMembership(Membership):
             )
         if config.group_instance_id is not None:
             raise InvalidInputError("group.protocol=push has no static members: leave group.instance.id out")
-        self._member_id = new_member_id()
+        self._new_member_id = new_member_id
         self._auto_commit = config.enable_auto_commit and poll_bound
         self._owned = Lease(config.session_timeout_ms)
         self._way = PushCoordinator(cluster, self.group, self._move)
@@ -113,6 +113,7 @@ class PushMembership(Membership):
     async def _member(self) -> None:
         """From a registration until the application does not poll, or an error ends it."""
         runtime = self.cluster.runtime
+        self._member_id = self._member_id or self._new_member_id()
         self._unsettle()
         self.state = MemberState.JOINING
         self._heard_ms = runtime.now_ms
@@ -338,14 +339,9 @@ class PushMembership(Membership):
             self._reaching.cancel()
             self._reaching = None
 
-    async def _tell_left(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
-        member_id = self._member_id
-        await super()._tell_left(reason, timeout_ms)
-        self._member_id = member_id
-
     async def _send_leave(self, reason: str) -> None:
         """Leave by Kafka's own request, which the text lacks: others need not wait for the session's end."""
-        if self._said == float("-inf"):
+        if self._said == float("-inf") or not self._member_id:
             return
         request = LeaveGroupRequest(
             group_id=self.group,
