@@ -21,6 +21,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from kohort.broker.api import push
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.net.dispatch import Dispatcher, api_keys
@@ -118,7 +119,7 @@ class RunningCoordinator:
                 (config.own.placement_group,),
                 api_keys(COORDINATOR_ROUTES),
             )
-            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
+            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
             self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
         except BaseException:
             sock.close()
