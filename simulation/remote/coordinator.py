@@ -118,7 +118,7 @@ class Coordinator(Server):
         while True:
             door = ZooKeeperDoor("zookeeper:2181", SESSION_MS)
             session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
-            door._session = session  # type: ignore[assignment]  # it stands for one
+            door.session = session  # type: ignore[assignment]  # it stands for one
             door._mirror._session = session  # type: ignore[assignment]
             self.door, self.session = door, session
             try:

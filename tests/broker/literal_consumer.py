@@ -74,7 +74,7 @@ class LiteralConsumer:
 
     def __init__(self, bootstrap: str, group: str, name: str, topic_count: str, **more: object) -> None:
         host, _, port = bootstrap.rpartition(":")
-        error, address = coordinator(host, int(port))
+        error, address = coordinator(host, int(port), group if more.get("of_group") else None)
         assert error == 0
         assert address is not None
         self.name = name

@@ -69,6 +69,9 @@ class Map:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._at(owner, connection)
 
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+        return self.coordinator(Coordinated.GROUP, group or "", connection), self.nodes(connection)
+
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         return [(0, 3, [0], [0]) for _ in partitions]
 

@@ -104,7 +104,7 @@ def _owned_story(zookeeper: ZooKeeper) -> None:
                 earlier.create(doors.root + path, data, ephemeral=True, makepath=True)
             await doors.enter(me)
             await doors.agreed(1)
-            session = doors.open[1]._session.id
+            session = doors.open[1].session.id
             assert doors.owner(f"{IDS}/1") == session, "an earlier session's node was taken for its own"
             assert doors.owner(COORDINATOR) == session, "an earlier session's office was taken for its own"
         finally:
@@ -138,7 +138,7 @@ def test_session_that_expires(zookeeper: ZooKeeper) -> None:
         await doors.enter(candidate(2))
         await doors.agreed(1, 2)
         before, session = doors.open[1].placement, doors.owner(f"{IDS}/1")
-        kazoo = doors.open[1]._session._client
+        kazoo = doors.open[1].session._client
         kept = kazoo.client_id
         # Another client takes the session and closes it: for the door's own it is over, as after an expiry.
         thief = KazooClient(zookeeper.address, client_id=kept)
@@ -211,7 +211,7 @@ def test_id_that_a_later_process_took_at_the_same_address(zookeeper: ZooKeeper) 
         earlier = await doors.enter(candidate(1))
         later = await doors.enter(candidate(1))
         await doors.agreed(1)
-        session = later._session.id
+        session = later.session.id
         await until(lambda: earlier._taken_by == later._require_mine().candidate, "the earlier one knows")
         assert doors.owner(f"{IDS}/1") == session
 
@@ -234,7 +234,7 @@ def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
         await until(lambda: doors.open[2].in_office, "the office is another's")
         await until(lambda: other in getattr(doors.open[1].placement, "candidates", ()), "the map names the other one")
         assert not doors.open[1].in_office
-        assert doors.owner(f"{IDS}/1") != doors.open[1]._session.id
+        assert doors.owner(f"{IDS}/1") != doors.open[1].session.id
         doors.look.delete(path)
         await until(lambda: me in getattr(doors.open[2].placement, "candidates", ()), "it has its place again")
         await doors.agreed(1, 2)
@@ -259,7 +259,7 @@ def _deposed_story(zookeeper: ZooKeeper) -> None:
     async def story(doors: Doors) -> None:
         door = await doors.enter(candidate(1))
         await doors.agreed(1)
-        session, mine, keeper = door._session.id, door._mine, door._keeper
+        session, mine, keeper = door.session.id, door._mine, door._keeper
         assert session is not None
         assert mine is not None
         assert keeper is not None
@@ -393,10 +393,10 @@ def test_zookeeper_goes_and_comes(tmp_path: object) -> None:
         await doors.agreed(1, 2)
         before = doors.open[2].placement
         await asyncio.to_thread(server.kill)
-        await until(lambda: all(door._session.state.value != "connected" for door in doors.open.values()), "it is away")
+        await until(lambda: all(door.session.state.value != "connected" for door in doors.open.values()), "it is away")
         assert doors.open[2].placement == before
         server = await asyncio.to_thread(ZooKeeper, "127.0.0.1", port, folder)
-        await until(lambda: all(door._session.state.value == "connected" for door in doors.open.values()), "it is back")
+        await until(lambda: all(door.session.state.value == "connected" for door in doors.open.values()), "it is back")
         await doors.enter(candidate(3))
         await doors.agreed(1, 2, 3)
 

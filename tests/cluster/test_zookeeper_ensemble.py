@@ -44,7 +44,7 @@ def test_each_server_killed_in_turn(three: Ensemble) -> None:
             down = three.leader()
             await asyncio.to_thread(down.kill)
             await until(
-                lambda: all(door._session.state.value == "connected" for door in doors.open.values()), "sessions stand"
+                lambda: all(door.session.state.value == "connected" for door in doors.open.values()), "sessions stand"
             )
             elected = next(number for number, door in doors.open.items() if door.in_office)
             placement = doors.open[elected].placement
@@ -78,7 +78,7 @@ def test_ensemble_without_a_majority(three: Ensemble) -> None:
         for number in (0, 1):
             await asyncio.to_thread(three.servers[number].kill)
         await until(
-            lambda: all(door._session.state.value != "connected" for door in doors.open.values()), "nobody is there"
+            lambda: all(door.session.state.value != "connected" for door in doors.open.values()), "nobody is there"
         )
         assert doors.open[1].placement == before == doors.open[2].placement
         for number in (0, 1):

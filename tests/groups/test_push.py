@@ -21,9 +21,11 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetToCommit,
+    OwnersMissing,
     PartitionsDivided,
+    ShowPushGroups,
 )
-from kohort.groups.outcome import Meter, Rebalanced, StartConsumer
+from kohort.groups.outcome import Meter, Rebalanced, ShownPushGroup, StartConsumer
 from kohort.groups.push.asking import first_ping_ms
 from kohort.ids import TopicPartition
 from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
@@ -543,3 +545,42 @@ def test_nothing_is_owned_twice_whatever_the_order(trial: PushTrial) -> None:
             each.answers = True
         trial.run()
         assert shares(*consumers) == [1, 1, 1, 1]
+
+
+# -- what is shown elsewhere (4.7)
+
+
+def shown(trial: PushTrial) -> ShownPushGroup:
+    request = trial.request()
+    trial.feed(ShowPushGroups(request))
+    (group,) = trial.reply(request).groups
+    assert isinstance(group, ShownPushGroup)
+    return group
+
+
+def test_ownership_is_shown_with_streams_and_offsets(trial: PushTrial) -> None:
+    trial.consumer("a", topics={"t": 4})
+    found = shown(trial)
+    assert found.settled
+    assert found.owners[TopicPartition("t", 0)] == "a-0"
+    assert sorted(found.owners.values()) == ["a-0", "a-0", "a-1", "a-1", "a-2", "a-3"]
+    assert {part: record.offset for part, record in found.offsets.items()} == {("t", number): 0 for number in range(6)}
+
+
+def test_who_owns_what_was_deleted_is_stopped_and_started(trial: PushTrial) -> None:
+    a, b = trial.consumer("a"), trial.consumer("b")
+    part = TopicPartition(*next(iter(b.reads)))
+    before, seen = dict(b.reads), len(a.seen)
+    b.seen.clear()
+    trial.feed(OwnersMissing("g", (part, TopicPartition("gone", 3))))
+    assert not shown(trial).settled
+    trial.run()
+    assert b.seen == ["STOP", "PING", "START"]
+    assert b.reads == before
+    assert len(a.seen) == seen, "a keeps what it has, and hears nothing"
+    assert shown(trial).settled
+
+
+def test_owners_of_a_group_that_is_gone_say_nothing(trial: PushTrial) -> None:
+    trial.feed(OwnersMissing("g", (TopicPartition("t", 0),)))
+    assert not trial.machine.context.ledger.groups

@@ -289,14 +289,14 @@ class Trial:
         """Carry out the work that has left the machine, and what comes of it; questions wait for their answers."""
         while self.work:
             work = self.work.pop(0)
-            if not isinstance(work, Computation):
+            if isinstance(work, FindOffsets):
+                self.feed(self.offsets_found(work))
+            elif not isinstance(work, Computation):
                 self.questions.append(work)
             elif isinstance(work, ResolveRegexes):
                 self.feed(targets.resolve(work, match))
             elif isinstance(work, DividePartitions):
                 self.feed(division.divide(work, match))
-            elif isinstance(work, FindOffsets):
-                self.feed(self.offsets_found(work))
             else:
                 self.feed(targets.compute(work))
 

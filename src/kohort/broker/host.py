@@ -100,6 +100,7 @@ class GroupHost:
     Attributes:
         api_keys: what ApiVersions names.
         consumers: those of the push protocol that are connected.
+        on_rebalanced: called when a group has rebalanced, once that is durable; None: nobody asks.
         features: its features, with their lowest and highest levels.
         coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
     """
@@ -124,6 +125,7 @@ class GroupHost:
         self._open_journal = open_journal
         self.transactions: OffsetTransactions | None = None
         self.metrics = Metrics()
+        self.on_rebalanced: Callable[[Rebalanced], None] | None = None
         self.faults = Faults(loop)
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token, self._make_shard)
@@ -228,6 +230,8 @@ class GroupHost:
     def note(self, note: Counted | Rebalanced) -> None:
         """A figure of a group coordinator moved on."""
         self.metrics.take(note)
+        if self.on_rebalanced is not None and isinstance(note, Rebalanced):
+            self.on_rebalanced(note)
 
     # -- the end
 

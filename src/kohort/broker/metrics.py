@@ -73,6 +73,7 @@ Snapshot = TypedDict(
         "held": dict[str, int],
         "imports": dict[str, int],
         "push": dict[str, int],
+        "zookeeper": dict[str, float],
         "connections": int,
         "requests": dict[str, int],
         "latency": dict[str, HistogramSummary],
@@ -160,6 +161,41 @@ class Rate:
             self._began += passed * RATE_WINDOW_S
 
 
+class MirrorMeter:
+    """How what ZooKeeper shows follows the journals.
+
+    Attributes:
+        changes: nodes that were made, set or deleted.
+        multis: requests that they took.
+        refused: multis that were refused, as another process was the one to write, or had changed the nodes.
+        failures: looks after which something was still to be written.
+    """
+
+    __slots__ = ("_settled_s", "changes", "failures", "multis", "refused")
+
+    def __init__(self) -> None:
+        self.changes = self.multis = self.refused = self.failures = 0
+        self._settled_s = time.monotonic()
+
+    def settled(self, began_s: float) -> None:
+        """Everything is written that there was at this time."""
+        self._settled_s = began_s
+
+    def lag_s(self) -> float:
+        """How old what ZooKeeper shows is."""
+        return time.monotonic() - self._settled_s
+
+    def summary(self) -> dict[str, float]:
+        """Plain values."""
+        return {
+            "lag_s": self.lag_s(),
+            "changes": self.changes,
+            "multis": self.multis,
+            "refused": self.refused,
+            "failures": self.failures,
+        }
+
+
 class ApiMetrics:
     """One API's requests, and the time from a request's arrival to its answer."""
 
@@ -213,9 +249,11 @@ class Metrics:
         queue: how long the oldest event of a batch waited for its shard.
         step, append: how long a batch took in the machine, and its records into the journal.
         events: stepped so far.
+        mirror: of what ZooKeeper shows, None: it shows nothing.
     """
 
     def __init__(self) -> None:
+        self.mirror: MirrorMeter | None = None
         self.meters = {meter: Rate() for meter in Meter}
         self.apis = {key: ApiMetrics() for key in APIS}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
@@ -266,6 +304,7 @@ class Metrics:
             "held": {meter.value: self.meters[meter].count for meter in HELD_METERS},
             "imports": {meter.value: count for meter in IMPORT_METERS if (count := self.meters[meter].count)},
             "push": {meter.value: self.meters[meter].count for meter in PUSH_METERS},
+            "zookeeper": {} if self.mirror is None else self.mirror.summary(),
             "connections": connections,
             "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
             "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},

@@ -49,6 +49,9 @@ class Places(Protocol):
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
         """Who coordinates a group or a transactional id, or why that can't be told."""
 
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+        """Who coordinates a group of the push protocol, None: those of who asks for no group; and all who do such."""
+
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """Who leads these partitions of a topic that is there."""
 
@@ -80,6 +83,11 @@ class OnePlace:
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place:
         """This broker, for every group and transactional id."""
         return self._place(connection)
+
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Place, Sequence[Place]]:
+        """This broker."""
+        place = self._place(connection)
+        return place, (place,)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """This broker, in the epochs of the partitions' logs."""

@@ -34,6 +34,14 @@ IMPORTS: Final[dict[str, str]] = {
     Meter.MEMBERS_ELSEWHERE: "Groups here that were found to have members at Kafka's own coordinator too",
 }
 
+ZOOKEEPER_LAG: Final = "How old what ZooKeeper shows of push groups is"
+ZOOKEEPER: Final[dict[str, str]] = {
+    "changes": "Nodes of push groups made, set or deleted",
+    "multis": "Requests that these took",
+    "refused": "Requests refused, as another process was the one to write or had changed the nodes",
+    "failures": "Looks after which something was still to be written",
+}
+
 
 class Exporter(Collector):
     """Turns snapshots into metric families."""
@@ -72,6 +80,7 @@ class Exporter(Collector):
             yield CounterMetricFamily(title, IMPORTS[name], value=count)
         for name, count in found["push"].items():
             yield CounterMetricFamily(f"kohort_{name.replace('-', '_')}", "Of push groups", value=count)
+        yield from _zookeeper(found["zookeeper"])
         yield CounterMetricFamily("kohort_events", "Events that the group coordinators took in", value=found["events"])
 
 
@@ -80,6 +89,13 @@ def _kafka_meters(meters: dict[str, float]) -> Iterator[Metric]:
     for name, value in meters.items():
         title = f"kafka.server_{GROUP_METRICS}_{name}".replace(".", "_").replace("-", "_")
         yield UntypedMetricFamily(title, f"Kafka's {name} of {GROUP_METRICS}", value=value)
+
+
+def _zookeeper(found: dict[str, float]) -> Iterator[Metric]:
+    if found:
+        yield GaugeMetricFamily("kohort_zookeeper_lag_seconds", ZOOKEEPER_LAG, value=found["lag_s"])
+        for name, text in ZOOKEEPER.items():
+            yield CounterMetricFamily(f"kohort_zookeeper_{name}", text, value=found[name])
 
 
 def _groups(found: Snapshot) -> Iterator[Metric]:

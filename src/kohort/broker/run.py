@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
@@ -29,10 +29,27 @@ log = logging.getLogger("kohort.broker")
 LISTEN_DEFAULT = "127.0.0.1:9092"
 
 
+class Beside(Protocol):
+    """What a broker has beside it: its place among others, which knows of brokers what they do not know of it."""
+
+    async def open(self, broker: RunningBroker) -> None:
+        """Before clients are let in. Raises KafkaError: the broker can't serve."""
+
+    async def close(self) -> None:
+        """While its groups still answer. May be called again, and before `open` has returned."""
+
+
 class RunningBroker:
     """A broker on a running loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, data_dir: Path, listen: str, properties: Mapping[str, Any]):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        data_dir: Path,
+        listen: str,
+        properties: Mapping[str, Any],
+        beside: Beside | None = None,
+    ) -> None:
         live = LiveSettings(data_dir, broker_configs(properties))
         idle = sorted(key for key in properties if is_idle(key))
         if idle:
@@ -56,6 +73,7 @@ class RunningBroker:
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
         self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
+        self._beside = beside
         self.node.start()
 
     def metrics(self) -> Snapshot:
@@ -67,12 +85,20 @@ class RunningBroker:
         """HOST:PORT as clients write it."""
         return self.serving.address
 
+    async def begin(self) -> None:
+        """Let clients in, once what is beside it stands."""
+        if self._beside is not None:
+            await self._beside.open(self)
+        self.listen()
+
     def listen(self) -> None:
         """Let clients in."""
         self.serving.listen()
 
     async def close(self) -> None:
         """Let nobody in, answer who waits, write everything down."""
+        if self._beside is not None:
+            await self._beside.close()
         await self.serving.close()
 
 
@@ -81,6 +107,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     properties: Mapping[str, Any] | None = None,
     on_ready: Callable[[RunningBroker, asyncio.Event], None] | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -89,25 +116,23 @@ def serve(
         listen: HOST:PORT.
         properties: broker, group and topic properties.
         on_ready: called once clients can connect, with the event that ends the broker when set.
+        beside: see there.
 
     Raises:
         KafkaError: bad options, the port or the folder is in use.
     """
 
     def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
-        return RunningBroker(loop, Path(data_dir), listen, properties or {})
+        return RunningBroker(loop, Path(data_dir), listen, properties or {}, beside)
 
-    async def begin(broker: RunningBroker) -> None:
-        broker.listen()
-
-    serve_until_ended(start, begin, on_ready)
+    serve_until_ended(start, RunningBroker.begin, on_ready)
 
 
-def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any]) -> int:
+def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any], beside: Beside | None = None) -> int:
     """What `kohort broker` does; returns the exit code."""
     log_to_stderr()
     try:
-        serve(data_dir, listen, properties)
+        serve(data_dir, listen, properties, beside=beside)
     except KafkaError as error:
         sys.stderr.write(f"kohort broker: {error.message}\n")
         return 1

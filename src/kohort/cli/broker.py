@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import assignments, properties_of
 from kohort.cli.output import note
+
+if TYPE_CHECKING:  # the broker is imported by the command that needs it
+    from kohort.broker.run import Beside
 
 _ADVERTISED = "advertised.listeners"
 
@@ -19,6 +22,7 @@ def broker(
     data: Path | None = None,
     listen: str | None = None,
     config: Path | None = None,
+    zookeeper: str | None = None,
     metrics_listen: str | None = None,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
 ) -> int:
@@ -31,6 +35,8 @@ def broker(
         data: the folder that keeps topics and groups; made if missing. Else log.dirs of the configuration says it.
         listen: HOST:PORT; port 0 picks a free one. Else the configuration's listeners, else 127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
+        zookeeper: HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups.
+            One broker has the path for itself; what counts is in its data folder.
         metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
@@ -54,9 +60,16 @@ def broker(
         listen = listen or place.listen or LISTEN_DEFAULT
         broker_configs(properties)
         parse_listen(listen)
+        beside = None if zookeeper is None else _in_zookeeper(zookeeper)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     folder = data or (Path(place.folder) if place.folder else None)
     if folder is None:
         raise UsageError("say where topics and groups are kept: --data DIR, or log.dirs in the configuration")
-    return run_broker(listen, folder, properties)
+    return run_broker(listen, folder, properties, beside)
+
+
+def _in_zookeeper(address: str) -> Beside:
+    from kohort.cluster.shown import BrokerInZooKeeper
+
+    return BrokerInZooKeeper(address)

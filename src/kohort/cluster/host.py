@@ -12,6 +12,7 @@ from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.topic_offsets import beginning_offsets, end_offsets
 from kohort.cluster.door import Door
 from kohort.cluster.imports import KafkaGroups
 from kohort.cluster.journal_place import JournalSettings, JournalTopic
@@ -21,11 +22,15 @@ from kohort.cluster.placement import Candidate
 from kohort.cluster.places import ClusterPlaces
 from kohort.cluster.tenures import Tenures
 from kohort.coordinator.shard import Shard
+from kohort.errors import KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import Event
-from kohort.groups.outcome import LookForTopics, Question
+from kohort.groups.events import Event, OffsetsFound, Position
+from kohort.groups.outcome import FindOffsets, LookForTopics, Question
+from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsResponse
 
+FIND_MS = 10_000
+"""For begin and end of partitions: a leader that moves is found again within this."""
 log = logging.getLogger("kohort.cluster")
 
 
@@ -60,6 +65,7 @@ class CoordinatorHost(GroupHost):
         """
         self.door = door
         self._client = client
+        self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         super().__init__(loop, fitting(config), self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
         self.features = {}
@@ -92,6 +98,7 @@ class CoordinatorHost(GroupHost):
 
     def shard_loaded(self, index: int) -> None:
         """See `Tenures`."""
+        super().shard_loaded(index)
         self.tenures.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
@@ -109,9 +116,27 @@ class CoordinatorHost(GroupHost):
         else:
             self.imports.ask(question, done)
 
+    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+        """Ask Kafka; what it does not tell within the time is asked for again after the group's backoff."""
+        task = self.loop.create_task(self._find_offsets(work, done))
+        self._finding.add(task)
+        task.add_done_callback(self._finding.discard)
+
+    async def _find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+        ask = beginning_offsets if work.from_begin else end_offsets
+        failure, found = None, dict[TopicPartition, int]()
+        try:
+            found = await self._client.call(ask(self._client.cluster, work.partitions, FIND_MS))
+        except KafkaError as error:
+            failure = error.message
+        positions = tuple(Position(part.topic, part.partition, offset) for part, offset in found.items())
+        done(OffsetsFound(work.group_id, work.member_id, work.ticket, positions, failure))
+
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and end all shards: the process ends."""
         super().stop_waiting()
+        for task in self._finding:
+            task.cancel()
         self.tenures.close()
 
 

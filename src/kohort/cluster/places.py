@@ -22,7 +22,7 @@ from kohort.broker.places import Coordinated, Leader, Place
 from kohort.broker.shards import GroupShards
 from kohort.cluster.door import Door
 from kohort.cluster.kafka_topics import KafkaTopics
-from kohort.cluster.placement import Candidate
+from kohort.cluster.placement import NOBODY, Candidate
 from kohort.errors import ErrorCode
 
 log = logging.getLogger("kohort.cluster")
@@ -72,6 +72,19 @@ class ClusterPlaces:
         index = self._here.groups.index_of(key)
         owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
+
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+        """Whom the map gives a group's shard, who asks for none the elected one; all coordinators. Source: spec 4.3."""
+        placement = self._here.door.placement
+        if placement is None:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, ()
+        number = placement.elected
+        if group is not None:
+            index = self._here.groups.index_of(group)
+            number = placement.owners[index] if index < len(placement.owners) else NOBODY
+        found = placement.candidate(number)
+        place = ErrorCode.COORDINATOR_NOT_AVAILABLE if found is None else _place(found)
+        return place, [_place(each) for each in placement.candidates]
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         """Kafka's."""

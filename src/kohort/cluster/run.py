@@ -17,10 +17,11 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from kohort.broker.api import push
 from kohort.broker.api.cluster import unknown_api_versions
 from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.net.dispatch import Dispatcher, api_keys
@@ -31,19 +32,20 @@ from kohort.client.net.contact import reach
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.door import Door
 from kohort.cluster.group_door import GroupDoor
+from kohort.cluster.group_mirror import GroupMirror
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal_place import JournalSettings
 from kohort.cluster.journal_topic import journal_topic
-from kohort.cluster.kafka_topics import POLL_S, KafkaTopics
+from kohort.cluster.patience import patiently
 from kohort.cluster.peers import Peers
 from kohort.cluster.placement import Candidate
 from kohort.cluster.routes import COORDINATOR_ROUTES
 from kohort.cluster.settings import Configured, advertised, coordinator_id
+from kohort.cluster.shown import ALIVE_S, show_topics
 from kohort.cluster.status import own_shards
 from kohort.cluster.zookeeper_door import ZooKeeperDoor
-from kohort.cluster.zookeeper_nodes import MirroredTopic
 from kohort.config import parse_listen
-from kohort.errors import InvalidInputError, KafkaError, RetriableError
+from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -53,11 +55,6 @@ log = logging.getLogger("kohort.cluster")
 
 REACH_MS = 4_000
 """So long is tried before the log says that Kafka is not there."""
-AGAIN_S = 1.0
-TOLD_EVERY = 30
-"""Of tries that failed, the log tells of the first and then of each after so many."""
-ALIVE_S = 0.1
-"""How often the loop shows that it turns: a third of the shortest session is many times that."""
 RETIRE_S = 10.0
 """Handing over takes a round among the coordinators. Where nobody answers, shards are left to be taken."""
 
@@ -122,7 +119,7 @@ class RunningCoordinator:
                 (config.own.placement_group,),
                 api_keys(COORDINATOR_ROUTES),
             )
-            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions)
+            dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.take)
             self.serving = CoordinatorServing(self.host, sock, config.socket, room, dispatcher.dispatch)
         except BaseException:
             sock.close()
@@ -143,11 +140,11 @@ class RunningCoordinator:
             KafkaError: a person has to change something; says what.
         """
         cluster, own = self._client.cluster, self._options.configured.own
-        await _patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
+        await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
         if cluster.links.apart:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
         topics = self.host.topics
-        await _patiently("Kafka's topics", topics.poll)
+        await patiently("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
         settings = JournalSettings(
             coordinator=me.id,
@@ -160,13 +157,13 @@ class RunningCoordinator:
             foreign_records=own.journal_foreign_records,
             answer_ms=own.journal_answer_ms,
         )
-        topic = await _patiently(
+        topic = await patiently(
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
         self.host.begin(me, topic, settings)
         self._beside(topics.watch(), "topics of Kafka")
         self.serving.listen()
-        await _patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
+        await patiently("a place among the coordinators", lambda: self._door.open(me, topic.partitions))
         log.info("coordinator %d at %s, incarnation %s", me.id, me.address, me.incarnation)
         self._peers = Peers(self._door, me)
         self._door.listen(self._follow)
@@ -174,7 +171,11 @@ class RunningCoordinator:
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
         if isinstance(self._door, ZooKeeperDoor):
             self._door.listen_topics(topics.poll_soon)
-            self._beside(_mirror(self._door, topics), "mirror of topics")
+            self._beside(show_topics(self._door, self.host), "mirror of topics")
+            mirror = GroupMirror(self._door, self.host)
+            self.host.metrics.mirror = mirror.meter
+            self.host.on_rebalanced = mirror.soon
+            self._beside(mirror.watch(), "mirror of groups")
         self.host.tenures.begin(me)
         self._follow()
         await self.host.tenures.settled()
@@ -239,40 +240,6 @@ def _door(options: Options) -> Door:
     if options.zookeeper is not None:
         return ZooKeeperDoor(options.zookeeper, own.placement_session_ms)
     return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
-
-
-async def _mirror(door: ZooKeeperDoor, topics: KafkaTopics) -> None:
-    """Have ZooKeeper say which topics there are, as long as this one is in office."""
-    shown = None
-    while True:
-        if not door.in_office:
-            shown = None
-        elif topics.image() is not shown:
-            shown = topics.image()
-            door.mirror_topics(
-                {
-                    name: MirroredTopic(topic.id, tuple(tuple(leader[2]) for leader in topic.leaders))
-                    for name, topic in topics.by_name.items()
-                }
-            )
-        await asyncio.sleep(POLL_S)
-
-
-async def _patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try again for as long as only time is needed.
-
-    Raises:
-        KafkaError: trying again does not cure it.
-    """
-    failures = 0
-    while True:
-        try:
-            return await attempt()
-        except (RetriableError, OSError) as error:
-            if failures % TOLD_EVERY == 0:
-                log.warning("%s: %s; it is tried again", what, error)
-            failures += 1
-            await asyncio.sleep(AGAIN_S)
 
 
 def run_coordinator(options: Options) -> int:

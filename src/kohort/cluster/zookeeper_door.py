@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kohort.cluster.placement import Candidate, Placement, placed
@@ -46,22 +47,38 @@ _TRIES = 10
 """Each time a node changed between reading and changing it; after so many the rest waits for the next look."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Who may write of what.
+
+    Attributes:
+        changes: checks that fail once another process is the one to write: each multi has them.
+        shards: those whose groups this process may write of.
+    """
+
+    changes: tuple[Change, ...]
+    shards: frozenset[int]
+
+
 class ZooKeeperDoor:
     """See the module's text, and `Door`."""
 
-    def __init__(self, address: str, session_ms: int = SESSION_MS) -> None:
+    def __init__(self, address: str, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
         """Does nothing yet.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path.
             session_ms: A candidate silent for so long has lost its place.
+            sole: It has all shards, and shares the path with nobody: the groups of a broker are in its data folder.
 
         Raises:
             InvalidInputError: no such address.
         """
         self.placement: Placement | None = None
         self.in_office = False
-        self._session = ZooKeeperSession(address, session_ms, self._session_changed)
+        self.session = ZooKeeperSession(address, session_ms, self._session_changed)
+        self._sole = sole
+        self._refused_by: Registration | None = None
         self._session_ms = session_ms
         self._mine: Registration | None = None
         self._shards = 0
@@ -75,7 +92,7 @@ class ZooKeeperDoor:
         self._on_change: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
         self._looks = self._looked = 0
-        self._mirror = TopicMirror(self._session, self._look.set)
+        self._mirror = TopicMirror(self.session, self._look.set)
         self._settled = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._asides: set[asyncio.Task[None]] = set()
@@ -88,13 +105,13 @@ class ZooKeeperDoor:
 
     async def open(self, me: Candidate, shards: int) -> None:
         """See `Door`."""
-        self._mine, self._shards, self._entered = Registration(me), shards, False
-        self.placement = self._taken_by = self._trouble = None
-        await self._session.open(_REACH_MS)
+        self._mine, self._shards, self._entered = Registration(me, sole=self._sole), shards, False
+        self.placement = self._taken_by = self._trouble = self._refused_by = None
+        await self.session.open(_REACH_MS)
         try:
             await self._check_root()
             for path in ("/consumers", EPOCH, IDS, TOPICS):
-                await self._session.make_path(path)
+                await self.session.make_path(path)
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
             self._look.set()
             await self._wait(self._has_place, _OPEN_MS, self._session_ms + 2_000)
@@ -110,7 +127,7 @@ class ZooKeeperDoor:
         """See `Door`."""
         if self._mine is not None and self._keeper is not None and self.placement is not None:
             number = self._mine.candidate.id
-            self._mine = Registration(self._mine.candidate, retiring=True)
+            self._mine = Registration(self._mine.candidate, retiring=True, sole=self._sole)
             self._look.set()
             with contextlib.suppress(KafkaError):  # nobody is there to take them
                 await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
@@ -126,7 +143,7 @@ class ZooKeeperDoor:
 
     def alive(self) -> None:
         """See `Door`."""
-        self._session.alive()
+        self.session.alive()
 
     async def close(self) -> None:
         """See `Door`."""
@@ -136,7 +153,7 @@ class ZooKeeperDoor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._session.close()
+        await self.session.close()
 
     # Topics.
 
@@ -150,13 +167,37 @@ class ZooKeeperDoor:
         self._mirror.on_change = on_change
         self._look.set()
 
+    # Groups.
+
+    @property
+    def connections(self) -> int:
+        """How many there were: each may find other nodes."""
+        return self.session.connections
+
+    def guard(self) -> Guard | None:
+        """What holds only as long as this process is the one to write of its shards; None: of none now."""
+        mine, stands = self._mine, self._map
+        if mine is None or stands is None or self._map_node is None or (self._sole and not self.in_office):
+            return None
+        named = stands.candidate(mine.candidate.id)
+        if named is None or named.incarnation != mine.candidate.incarnation:
+            return None
+        changes = [Change(PLACEMENT, version=self._map_node.version)]
+        if self.in_office and self._epoch is not None:
+            changes.append(Change(EPOCH, version=self._epoch.version))
+        return Guard(tuple(changes), stands.of(mine.candidate.id))
+
+    def look(self) -> None:
+        """Something was not as it is taken to be: read it again."""
+        self._look.set()
+
     # What is to be there.
 
     async def _keep(self) -> None:
         while True:
             await self._look.wait()
             self._look.clear()
-            if self._session.state is not SessionState.CONNECTED:
+            if self.session.state is not SessionState.CONNECTED:
                 continue  # the next connection has it look again
             try:
                 await self._settle()
@@ -175,7 +216,7 @@ class ZooKeeperDoor:
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
 
     async def _settle(self) -> None:
-        session, mine = self._session.id, self._require_mine()
+        session, mine = self.session.id, self._require_mine()
         if session is None:
             return
         self._looks += 1
@@ -204,60 +245,69 @@ class ZooKeeperDoor:
         """
         path = f"{IDS}/{mine.candidate.id}"
         for _ in range(_TRIES):
-            node = await self._session.read(path, self._look.set)
+            node = await self.session.read(path, self._look.set)
             if node is None:
-                await self._session.change(Change(path, mine.to_bytes(), version=None, ephemeral=True))
+                await self.session.change(Change(path, mine.to_bytes(), version=None, ephemeral=True))
             elif is_of(node, session):
                 if node.data == mine.to_bytes():
                     return None
-                await self._session.change(Change(path, mine.to_bytes(), node.version))
+                await self.session.change(Change(path, mine.to_bytes(), node.version))
             else:
                 holder = _read_registration(str(mine.candidate.id), node)
                 if holder is not None and self._is_other(holder.candidate, mine.candidate):
                     return holder.candidate
-                await self._session.change(Change(path, version=node.version, delete=True))
+                await self.session.change(Change(path, version=node.version, delete=True))
         raise KafkaError(f"{path} does not stay as it was made")
 
     async def _elect(self, session: int, mine: Registration) -> bool:
         """Whether this one is in office; it stands for it where nobody is, unless it is about to stop."""
         for _ in range(_TRIES):
-            node = await self._session.read(COORDINATOR, self._look.set)
+            node = await self.session.read(COORDINATOR, self._look.set)
             if node is None:
                 if mine.retiring:
                     return False
                 await self._stand(session, mine.candidate.id)
             elif is_of(node, session):
-                self._epoch = await self._session.read(EPOCH)
+                self._refused_by = None
+                self._epoch = await self.session.read(EPOCH)
                 if self._epoch is not None and Office.from_bytes(self._epoch.data).session == session:
                     return True
-                if await self._session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
-                    await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
+                if await self.session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
+                    await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
             elif node.data == str(mine.candidate.id).encode():  # an earlier session's, of this id, which is ours
-                await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
+                await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
             else:
+                self._refused_by = await self._refusing(node, mine)
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
+    async def _refusing(self, office: Node, mine: Registration) -> Registration | None:
+        """Who is in office, if these two can't share the path; None: they can."""
+        number = office.data.decode(errors="replace")
+        node = await self.session.read(f"{IDS}/{number}")
+        holder = None if node is None else _read_registration(number, node)
+        return holder if holder is not None and (holder.sole or mine.sole) else None
+
     async def _resign(self, session: int) -> None:
         """One without a place makes no map."""
-        node = await self._session.read(COORDINATOR)
+        node = await self.session.read(COORDINATOR)
         if node is not None and is_of(node, session):
-            await self._session.change(Change(COORDINATOR, version=node.version, delete=True))
+            await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
 
     async def _stand(self, session: int, number: int) -> None:
-        epoch = await self._session.read(EPOCH)
+        epoch = await self.session.read(EPOCH)
         if epoch is None:
-            await self._session.make_path(EPOCH)
+            await self.session.make_path(EPOCH)
             return
         office = Office(Office.from_bytes(epoch.data).epoch + 1, number, session)
-        if await self._session.change(
+        if await self.session.change(
             Change(EPOCH, office.to_bytes(), epoch.version),
             Change(COORDINATOR, str(number).encode(), version=None, ephemeral=True),
         ):
             log.info("placement: in office, epoch %d", office.epoch)
 
     async def _read_map(self) -> None:
-        self._map_node = await self._session.read(PLACEMENT, self._look.set)
+        self._map_node = await self.session.read(PLACEMENT, self._look.set)
         self._map = None
         if self._map_node is not None:
             try:
@@ -272,14 +322,17 @@ class ZooKeeperDoor:
             return
         data = to_bytes(placement_fields(after))
         version = None if self._map_node is None else self._map_node.version
-        if await self._session.change(Change(EPOCH, version=self._epoch.version), Change(PLACEMENT, data, version)):
+        if await self.session.change(Change(EPOCH, version=self._epoch.version), Change(PLACEMENT, data, version)):
             await self._read_map()
         else:
             self._look.set()  # another was elected, or wrote
 
     async def _alive(self) -> list[Candidate]:
-        names = [name for name in await self._session.children(IDS, self._look.set) if name.isdecimal()]
-        nodes = await asyncio.gather(*(self._session.read(f"{IDS}/{name}", self._look.set) for name in names))
+        mine = self._require_mine()
+        if self._sole:
+            return [] if mine.retiring else [mine.candidate]
+        names = [name for name in await self.session.children(IDS, self._look.set) if name.isdecimal()]
+        nodes = await asyncio.gather(*(self.session.read(f"{IDS}/{name}", self._look.set) for name in names))
         found = []
         for name, node in zip(names, nodes, strict=True):
             registration = None if node is None else _read_registration(name, node)
@@ -289,15 +342,15 @@ class ZooKeeperDoor:
 
     async def _depose(self, candidate: Candidate) -> None:
         path = f"{IDS}/{candidate.id}"
-        node = await self._session.read(path)
+        node = await self.session.read(path)
         registration = None if node is None else _read_registration(str(candidate.id), node)
         if node is None or registration is None or registration.candidate.incarnation != candidate.incarnation:
             return
         changes = [Change(path, version=node.version, delete=True)]
-        office = await self._session.read(COORDINATOR)
+        office = await self.session.read(COORDINATOR)
         if office is not None and is_of(office, node.owner):
             changes.append(Change(COORDINATOR, version=office.version, delete=True))
-        if await self._session.change(*changes):
+        if await self.session.change(*changes):
             log.info("placement: the coordinator %d at %s is taken for ended", candidate.id, candidate.address)
 
     # Round about.
@@ -311,7 +364,8 @@ class ZooKeeperDoor:
         return holder.incarnation != me.incarnation and (self._entered or holder.address != me.address)
 
     def _has_place(self) -> bool:
-        return self.placement is not None and self._taken_by is None
+        is_in = self._taken_by is None and self._refused_by is None
+        return self.placement is not None and is_in and (self.in_office or not self._sole)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
@@ -340,8 +394,10 @@ class ZooKeeperDoor:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not ready():
-            self._session.alive()
+            self.session.alive()
             passed_ms = (loop.time() - began) * 1000
+            if taken_ms is not None and passed_ms > taken_ms:
+                self._check_alone()
             if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
                 text = f"{_taken(self._taken_by)}; give this one another with --id"
                 raise KafkaError(text, ErrorCode.DUPLICATE_BROKER_REGISTRATION)
@@ -354,11 +410,21 @@ class ZooKeeperDoor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), 0.2)
 
+    def _check_alone(self) -> None:
+        """Raises KafkaError where another process has the path to itself, or this one can't have it."""
+        holder = None if self._refused_by is None else self._refused_by.candidate
+        if self._sole and holder is None:
+            holder = self._taken_by
+        if holder is not None:
+            text = f"ZooKeeper at {self.session.address}: {holder.id} at {holder.address} has this path"
+            advice = "a broker keeps its data for itself and shares no path; name another one, as HOST:PORT/other"
+            raise KafkaError(f"{text}; {advice}", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+
     async def _check_root(self) -> None:
         """Raises KafkaError where the nodes of a Kafka of the ZooKeeper age are."""
         for path in FOREIGN:
-            if await self._session.read(path) is not None:
-                text = f"ZooKeeper at {self._session.address}: {path} is there, so a Kafka keeps its topics here"
+            if await self.session.read(path) is not None:
+                text = f"ZooKeeper at {self.session.address}: {path} is there, so a Kafka keeps its topics here"
                 advice = "they would be written over; name a path of the coordinators' own, as HOST:PORT/kohort"
                 raise KafkaError(f"{text}; {advice}", ErrorCode.INVALID_CONFIG)
 

@@ -42,10 +42,12 @@ class Registration:
     Attributes:
         candidate: Who it is.
         retiring: It stops, and is to have no shards.
+        sole: It shares the path with nobody.
     """
 
     candidate: Candidate
     retiring: bool = False
+    sole: bool = False
 
     def to_bytes(self) -> bytes:
         """Kafka's JSON of a broker, with an incarnation that its readers skip."""
@@ -61,6 +63,7 @@ class Registration:
             "version": 5,
             "incarnation": one.incarnation,
             "retiring": self.retiring,
+            "sole": self.sole,
         }
         return to_bytes(fields if one.rack is None else {**fields, "rack": one.rack})
 
@@ -73,7 +76,9 @@ class Registration:
         """
         fields = from_bytes(data)
         number = int(candidate_id) if candidate_id.isdecimal() else None
-        return Registration(read_candidate({**fields, "id": number}), fields.get("retiring") is True)
+        return Registration(
+            read_candidate({**fields, "id": number}), fields.get("retiring") is True, fields.get("sole") is True
+        )
 
 
 @dataclass(frozen=True, slots=True)

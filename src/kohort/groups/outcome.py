@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import Position, Topic
-from kohort.groups.records import MemberSaved, PushMemberSaved, Record, TopicPartitions
-from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.groups.events import Topic
+from kohort.groups.push_outcome import DismissConsumer as DismissConsumer
+from kohort.groups.push_outcome import DividePartitions as DividePartitions
+from kohort.groups.push_outcome import FindOffsets as FindOffsets
+from kohort.groups.push_outcome import PingConsumer as PingConsumer
+from kohort.groups.push_outcome import Pushed as Pushed
+from kohort.groups.push_outcome import RegisterConsumerReply as RegisterConsumerReply
+from kohort.groups.push_outcome import ShownPushGroup as ShownPushGroup
+from kohort.groups.push_outcome import ShowPushGroupsReply as ShowPushGroupsReply
+from kohort.groups.push_outcome import StartConsumer as StartConsumer
+from kohort.groups.push_outcome import StopConsumer as StopConsumer
+from kohort.groups.records import MemberSaved, Record, TopicPartitions
+from kohort.ids import NO_TOPIC_ID, TopicId
 
 
 class Now(NamedTuple):
@@ -228,12 +238,6 @@ class TransactionEndedReply:
     error: ErrorCode
 
 
-class RegisterConsumerReply(NamedTuple):
-    """An error closes the connection."""
-
-    error: ErrorCode
-
-
 ReplyValue: TypeAlias = (
     JoinGroupReply
     | SyncGroupReply
@@ -249,6 +253,7 @@ ReplyValue: TypeAlias = (
     | ConsumerGroupDescribeReply
     | TransactionEndedReply
     | RegisterConsumerReply
+    | ShowPushGroupsReply
 )
 
 
@@ -257,41 +262,6 @@ class Reply(NamedTuple):
 
     request: int
     value: ReplyValue
-
-
-class PingConsumer(NamedTuple):
-    """Is it alive, and where is it? `retries`: 0: all its answers have come; n: the nth time that this is asked."""
-
-    group_id: str
-    member_id: str
-    auto_commit: bool
-    retries: int = 0
-
-
-class StopConsumer(NamedTuple):
-    """Read nothing more."""
-
-    group_id: str
-    member_id: str
-
-
-class StartConsumer(NamedTuple):
-    """Read these partitions from there; all that it has."""
-
-    group_id: str
-    member_id: str
-    positions: tuple[Position, ...]
-
-
-class DismissConsumer(NamedTuple):
-    """It is no member any more, or another connection is its: this one ends, which is said in the log."""
-
-    group_id: str
-    member_id: str
-    why: str
-
-
-Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DismissConsumer
 
 
 class Push(NamedTuple):
@@ -364,39 +334,6 @@ class ImportGroup:
 
     group_id: str
     ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class DividePartitions:
-    """Long work: who of a push group is to have what; feed `PartitionsDivided` back.
-
-    A group's works run one after the other, and wait for those of groups of the same queue only.
-
-    Attributes:
-        ticket: the answer names it; one that names another is stale.
-        assignor: "sticky" or "range".
-        members: what each said, by member id.
-        current: what each has, so that partitions stay.
-        topics: all that there are.
-    """
-
-    group_id: str
-    ticket: int
-    assignor: str
-    members: Mapping[str, PushMemberSaved]
-    current: Mapping[str, tuple[TopicPartitions, ...]]
-    topics: Mapping[str, Topic]
-
-
-@dataclass(frozen=True, slots=True)
-class FindOffsets:
-    """Begin or end of partitions that have no position; feed `OffsetsFound` back."""
-
-    group_id: str
-    member_id: str
-    ticket: int
-    partitions: tuple[TopicPartition, ...]
-    from_begin: bool
 
 
 Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions

@@ -179,6 +179,7 @@ PUSH_GROUP: tuple[Transition, ...] = (
     Transition(PREPARING, "Tick", STABLE, "that of the last one awaited is over", rare=True),
     Transition(STABLE, "RegisterConsumer", PREPARING, "a consumer comes, or comes back and reads other topics"),
     Transition(STABLE, "TopicsChanged", PREPARING, "topics changed that consumers read, or may"),
+    Transition(STABLE, "OwnersMissing", PREPARING, "what ZooKeeper shows of owners was deleted", rare=True),
     Transition(STABLE, "ConsumerAnswered", PREPARING, "a consumer has something else than it was given", rare=True),
     Transition(STABLE, "LeaveGroup", PREPARING, _LEAVES),
     Transition(STABLE, "LeaveGroup", EMPTY, _LEAVES),

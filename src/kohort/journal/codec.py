@@ -38,11 +38,11 @@ from kohort.groups.records import (
     Tombstone,
     TopicPartitions,
 )
-from kohort.journal import push_records
+from kohort.journal import import_records, push_records
 from kohort.wire import journal as wire
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
-from kohort.wire.schema import int32, int64, string
+from kohort.wire.schema import int32, string
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 SharedBytes: TypeAlias = tuple[bytes, bytes, bytes]
@@ -76,19 +76,6 @@ class GenerationStartedValue(Message, key=10000, versions=(0, 0)):
     """A generation that is never handed out again."""
 
     generation: int = int32()
-
-
-class OffsetsImportedKey(Message, key=10002, versions=(0, 0)):
-    """Key of a group that was taken over from an earlier coordinator."""
-
-    group: str = string()
-
-
-class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
-    """When it was, and how many offsets it had."""
-
-    timestamp: int = int64()
-    offsets: int = int32()
 
 
 class AppendStartedKey(Message, key=10001, versions=(0, 0)):
@@ -277,10 +264,6 @@ def _regex_value(record: RegexResolved) -> bytes:
     return _value(value, 0)
 
 
-def _import_value(record: OffsetsImported) -> bytes:
-    return _value(OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets), 0)
-
-
 def _generation_value(record: GenerationStarted) -> bytes:
     return _value(GenerationStartedValue(generation=record.generation), 0)
 
@@ -294,7 +277,7 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     TargetEpochSet: _target_epoch_value,
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
-    OffsetsImported: _import_value,
+    OffsetsImported: lambda record: _value(import_records.value(record), 0),
     PushGroupSaved: lambda record: _value(push_records.group_value(record), 0),
     PushMemberSaved: lambda record: _value(push_records.member_value(record), 0),
     PushOwned: lambda record: _value(push_records.owned_value(record), 0),
@@ -311,7 +294,7 @@ _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
     Kind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
     Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
     Kind.GENERATION: (GenerationStartedKey, ("group",)),
-    Kind.IMPORT: (OffsetsImportedKey, ("group",)),
+    Kind.IMPORT: (import_records.OffsetsImportedKey, ("group",)),
     Kind.PUSH_GROUP: (push_records.PushGroupKey, ("group",)),
     Kind.PUSH_MEMBER: (push_records.PushMemberKey, _GROUP_MEMBER),
     Kind.PUSH_OWNED: (push_records.PushOwnedKey, _GROUP_MEMBER),
@@ -481,11 +464,6 @@ def _read_regex(fields: tuple[Any, ...], data: bytes, version: int) -> RegexReso
     return RegexResolved(fields[0], fields[1], tuple(value.topics), value.version, value.timestamp)
 
 
-def _read_import(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
-    value = OffsetsImportedValue.decode(data, version)
-    return OffsetsImported(fields[0], value.timestamp, value.offsets)
-
-
 def _read_generation(fields: tuple[Any, ...], data: bytes, version: int) -> GenerationStarted:
     return GenerationStarted(fields[0], GenerationStartedValue.decode(data, version).generation)
 
@@ -499,7 +477,7 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.CURRENT: _read_current,
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
-    Kind.IMPORT: _read_import,
+    Kind.IMPORT: import_records.read,
     Kind.PUSH_GROUP: push_records.read_group,
     Kind.PUSH_MEMBER: push_records.read_member,
     Kind.PUSH_OWNED: push_records.read_owned,

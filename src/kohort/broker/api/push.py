@@ -13,7 +13,6 @@ from kohort.broker.host import GroupHost
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.framing import BadFrame, Frame
 from kohort.broker.net.sending import Parts
-from kohort.broker.places import Coordinated
 from kohort.broker.regex import matcher
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
@@ -80,8 +79,8 @@ def cluster_metadata(host: GroupHost, connection: Connection, frame: Frame) -> N
     except WireError as error:
         owed.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
         return
-    found = host.places.coordinator(Coordinated.GROUP, asked.group_id or "", connection)
-    brokers = tuple(PushBroker(each.node_id, each.host, each.port) for each in host.places.nodes(connection))
+    found, nodes = host.places.pushing(asked.group_id, connection)
+    brokers = tuple(PushBroker(each.node_id, each.host, each.port) for each in nodes)
     if isinstance(found, ErrorCode):
         owed.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
     elif found.node_id > COORDINATOR_ID_MAX:
@@ -144,7 +143,7 @@ def answer_to(
             return
         why = f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
         if error is ErrorCode.NOT_COORDINATOR:
-            place = host.places.coordinator(Coordinated.GROUP, asked.group_id, connection)
+            place, _ = host.places.pushing(asked.group_id, connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
         owed.refuse(body, why)
 

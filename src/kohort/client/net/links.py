@@ -139,9 +139,7 @@ class Link:
     """One connection to one broker.
 
     Attributes:
-        renew_ms: When it is replaced by another at the next moment without a request in flight, since the broker ends
-            it
-            soon: a login lasts only so long (KIP-368).
+        renew_ms: When another takes its place as soon as nothing is in flight: a login lasts only so long (KIP-368).
         process: What the broker is told of this process.
         plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
         coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.

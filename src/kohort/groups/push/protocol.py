@@ -6,11 +6,18 @@ from typing import Final
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write_assignment, write_subscription
 from kohort.groups.context import Context
-from kohort.groups.events import ConsumerAnswered, OffsetsFound, PartitionsDivided, RegisterConsumer
+from kohort.groups.events import (
+    ConsumerAnswered,
+    OffsetsFound,
+    OwnersMissing,
+    PartitionsDivided,
+    RegisterConsumer,
+    ShowPushGroups,
+)
 from kohort.groups.liveness.deadlines import Deadline
 from kohort.groups.outcome import DescribedGroup, DescribedMember
 from kohort.groups.protocol import Protocol
-from kohort.groups.push import asking, commits, invariants, registration, rounds
+from kohort.groups.push import asking, commits, invariants, registration, rounds, shown
 from kohort.groups.push.state import PushGroup
 from kohort.groups.records import PushMemberSaved
 
@@ -68,5 +75,7 @@ PUSH: Final = Protocol(
         ConsumerAnswered: asking.on_answered,
         PartitionsDivided: rounds.on_divided,
         OffsetsFound: asking.on_found,
+        ShowPushGroups: shown.show,
+        OwnersMissing: shown.on_owners_missing,
     },
 )

@@ -35,6 +35,8 @@ def end(push: PushGroup) -> None:
     push.rebalancing = push.again = False
     push.dividing = -1
     push.began_ms = None
+    if not push.members:
+        push.unregistered = {}
     push.to_move({})
     push.attempts.cancel()
     push.backoff.cancel()
@@ -77,6 +79,7 @@ def on_divided(context: Context, event: PartitionsDivided) -> None:
         push.to_move(targets)
     else:
         push.to_move({member_id: want for member_id, want in targets.items() if must_move(push, member_id, want)})
+    push.unregistered = {}
     context.run(push.attempts, attempt_ms(push))
     for member_id in list(push.moving):
         asking.advance(context, push, member_id)
@@ -93,7 +96,7 @@ def is_needed(push: PushGroup, targets: dict[str, Pairs]) -> bool:
 
 def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
     """Whether a member is to have something else than it has, or has stopped."""
-    return want != push.owned_by(member_id) or push.present[member_id].stopped
+    return want != push.owned_by(member_id) or push.present[member_id].stopped or member_id in push.unregistered
 
 
 def attempt_ms(push: PushGroup) -> int:

@@ -86,6 +86,7 @@ class PushGroup(Membership):
         still: how long those stood still that have been started again, in ms.
         attempts: an attempt takes too long.
         backoff: the pause before the next attempt, or before another look.
+        unregistered: who is to be stopped and started though nothing else changed: its ownership was deleted elsewhere.
         matched: by regular expression and whether it excludes, the topics that it finds.
     """
 
@@ -106,6 +107,7 @@ class PushGroup(Membership):
         "saved",
         "still",
         "takers",
+        "unregistered",
     )
 
     def __init__(self, group_id: str) -> None:
@@ -125,6 +127,7 @@ class PushGroup(Membership):
         self.still: list[int] = []
         self.attempts = Timer(Deadline.ATTEMPT, group_id)
         self.backoff = Timer(Deadline.BACKOFF, group_id)
+        self.unregistered: dict[str, None] = {}
         self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
 
     # -- what is asked of every membership

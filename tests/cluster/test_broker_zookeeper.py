@@ -1,0 +1,270 @@
+"""A broker in a real ZooKeeper: its node, its topics, owners and offsets of push groups. Source: spec 4.2, 4.7, 4.8."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from kohort import Admin
+from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
+from kohort.cluster.zookeeper_nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
+from kohort.zookeeper import ZooKeeper, free_port
+from tests.broker.literal_consumer import LiteralConsumer, eventually
+from tests.broker.raw import RawClient, create_topic
+from tests.support.processes import KOHORT
+
+READY_S = 60.0
+_ROOTS = itertools.count()
+SETTINGS = ("--set", "push.min.session.timeout.ms=300", "--set", "log.retention.ms=-1")
+
+
+class BrokerProcess:
+    """`kohort broker`, as a user runs it."""
+
+    def __init__(self, data: Path, zookeeper: str, *args: str, listen: str = "127.0.0.1:0", wait: bool = True) -> None:
+        command = [*KOHORT, "broker", "--listen", listen, "--data", str(data), "--zookeeper", zookeeper]
+        self.process = subprocess.Popen(
+            [*command, *SETTINGS, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._said: queue.Queue[str] = queue.Queue()
+        self._readers = [threading.Thread(target=self._errors), threading.Thread(target=self._output)]
+        for reader in self._readers:
+            reader.start()
+        self.address = ""
+        if wait:
+            self.wait_ready()
+
+    def _errors(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+    def _output(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(line)
+
+    def wait_ready(self) -> None:
+        try:
+            said = self._said.get(timeout=READY_S)
+        except queue.Empty:
+            raise AssertionError("not ready:\n" + "".join(self.lines)) from None
+        assert said.startswith("ready ")
+        self.address = said.split()[1]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+        for reader in self._readers:
+            reader.join()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+Run = Callable[..., BrokerProcess]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Starts brokers, and ends them."""
+    made: list[BrokerProcess] = []
+
+    def start(*args: object, **more: object) -> BrokerProcess:
+        made.append(BrokerProcess(*args, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+class Look:
+    """A client of ZooKeeper's that sees what is under one path."""
+
+    def __init__(self, server: ZooKeeper) -> None:
+        self.root = f"/broker-{next(_ROOTS)}"
+        self.address = server.address + self.root
+        self.client = KazooClient(server.address)
+        self.client.start()
+
+    def data(self, path: str) -> bytes | None:
+        with contextlib.suppress(NoNodeError):
+            found: bytes = self.client.get(self.root + path)[0]
+            return found
+        return None
+
+    def tree(self, path: str) -> dict[str, str]:
+        """What the partitions of a group hold, by topic and node."""
+        found: dict[str, str] = {}
+        top = self.root + path
+        with contextlib.suppress(NoNodeError):
+            for topic in self.client.get_children(top):
+                for node in self.client.get_children(f"{top}/{topic}"):
+                    found[f"{topic}/{node}"] = self.client.get(f"{top}/{topic}/{node}")[0].decode()
+        return found
+
+    def close(self) -> None:
+        self.client.stop()
+        self.client.close()
+
+
+@pytest.fixture
+def look(zookeeper: ZooKeeper) -> Iterator[Look]:
+    found = Look(zookeeper)
+    yield found
+    found.close()
+
+
+def consumer(broker: BrokerProcess, group: str, name: str, topic: str = "t", **more: object) -> LiteralConsumer:
+    return LiteralConsumer(broker.address, group, name, json.dumps({topic: 1}), **more)
+
+
+def make_topic(broker: BrokerProcess, name: str = "t", partitions: int = 4) -> None:
+    with RawClient(broker.address) as client:
+        create_topic(client, name, partitions)
+
+
+def test_nodes_owners_and_offsets(run: Run, look: Look, tmp_path: Path) -> None:
+    """Kafka's own JSON, persistent ownership, offsets as they are committed; what is gone goes."""
+    broker = run(tmp_path, look.address)
+    number = look.data(COORDINATOR)
+    assert number is not None
+    node = json.loads(look.data(f"{IDS}/{number.decode()}") or b"")
+    assert f"{node['host']}:{node['port']}" == broker.address
+    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == 1
+    make_topic(broker)
+    eventually(lambda: look.data(f"{TOPICS}/t") is not None)
+    assert json.loads(look.data(f"{TOPICS}/t") or b"")["partitions"] == {str(part): [int(number)] for part in range(4)}
+    a = consumer(broker, "g/1", "a")
+    owners, offsets = f"{OWNERS}/g%2F1", f"{OFFSETS}/g%2F1"
+    eventually(lambda: set(look.tree(owners).values()) == {"a-0"} and len(look.tree(owners)) == 4)
+    assert look.client.get(f"{look.root}{owners}/t/{number.decode()}-0")[1].ephemeralOwner == 0
+    eventually(lambda: set(look.tree(offsets).values()) == {"0"})
+    a.read(7)
+    eventually(lambda: set(look.tree(offsets).values()) == {"7"})
+    b = consumer(broker, "g/1", "b")
+    eventually(lambda: sorted(look.tree(owners).values()) == ["a-0", "a-0", "b-0", "b-0"])
+    for each in (a, b):
+        each.close()
+    eventually(lambda: not look.tree(owners))
+    assert set(look.tree(offsets).values()) == {"7"}
+    with Admin(broker.address) as admin:
+        admin.delete_consumer_groups(["g/1"])
+    eventually(lambda: look.data(owners) is None and look.data(offsets) is None)
+    assert look.client.exists(f"{look.root}/consumers/groups/ids") is None
+    broker.process.send_signal(signal.SIGTERM)
+    assert broker.process.wait(30) == 0
+    assert look.data(COORDINATOR) is None
+    assert look.data(f"{IDS}/{number.decode()}") is None
+
+
+def test_deleted_owner_causes_a_rebalance(run: Run, look: Look, tmp_path: Path) -> None:
+    """At the next change; who owned it is stopped and started, and it is written again."""
+    broker = run(tmp_path, look.address)
+    make_topic(broker)
+    a, b = consumer(broker, "g", "a"), consumer(broker, "g", "b")
+    eventually(lambda: sorted(look.tree(f"{OWNERS}/g").values()) == ["a-0", "a-0", "b-0", "b-0"])
+    mine = next(node for node, owner in look.tree(f"{OWNERS}/g").items() if owner == "a-0")
+    before = a.asked.count("start")
+    look.client.delete(f"{look.root}{OWNERS}/g/{mine}")
+    make_topic(broker, "u")
+    c = LiteralConsumer(broker.address, "g", "c", json.dumps({"u": 1}))
+    eventually(lambda: look.tree(f"{OWNERS}/g").get(mine) == "a-0")
+    assert a.asked.count("start") > before, "its owner is stopped and started"
+    for each in (a, b, c):
+        each.close()
+
+
+def test_a_path_has_one_broker_and_no_old_kafka(run: Run, look: Look, tmp_path: Path) -> None:
+    """Both are refused, with what to do."""
+    first = run(tmp_path / "1", look.address)
+    second = run(tmp_path / "2", look.address, "--set", "node.id=7", wait=False)
+    assert second.process.wait(READY_S) == 1
+    second.close()
+    text = "".join(second.lines)
+    assert f"at {first.address} has this path" in text
+    assert "/other" in text
+    assert look.data(COORDINATOR) is not None
+    look.client.create(f"{look.root}/kafka/controller", b"{}", makepath=True)
+    third = run(tmp_path / "3", f"{look.address}/kafka", wait=False)
+    assert third.process.wait(READY_S) == 1
+    third.close()
+    assert "a Kafka keeps its topics here" in "".join(third.lines)
+
+
+def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> None:
+    """Nodes that were changed or are missing are written again; a deleted owner is a rebalance at the takeover."""
+    broker = run(tmp_path, look.address)
+    make_topic(broker)
+    a = consumer(broker, "g", "a")
+    eventually(lambda: set(look.tree(f"{OFFSETS}/g").values()) == {"0"} and len(look.tree(f"{OWNERS}/g")) == 4)
+    broker.kill()
+    a.close()
+    gone, kept = sorted(look.tree(f"{OFFSETS}/g"))[:2]
+    look.client.delete(f"{look.root}{OFFSETS}/g/{gone}")
+    look.client.set(f"{look.root}{OFFSETS}/g/{kept}", b"999")
+    look.client.create(f"{look.root}{OWNERS}/nobody/t/1-0", b"x-0", makepath=True)
+    look.client.delete(f"{look.root}{OWNERS}/g/{gone}")
+    again = run(tmp_path, look.address, listen=broker.address)
+    back = consumer(again, "g", "a")
+    eventually(lambda: set(look.tree(f"{OFFSETS}/g").values()) == {"0"} and len(look.tree(f"{OWNERS}/g")) == 4)
+    eventually(lambda: look.data(f"{OWNERS}/nobody") is None)
+    eventually(lambda: "stop" in back.asked)
+    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == 2
+    back.close()
+
+
+def test_zookeeper_gone(run: Run, tmp_path: Path) -> None:
+    """At the start it is waited for and said so; later groups go on, and what was not written is made up for."""
+    port = free_port()
+    waiting = run(tmp_path / "data", f"127.0.0.1:{port}/gone", wait=False)
+    eventually(lambda: any("is it up?" in line for line in waiting.lines))
+    folder = tmp_path / "zookeeper"
+    with ZooKeeper(port=port, data_dir=folder) as server:
+        waiting.wait_ready()
+        make_topic(waiting)
+        a = consumer(waiting, "g", "a")
+        a.until(lambda each: len(each.registry) == 4)
+        client = KazooClient(server.address)
+        client.start()
+        eventually(lambda: _owners(client, "/gone") == ["a-0"] * 4)
+        client.stop()
+        client.close()
+    b = consumer(waiting, "g", "b")
+    b.until(lambda each: len(each.registry) == 2)
+    b.read(5)
+    eventually(lambda: b.asked.count("ping") > 1)
+    with ZooKeeper(port=port, data_dir=folder) as server:
+        client = KazooClient(server.address)
+        client.start()
+        try:
+            eventually(lambda: sorted(_owners(client, "/gone")) == ["a-0", "a-0", "b-0", "b-0"])
+        finally:
+            client.stop()
+            client.close()
+    a.close()
+    b.close()
+
+
+def _owners(client: KazooClient, root: str) -> list[str]:
+    top = f"{root}{OWNERS}/g/t"
+    with contextlib.suppress(NoNodeError):
+        return [client.get(f"{top}/{node}")[0].decode() for node in client.get_children(top)]
+    return []

@@ -1,0 +1,73 @@
+"""Push consumers on coordinators over Apache Kafka: started, shown in ZooKeeper, taken over. Source: spec 4.2, 4.11."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from kohort import Admin
+from kohort.client.admin.values import NewTopic
+from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
+from kohort.zookeeper import ZooKeeper
+from tests.broker.literal_consumer import LiteralConsumer, coordinator, eventually
+from tests.cluster.running import CoordinatorProcess
+from tests.support.apache_kafka import ApacheKafka
+
+pytestmark = pytest.mark.kafka
+
+
+def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zookeeper: ZooKeeper) -> None:
+    """Each writes of its own shards; who takes them over goes on, and what was shown stays true."""
+    name = uuid.uuid4().hex[:8]
+    root, topic, group = f"/push-{name}", f"flights-{name}", f"group-{name}"
+    with Admin(apache_kafka.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 4)]).all()
+    settings = (
+        *("--set", "journal.partitions=4", "--set", f"journal.topic=__groups-{name}"),
+        *("--zookeeper", zookeeper.address + root, "--set", "push.min.session.timeout.ms=1000"),
+    )
+    look = KazooClient(zookeeper.address)
+    look.start()
+
+    def shown(top: str) -> list[str]:
+        path = f"{root}{top}/{group}/{topic}"
+        with contextlib.suppress(NoNodeError):
+            return sorted(look.get(f"{path}/{node}")[0].decode() for node in look.get_children(path))
+        return []
+
+    one, two = (CoordinatorProcess(apache_kafka.bootstrap_servers, *settings) for _ in range(2))
+    try:
+        host, _, port = one.address.rpartition(":")
+        error, place = coordinator(host, int(port), group)
+        assert error == 0
+        assert place is not None
+        first, second = (one, two) if f"{place[0]}:{place[1]}" == one.address else (two, one)
+        a = LiteralConsumer(first.address, group, "a", json.dumps({topic: 1}), session_timeout_ms=3000, of_group=True)
+        a.until(lambda each: each.fetching and len(each.registry) == 4)
+        eventually(lambda: (shown(OWNERS), shown(OFFSETS)) == (["a-0"] * 4, ["0"] * 4))
+        a.read(3)
+        eventually(lambda: shown(OFFSETS) == ["3"] * 4)
+        first.kill()
+        a.until(lambda each: each.ended)
+        eventually(lambda: coordinator(*_place(second), group)[1] == _place(second))
+        b = LiteralConsumer(second.address, group, "a", json.dumps({topic: 1}), session_timeout_ms=3000, of_group=True)
+        b.until(lambda each: each.fetching and sorted(each.registry.values()) == [3] * 4)
+        b.read(4)
+        eventually(lambda: (shown(OWNERS), shown(OFFSETS)) == (["a-0"] * 4, ["7"] * 4))
+        b.close()
+        a.close()
+    finally:
+        for each in (one, two):
+            each.close()
+        look.stop()
+        look.close()
+
+
+def _place(process: CoordinatorProcess) -> tuple[str, int]:
+    host, _, port = process.address.rpartition(":")
+    return host, int(port)

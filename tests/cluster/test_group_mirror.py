@@ -1,0 +1,257 @@
+"""The mirror of push groups in a real ZooKeeper: who may write, in which order, in requests of what size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from kohort.cluster.group_mirror import GroupMirror, Plan
+from kohort.cluster.zookeeper_door import Guard, ZooKeeperDoor
+from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
+from kohort.cluster.zookeeper_nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper_session import Change, ZooKeeperAway, ZooKeeperSession
+from kohort.errors import KafkaError
+from kohort.groups.events import OwnersMissing, ShowPushGroups
+from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply
+from kohort.groups.records import OffsetCommitted
+from kohort.ids import TopicPartition
+from kohort.zookeeper import ZooKeeper
+from tests.cluster.doors import SESSION_MS, SHARDS, candidate, until
+
+PART = TopicPartition("t", 0)
+ROOTS = iter(range(1_000))
+
+
+class Shards:
+    """All groups in the shard 0, with what a test says of them."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, ShownPushGroup] = {}
+        self.told: list[OwnersMissing] = []
+        self.mine = SimpleNamespace(index=0, loaded=True, group_states=lambda: iter([("push", "Stable")]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.mine])
+
+    def index_of(self, group: str) -> int:
+        return 0
+
+    def ask_at(self, index: int, event: ShowPushGroups, answer: Callable[[ShowPushGroupsReply], None]) -> None:
+        answer(ShowPushGroupsReply(tuple(self.shown.values())))
+
+    def tell(self, group: str, event: OwnersMissing) -> None:
+        self.told.append(event)
+
+    def show(self, offset: int, owner: str = "a-0", *, settled: bool = True, group: str = "g") -> None:
+        record = OffsetCommitted(group, *PART, offset, -1, "", 0)
+        self.shown[group] = ShownPushGroup(group, settled, {PART: owner} if owner else {}, {PART: record})
+
+
+class Mirrors:
+    """Brokers under one path, one after the other, and a client that looks."""
+
+    def __init__(self, address: str) -> None:
+        self.root = f"/mirror-{next(ROOTS)}"
+        self.address = address + self.root
+        self.look = KazooClient(address)
+        self.doors: list[ZooKeeperDoor] = []
+
+    async def enter(self, number: int) -> tuple[ZooKeeperDoor, GroupMirror, Shards]:
+        door = ZooKeeperDoor(self.address, SESSION_MS, sole=True)
+        self.doors.append(door)
+        await door.open(candidate(number), SHARDS)
+        shards = Shards()
+        leaders = SimpleNamespace(leaders=lambda topic, parts: [(1, 0, [1], [1])])
+        host: Any = SimpleNamespace(groups=shards, places=leaders, token=lambda: 1)
+        return door, GroupMirror(door, host), shards
+
+    def data(self, path: str) -> str:
+        return str(self.look.get(self.root + path)[0].decode())
+
+    async def turn(self) -> None:
+        while True:
+            for door in self.doors:
+                door.alive()
+            await asyncio.sleep(0.05)
+
+
+def play(zookeeper: ZooKeeper, story: Callable[[Mirrors], Awaitable[None]]) -> None:
+    async def run() -> None:
+        mirrors = Mirrors(zookeeper.address)
+        await asyncio.to_thread(mirrors.look.start)
+        turning = asyncio.create_task(mirrors.turn())
+        try:
+            await story(mirrors)
+        finally:
+            turning.cancel()
+            for door in mirrors.doors:
+                await door.close()
+            await asyncio.to_thread(mirrors.look.stop)
+            await asyncio.to_thread(mirrors.look.close)
+
+    asyncio.run(run())
+
+
+OFFSET, OWNER = f"{OFFSETS}/g/t/1-0", f"{OWNERS}/g/t/1-0"
+
+
+def _deposed_story(zookeeper: ZooKeeper) -> None:
+    """A broker that another one followed writes nothing any more, though it knows of nothing."""
+
+    async def story(mirrors: Mirrors) -> None:
+        door, earlier, old = await mirrors.enter(1)
+        old.show(5)
+        for _ in range(3):  # at the first look there are no owners, which is told
+            await earlier.settle()
+        assert (mirrors.data(OFFSET), mirrors.data(OWNER)) == ("5", "a-0")
+        keeper = door._keeper
+        assert keeper is not None
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        for path in (COORDINATOR, f"{IDS}/1"):  # as its session's end does
+            mirrors.look.delete(mirrors.root + path)
+        _, later, new = await mirrors.enter(2)
+        new.show(9, "b-0")
+        await later.settle()
+        old.show(6)
+        with pytest.raises(KafkaError, match="refused"):
+            await earlier.settle()
+        assert mirrors.data(OFFSET) == "9", "a deposed writer has taken an offset back"
+        assert earlier.meter.refused == 1
+
+    play(zookeeper, story)
+
+
+def test_a_deposed_writer_is_refused(zookeeper: ZooKeeper) -> None:
+    """See the story."""
+    _deposed_story(zookeeper)
+
+
+def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves the checks out is seen."""
+    guard = ZooKeeperDoor.guard
+
+    def unchecked(self: ZooKeeperDoor) -> Guard | None:
+        found = guard(self)
+        return None if found is None else Guard((), found.shards)
+
+    monkeypatch.setattr(ZooKeeperDoor, "guard", unchecked)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        _deposed_story(zookeeper)
+
+
+def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is made up for with the values of then: an offset never goes backwards."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(5)
+        await mirror.settle()
+        seen: list[int] = []
+        mirrors.look.DataWatch(mirrors.root + OFFSET, lambda data, _: seen.append(int(data)))
+        change = ZooKeeperSession.change
+
+        async def away(self: ZooKeeperSession, *changes: Change) -> bool:
+            raise ZooKeeperAway("no connection")
+
+        monkeypatch.setattr(ZooKeeperSession, "change", away)
+        shards.show(6)
+        with pytest.raises(ZooKeeperAway):
+            await mirror.settle()
+        monkeypatch.setattr(ZooKeeperSession, "change", change)
+        shards.show(7)
+        await mirror.settle()
+        shards.show(8)
+        await mirror.settle()
+        await until(lambda: seen[-1] == 8 or int(mirrors.data(OFFSET)) != 8, "the last one is seen")
+        assert seen == sorted(seen), "an offset went backwards"
+        assert mirrors.data(OFFSET) == "8", "an offset went backwards"
+
+    play(zookeeper, story)
+
+
+def test_what_was_missed_is_made_up_for(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """See the story."""
+    _away_story(zookeeper, monkeypatch)
+
+
+def test_planted_fault_offset_that_goes_backwards(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps what failed, and writes it behind what is newer, is seen."""
+    write, kept = GroupMirror._write, list[Plan]()
+
+    async def again(self: GroupMirror, guard: tuple[Change, ...], plan: Plan) -> None:
+        try:
+            await write(self, guard, plan)
+        except KafkaError:
+            kept.append(plan)
+            raise
+        for earlier in kept:
+            await self._send(guard, earlier.sets, 1)
+
+    monkeypatch.setattr(GroupMirror, "_write", again)
+    with pytest.raises(AssertionError, match="backwards"):
+        _away_story(zookeeper, monkeypatch)
+
+
+def test_owners_that_were_deleted_are_told_once_and_written_after_the_rebalance(zookeeper: ZooKeeper) -> None:
+    """At the next look at the group, by who wrote them and by who comes after it."""
+
+    async def story(mirrors: Mirrors) -> None:
+        door, mirror, shards = await mirrors.enter(1)
+        shards.show(1, group="new")
+        shards.show(1)
+        await mirror.settle()
+        assert [event.group_id for event in shards.told] == ["new", "g"], "of a first look, none is registered"
+        for settled in (False, True, True):
+            shards.show(1, settled=settled)
+            shards.show(1, settled=settled, group="new")
+            await mirror.settle()
+        assert mirrors.data(OWNER) == "a-0"
+        shards.told.clear()
+        shards.show(1, group="late")
+        await mirror.settle()
+        assert not shards.told, "a group that came later had nothing that could be deleted"
+        mirrors.look.delete(mirrors.root + OWNER)
+        await mirror.settle()
+        assert not shards.told, "a group that does not change is looked at once a minute"
+        await door.close()
+        _, after, shards = await mirrors.enter(1)
+        for group in ("g", "new", "late"):
+            shards.show(1, group=group)
+        await after.settle()
+        assert shards.told == [OwnersMissing("g", (PART,))]
+        shards.show(1, settled=False)
+        await after.settle()
+        assert mirrors.look.exists(mirrors.root + OWNER) is None, "it is written when the rebalance is done"
+        shards.show(1, "b-0")
+        await after.settle()
+        await after.settle()
+        assert mirrors.data(OWNER) == "b-0"
+        assert len(shards.told) == 1
+
+    play(zookeeper, story)
+
+
+def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
+    """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        names = [f"{number:0240}" for number in range(3_000)]
+        records = {(name, 0): OffsetCommitted("g", name, 0, 4, -1, "", 0) for name in names}
+        shards.shown["g"] = ShownPushGroup("g", True, {}, records)
+        await mirror.settle()
+        assert set(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}/g")) == set(names)
+        assert mirror.meter.multis > 3
+        assert mirror.meter.lag_s() < 60
+        shards.shown.clear()
+        await mirror.settle()
+        assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/g") is None
+        assert mirrors.look.exists(f"{mirrors.root}{OWNERS}/g") is None
+
+    play(zookeeper, story)

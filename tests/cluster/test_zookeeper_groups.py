@@ -1,0 +1,48 @@
+"""What ZooKeeper's nodes of push groups hold: names, partitions, and what of owners is missing. Source: spec 4.7."""
+
+from __future__ import annotations
+
+import pytest
+
+from kohort.cluster.zookeeper_groups import checksum, missing, name_of, node_name, parents, partition_of, partition_path
+from kohort.ids import TopicPartition
+
+PARTS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u.v-w", 0)]
+
+
+@pytest.mark.parametrize("name", ["g", "a/b", "100%", "%2F", ".", "..", "a.b", "\x00\x1f\x7f", "grüße", "\ue000", "￿"])
+def test_names_come_back_and_are_what_zookeeper_takes(name: str) -> None:
+    node = node_name(name)
+    assert name_of(node) == name
+    assert "/" not in node
+    assert node not in (".", "..")
+    assert all(0x20 <= ord(letter) < 0x7F or 0x9F < ord(letter) < 0xD800 for letter in node)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_partitions_of_paths(part: TopicPartition) -> None:
+    path = partition_path("/owners/g", part, -1)
+    assert partition_of(path) == part
+    assert list(parents(path, "/owners")) == ["/owners/g", f"/owners/g/{part.topic}"]
+
+
+def test_paths_of_others_are_no_partitions() -> None:
+    assert partition_of("/owners/g/t/x") is None
+    assert partition_of("1-0") is None
+
+
+def test_what_is_missing() -> None:
+    registered = dict(zip(PARTS, ("a-0", "b-0", "a-0"), strict=True))
+    nodes = {partition_path("/o/g", part, 3): owner.encode() for part, owner in registered.items()}
+    assert not missing(registered, registered, nodes)
+    assert missing(registered, registered, {}) == tuple(sorted(PARTS))
+    del nodes["/o/g/t/3-1"]
+    assert missing(registered, registered, nodes) == (PARTS[1],)
+    assert not missing(registered, {**registered, PARTS[1]: "c-0"}, nodes), "it is another's now: it is written anyway"
+    assert missing(registered, registered, {**nodes, "/o/g/t/3-1": b"x-0"}) == (PARTS[1],), "somebody wrote another one"
+
+
+def test_a_checksum_tells_maps_apart() -> None:
+    one = dict.fromkeys(PARTS, "a-0")
+    assert checksum(one) == checksum(dict(reversed(one.items())))
+    assert len({checksum(one), checksum({**one, PARTS[0]: "b-0"}), checksum({}), checksum({PARTS[0]: "a-0"})}) == 4
