@@ -55,7 +55,7 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
         first.kill()
         a.until(lambda each: each.ended)
         eventually(lambda: coordinator(*_place(second), group)[1] == _place(second))
-        b = LiteralConsumer(second.address, group, "a", json.dumps({topic: 1}), session_timeout_ms=3000, of_group=True)
+        b = _registered(second, group, topic)
         b.until(lambda each: each.fetching and sorted(each.registry.values()) == [3] * 4)
         b.read(4)
         eventually(lambda: (shown(OWNERS), shown(OFFSETS)) == (["a-0"] * 4, ["7"] * 4))
@@ -66,6 +66,21 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
             each.close()
         look.stop()
         look.close()
+
+
+def _registered(process: CoordinatorProcess, group: str, topic: str) -> LiteralConsumer:
+    """Who registers while the groups are loaded is told to come again."""
+    made: list[LiteralConsumer] = []
+
+    def is_in() -> bool:
+        for earlier in made:
+            earlier.close()
+        count = json.dumps({topic: 1})
+        made.append(LiteralConsumer(process.address, group, "a", count, session_timeout_ms=3000, of_group=True))
+        return made[-1].error == 0
+
+    eventually(is_in)
+    return made[-1]
 
 
 def _place(process: CoordinatorProcess) -> tuple[str, int]:
