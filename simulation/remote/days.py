@@ -63,5 +63,6 @@ def left_behind(seed: int) -> Plan:
 
 SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "ReadsBeforeItFences": two_that_disagree,
+    "ReadsWithoutProof": left_behind,
     "TakesLateAnswersForProof": stopped_before_it_hears,
 }

@@ -155,4 +155,13 @@ def test_the_distributions_hold_what_they_should(sdist: Path, plain_wheel: Path)
     assert {name.partition("/")[0] for name in names} == {"kohort", metadata.partition("/")[0]}
     assert "kohort/py.typed" in names
     assert facts["License-Expression"] == "Apache-2.0"
-    assert set(facts.get_all("Provides-Extra", [])) == {"spark", "demo", "delta", "postgres", "speed", "pkcs12", "re2"}
+    assert set(facts.get_all("Provides-Extra", [])) == {
+        "spark",
+        "demo",
+        "delta",
+        "postgres",
+        "speed",
+        "pkcs12",
+        "re2",
+        "zookeeper",
+    }

@@ -9,6 +9,7 @@ import pytest
 
 from kohort.groups import records as r
 from kohort.ids import TopicPartition
+from kohort.journal.codec import encode
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, Marker
 from kohort.log.check import FolderCheck, locked
@@ -26,6 +27,12 @@ _FIRST_OFFSET = re.compile(r"Non-consecutive offsets in \S+\n  -1 is followed by
 
 _GAP = re.compile(r"(Non-consecutive offsets in \S+\n)?  \d+ is followed by \d+\n")
 """What it prints with `--deep-iteration` where a batch without records lies between others, as after compaction."""
+
+
+def _is_ours(record: r.Record) -> bool:
+    """Whether it is of a kind that Kafka does not have, of which the tool shows the number alone."""
+    key, _ = encode(record)
+    return int.from_bytes(key[:2]) >= 10_000
 
 
 def _dump(tools: KafkaTools, folder: Path, *options: str, gaps: bool = False) -> str:
@@ -71,7 +78,7 @@ def test_the_group_journal(tmp_path: Path, kafka_tools: KafkaTools) -> None:
     out = _dump(kafka_tools, folder, "--offsets-decoder")
     assert "Error" not in out
     assert "Could not" not in out
-    assert out.count("payload: <DELETE>") == len(TOMBSTONES) - len(("generations", "imports")), "of ours it shows keys"
+    assert out.count("payload: <DELETE>") == len([one for one in TOMBSTONES if not _is_ours(one)])
     for words in (
         '"group":"g","topic":"t","partition":3',
         '"offset":42,"leaderEpoch":5,"metadata":"meta","commitTimestamp":1000',

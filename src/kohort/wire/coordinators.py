@@ -10,11 +10,11 @@ from kohort.wire.message import Message, Request
 from kohort.wire.schema import Struct, array, int16, int32, int64, string
 
 
-class DescribeCoordinatorsRequest(Request["DescribeCoordinatorsResponse"], key=20490, versions=(0, 0), flexible=0):
+class DescribeCoordinatorsRequest(Request["DescribeCoordinatorsResponse"], key=20400, versions=(0, 0), flexible=0):
     """Asks one coordinator who they are, which shards each has, and how its own are."""
 
 
-class DescribeCoordinatorsResponse(Message, key=20490, versions=(0, 0), flexible=0):
+class DescribeCoordinatorsResponse(Message, key=20400, versions=(0, 0), flexible=0):
     """The map that the asked coordinator goes by, and its own shards.
 
     `map_version` is -1 as long as it knows none. `owners` has the coordinator of each shard, -1: nobody.
