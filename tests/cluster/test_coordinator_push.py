@@ -16,7 +16,9 @@ from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
 from kohort.zookeeper import ZooKeeper
 from tests.broker.literal_consumer import LiteralConsumer, coordinator, eventually
 from tests.cluster.running import CoordinatorProcess
+from tests.cluster.test_coordinator import status
 from tests.support.apache_kafka import ApacheKafka
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
 
@@ -42,12 +44,13 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
 
     one, two = (CoordinatorProcess(apache_kafka.bootstrap_servers, *settings) for _ in range(2))
     try:
+        until(lambda: _shares(one) == [2, 2], "shared out")
         host, _, port = one.address.rpartition(":")
         error, place = coordinator(host, int(port), group)
         assert error == 0
         assert place is not None
         first, second = (one, two) if f"{place[0]}:{place[1]}" == one.address else (two, one)
-        a = LiteralConsumer(first.address, group, "a", json.dumps({topic: 1}), session_timeout_ms=3000, of_group=True)
+        a = _registered(first, group, topic)
         a.until(lambda each: each.fetching and len(each.registry) == 4)
         eventually(lambda: (shown(OWNERS), shown(OFFSETS)) == (["a-0"] * 4, ["0"] * 4))
         a.read(3)
@@ -66,6 +69,39 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
             each.close()
         look.stop()
         look.close()
+
+
+def test_whose_shard_moves_hears_of_it(apache_kafka: ApacheKafka) -> None:
+    """Its connection is closed at once: it would be asked nothing there any more."""
+    name = uuid.uuid4().hex[:8]
+    settings = (
+        *("--set", "journal.partitions=4", "--set", f"journal.topic=__groups-{name}"),
+        *("--set", f"placement.group=__placed-{name}", "--set", "push.min.session.timeout.ms=1000"),
+    )
+    one = CoordinatorProcess(apache_kafka.bootstrap_servers, *settings)
+    try:
+        members = {group: _registered(one, group, "none") for group in (f"{name}-{number}" for number in range(8))}
+        two = CoordinatorProcess(apache_kafka.bootstrap_servers, *settings)
+        try:
+            until(
+                lambda: sorted(each["shards"] for each in status(one.address)["coordinators"]) == [2, 2], "shared out"
+            )
+            moved = [group for group in members if coordinator(*_place(one), group)[1] == _place(two)]
+            assert moved
+            for group in moved:
+                members[group].until(lambda each: each.ended)
+            assert not any(member.ended for group, member in members.items() if group not in moved)
+        finally:
+            two.close()
+        for member in members.values():
+            member.close()
+    finally:
+        one.close()
+
+
+def _shares(process: CoordinatorProcess) -> list[int]:
+    """How many shards each coordinator has."""
+    return sorted(each["shards"] for each in status(process.address)["coordinators"])
 
 
 def _registered(process: CoordinatorProcess, group: str, topic: str) -> LiteralConsumer:

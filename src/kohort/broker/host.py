@@ -131,6 +131,7 @@ class GroupHost:
         self.groups = GroupShards(self.token, self._make_shard)
         self.topics = topics(self.groups)
         self.consumers = PushedConsumers(self.groups, places)
+        self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._dividers = Dividers(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
@@ -183,7 +184,8 @@ class GroupHost:
         self.consumers.dismiss(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """A shard was taken over, or can't be read: nothing follows in a process that has all of them."""
+        """A shard was taken over, or can't be read: who registered there is told nothing any more."""
+        self.consumers.dismiss(index)
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """What groups of a shard have set for themselves."""

@@ -61,7 +61,9 @@ class PushedConsumers:
         for connection, _, group_id in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
-                    "closing the connection from %s: the coordinator of group %s is new", connection.name, group_id
+                    "closing the connection from %s: the coordinator of group %s is another one",
+                    connection.name,
+                    group_id,
                 )
                 connection.finish()
 

@@ -69,10 +69,12 @@ class GroupShards:
 
     Attributes:
         count: how many shards there are, here and elsewhere.
+        on_end: takes the index of a shard that is given up.
     """
 
     def __init__(self, token: Callable[[], int], make: MakeShard) -> None:
         self.count = 1
+        self.on_end: Callable[[int], None] = lambda index: None
         self._shards: dict[int, Shard] = {}
         self._token = token
         self._make = make
@@ -93,6 +95,7 @@ class GroupShards:
         shard = self._shards.pop(index, None)
         if shard is not None:
             shard.close()
+            self.on_end(index)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards

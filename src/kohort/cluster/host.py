@@ -103,6 +103,7 @@ class CoordinatorHost(GroupHost):
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """See `Tenures`."""
+        super().shard_ended(index, error)
         self.tenures.lost(index, error)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
