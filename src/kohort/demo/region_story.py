@@ -132,6 +132,13 @@ class RegionDemo(Demo):
         shares, state = self.shares()
         if state != "Stable" or any(one.lag for one in shares) or not any(one.log_end for one in shares):
             return False
+        return self._nothing_is_owed()
+
+    def _nothing_is_owed(self) -> bool:
+        """Whether the last sequence is published everywhere.
+
+        A place that only the killed application writes to would wait for it, and the next sequence with it.
+        """
         try:
             seen = self.region.describe()
         except KafkaError:
@@ -192,7 +199,10 @@ class RegionDemo(Demo):
 
     def _kill(self) -> None:
         self.feed.allowed = KILL_AT + HELD_BACK
-        self.until(lambda: self.at(KILL_AT) and self.shared(), "the moment at which an application dies")
+        self.until(
+            lambda: self.at(KILL_AT) and self.shared() and self._nothing_is_owed(),
+            "the moment at which an application dies",
+        )
         self.kill(VICTIM, tuple(QUERIES[VICTIM]))
         self._steps_before_kill = len(self.history.sequences)
         self.mark(f"SIGKILL to {VICTIM}")
