@@ -1,4 +1,4 @@
-"""Processes of `kohort coordinator`, as a user runs them."""
+"""Processes of kohort that serve, as a user runs them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ READY_S = 60.0
 END_S = 30.0
 
 
-class CoordinatorProcess:
+class ServingProcess:
     """One that is started, and waited for until it serves.
 
     Attributes:
-        program: the command.
         lines: what it has said on standard error.
         address: where it listens.
     """
 
-    program: Sequence[str] = KOHORT
-
-    def __init__(self, kafka: str, *args: str, listen: str = "127.0.0.1:0", wait: bool = True) -> None:
-        command = [*self.program, "coordinator", "--kafka", kafka, "--listen", listen, *args]
+    def __init__(self, command: Sequence[str], wait: bool = True) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._said: queue.Queue[str] = queue.Queue()
@@ -93,3 +89,16 @@ class CoordinatorProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class CoordinatorProcess(ServingProcess):
+    """`kohort coordinator`.
+
+    Attributes:
+        program: the command.
+    """
+
+    program: Sequence[str] = KOHORT
+
+    def __init__(self, kafka: str, *args: str, listen: str = "127.0.0.1:0", wait: bool = True) -> None:
+        super().__init__([*self.program, "coordinator", "--kafka", kafka, "--listen", listen, *args], wait)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import queue
 import signal
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,60 +19,19 @@ from kohort.cluster.zookeeper_nodes import COORDINATOR, EPOCH, IDS, TOPICS, Offi
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic
+from tests.cluster.running import READY_S, ServingProcess
 from tests.support.processes import KOHORT
 
-READY_S = 60.0
 _ROOTS = itertools.count()
 SETTINGS = ("--set", "push.min.session.timeout.ms=300", "--set", "log.retention.ms=-1")
 
 
-class BrokerProcess:
+class BrokerProcess(ServingProcess):
     """`kohort broker`, as a user runs it."""
 
     def __init__(self, data: Path, zookeeper: str, *args: str, listen: str = "127.0.0.1:0", wait: bool = True) -> None:
         command = [*KOHORT, "broker", "--listen", listen, "--data", str(data), "--zookeeper", zookeeper]
-        self.process = subprocess.Popen(
-            [*command, *SETTINGS, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-        self._said: queue.Queue[str] = queue.Queue()
-        self._readers = [threading.Thread(target=self._errors), threading.Thread(target=self._output)]
-        for reader in self._readers:
-            reader.start()
-        self.address = ""
-        if wait:
-            self.wait_ready()
-
-    def _errors(self) -> None:
-        assert self.process.stderr is not None
-        self.lines.extend(self.process.stderr)
-
-    def _output(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said.put(line)
-
-    def wait_ready(self) -> None:
-        try:
-            said = self._said.get(timeout=READY_S)
-        except queue.Empty:
-            raise AssertionError("not ready:\n" + "".join(self.lines)) from None
-        assert said.startswith("ready ")
-        self.address = said.split()[1]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.kill()
-        for reader in self._readers:
-            reader.join()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        super().__init__([*command, *SETTINGS, *args], wait)
 
 
 Run = Callable[..., BrokerProcess]
