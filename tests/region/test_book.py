@@ -17,7 +17,7 @@ from kohort.client.group.member import GroupMember
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.region import serving
 from kohort.region.book import Home, Pen, client_id_of, is_of
-from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Span, Stopped
+from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Shown, Span, Stopped
 from kohort.region.messages import Identity
 from kohort.region.parts import Part
 from kohort.region.plane.config import RegionConfig
@@ -146,6 +146,18 @@ def test_what_is_saved_is_there_for_the_next_term(home: Home, name: str, closing
     assert after.stopped == "the cause"
     address = home.address()
     assert address is not None and (address.term, address.port, address.token) == (2, 7, TOKEN)
+
+
+def test_the_next_term_knows_which_places_show_the_last_sequence(
+    home: Home, name: str, members: Members, closing: Closing
+) -> None:
+    first, known = begin(home, closing)
+    for sequence, place in ((1, "s:/a"), (1, "s:/b"), (2, "s:/b")):
+        if sequence not in {fact.sequence for fact in home.follow() if isinstance(fact, Manifest)}:
+            commit(first, name, known, sequence, members.offsets(members.first, "a", 5 * sequence))
+        first.save([Shown(name, place, sequence, 7)])
+    _, after = begin(home, closing)
+    assert (after.sequence, after.shown) == (2, {"s:/b"}), "the other one showed the sequence before"
 
 
 def test_who_was_replaced_can_write_nothing(

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Span, Stopped
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import events as happens
@@ -521,6 +521,48 @@ def test_a_sink_that_nobody_writes_to_any_more_is_said() -> None:
     assert seen(driven.machine.plane).sinks[1] == told.SinkSeen("t", 7, "")
     driven.join(3, "m3", sink="t")
     assert [one.keys for one in driven.orders(3, told.Publish)] == [driven.machine.plane.owed["t"]], "by who comes"
+
+
+def test_that_a_place_shows_a_sequence_is_in_the_topic_before_another_is_committed() -> None:
+    """A control plane that took over waited for who alone wrote to a place, and had published everything there."""
+    driven = two(t="t")
+    driven.do(happens.CommitEnded(_contributed(driven)))
+    driven.say(1, told.Published(8))
+    cut = driven.cut()
+    for connection in (1, 2):
+        driven.say(connection, told.Drained(cut))
+    driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 80, 81))))
+    driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 75, 76))))
+    driven.saves = False
+    driven.say(2, told.Published(8))
+    shown = [fact for fact in driven.facts if isinstance(fact, Shown)]
+    assert [(fact.region, fact.place, fact.sequence) for fact in shown] == [("r", "s", 8), ("r", "t", 8)]
+    assert seen(driven.machine.plane).published == 7 and len(driven.commits) == 1
+    driven.do(happens.Saved(driven.machine.plane._tokens))
+    assert seen(driven.machine.plane).published == 8 and len(driven.commits) == 2
+
+
+def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown() -> None:
+    keys = {name: (StagedKey(REGION_ID, 5, name, 0),) for name in ("s", "t")}
+    known = replace(KNOWN, keys=keys, places=("s", "t"), shown=frozenset({"t"}))
+    driven = Driven(known)
+    assert list(driven.machine.plane.owed) == ["s"]
+    driven.join(1, "m1", sink="s")
+    driven.say(1, told.Published(7))
+    assert seen(driven.machine.plane).published == 7
+    emptied = Driven(replace(known, empties=True, keys={}))
+    assert list(emptied.machine.plane.owed) == ["s"], "one that is empty too"
+
+
+def test_what_a_place_showed_of_the_sequence_before_is_not_told_of_this_one() -> None:
+    driven = two(t="t")
+    driven.do(happens.CommitEnded(_contributed(driven)))
+    driven.saves = False
+    driven.say(1, told.Published(8))
+    driven.say(2, told.AskReset("a person", forced=True, initial=True))
+    for token in (driven.machine.plane._tokens, driven.machine.plane._tokens - 1):
+        driven.do(happens.Saved(token))
+    assert set(driven.machine.plane.owed) == {"s", "t"}, "they are to be emptied"
 
 
 def test_who_leaves_and_alone_can_publish_in_its_sink_does_so_first() -> None:

@@ -19,6 +19,7 @@ from kohort.region.facts import (
     Manifest,
     Position,
     Span,
+    Shown,
     Stopped,
     Term,
 )
@@ -43,6 +44,7 @@ FACTS: list[Fact] = [
     GIVEN,
     CLOSED,
     Stopped("r", "why", "m", "mend it", 7),
+    Shown("r", "parquet:/out", 4, 7),
 ]
 
 
@@ -57,6 +59,7 @@ def test_keys_tell_apart_what_is_not_the_same_and_nothing_else() -> None:
     assert key_of(replace(GIVEN, sequence=5)) != key_of(GIVEN) != key_of(replace(GIVEN, member="n"))
     assert key_of(Claim("etl", "r", "", 0)) != key_of(Claim("etl", "s", "", 0))
     assert key_of(Initial("r", "etl", "t", T, 3, 0)) != key_of(Initial("r", "etl", "t", U, 3, 0))
+    assert key_of(Shown("r", "t:/a", 4, 7)) == key_of(Shown("r", "t:/a", 5, 8)) != key_of(Shown("r", "t:/b", 4, 7))
     assert set(retired("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
 
 

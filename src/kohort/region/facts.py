@@ -210,4 +210,17 @@ class Stopped:
     at_ms: int
 
 
-Fact = Claim | Birth | Term | Epoch | Initial | Contribution | Manifest | Stopped
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A place shows what a sequence staged for it: the newest counts.
+
+    Else a control plane that takes over could not know it where nobody is left who writes there and could look.
+    """
+
+    region: str
+    place: str
+    sequence: int
+    at_ms: int
+
+
+Fact = Claim | Birth | Term | Epoch | Initial | Contribution | Manifest | Stopped | Shown

@@ -25,6 +25,7 @@ from kohort.region.facts import (
     Initial,
     Manifest,
     Position,
+    Shown,
     Span,
     Stopped,
     Term,
@@ -37,7 +38,7 @@ RECORD_BYTES_MAX = 1_000_000
 Told = TypeVar("Told", Position, Span)
 
 _KINDS: dict[str, type[Fact]] = {
-    kind.__name__.lower(): kind for kind in (Claim, Birth, Term, Epoch, Initial, Contribution, Manifest, Stopped)
+    kind.__name__.lower(): kind for kind in (Claim, Birth, Term, Epoch, Initial, Contribution, Manifest, Stopped, Shown)
 }
 
 
@@ -52,6 +53,8 @@ def key_of(fact: Fact) -> bytes:
             about = [region, sequence, fact.member]
         case Manifest():
             about = [fact.region, fact.sequence]
+        case Shown(region, place):
+            about = [region, place]
         case _:
             about = [fact.region]
     return json.dumps([type(fact).__name__.lower(), *about], separators=(",", ":"), ensure_ascii=False).encode()

@@ -29,6 +29,7 @@ from kohort.region.facts import (
     Fact,
     Initial,
     Manifest,
+    Shown,
     Stopped,
     Term,
     keys_by_place,
@@ -118,6 +119,7 @@ class Saved:
 
     Attributes:
         manifests: by sequence; contributions by sequence and member.
+        shown: up to which sequence each place shows what was staged for it.
     """
 
     birth: Birth | None = None
@@ -127,6 +129,7 @@ class Saved:
     initial: dict[Part, Initial] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
+    shown: dict[str, int] = field(default_factory=dict)
 
     @property
     def sequence(self) -> int:
@@ -150,6 +153,8 @@ class Saved:
                 self.manifests[fact.sequence] = fact
             case Contribution():
                 self.contributions.setdefault(fact.sequence, {})[fact.member] = fact
+            case Shown():
+                self.shown[fact.place] = fact.sequence
             case Claim():
                 pass
 
@@ -191,6 +196,7 @@ class Saved:
             reserved=reserved_by(one for one in waited_for if one is not None),
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
+            shown=frozenset(place for place, sequence in self.shown.items() if sequence == self.sequence),
         )
 
 

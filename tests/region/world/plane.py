@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kohort.region.facts import Epoch, Initial, Manifest, Stopped
+from kohort.region.facts import Epoch, Initial, Manifest, Shown, Stopped
 from kohort.region.messages import AskReset, Report
 from kohort.region.parts import part_of
 from kohort.region.plane import events as plane_events
@@ -204,6 +204,8 @@ class Plane:
                     stored.go_back(fact)
                 case Stopped():
                     stored.stopped = fact.cause
+                case Shown():
+                    stored.show(fact)
                 case _:
                     raise AssertionError(fact)
         self._answer(plane_events.Saved(effect.token))

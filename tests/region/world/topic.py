@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.facts import Contribution, Initial, Manifest, Position, keys_by_place
+from kohort.region.facts import Contribution, Initial, Manifest, Position, Shown, keys_by_place
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.state import Known
 from tests.region.world.clock import ViolatedError
@@ -21,11 +21,13 @@ class Stored:
         disks: by their place.
         writes: to which place a member of this name writes in an epoch.
         owed: where the last sequence is still to be published, or to be emptied.
+        shown: where it is known to be, by place.
     """
 
     disks: dict[str, Disk]
     writes: dict[tuple[str, int], str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
+    shown: dict[str, int] = field(default_factory=dict)
     places: frozenset[str] = frozenset()
     term: int = 0
     epoch: int = 0
@@ -59,7 +61,14 @@ class Stored:
             places=tuple(sorted(self.places)),
             contributors={one.member: one.epoch for one in self.contributions},
             processes={one.member: one.process for one in self.contributions if one.process},
+            shown=frozenset(place for place, sequence in self.shown.items() if sequence == self.sequence),
         )
+
+    def show(self, fact: Shown) -> None:
+        """A place shows a sequence, as its control plane has it."""
+        if fact.place in self.owed and fact.sequence == self.sequence:
+            raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
+        self.shown[fact.place] = fact.sequence
 
     def go_back(self, manifest: Manifest) -> None:
         """To the initial state."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kohort.region.facts import Contribution, Manifest, Position, Span, keys_by_place, reserved_by
+from kohort.region.facts import Contribution, Manifest, Position, Shown, Span, keys_by_place, reserved_by
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -384,12 +384,23 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
 
 
 def published(plane: Plane, event: Heard) -> None:
-    """What the last sequence staged for a sink is published, by whomever."""
+    """What the last sequence staged for a sink is published, by whomever: the topic is to have that."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Published)
-    if member is None or not member.sink or report.sequence != plane.sequence:
+    if member is None or member.sink not in plane.owed or report.sequence != plane.sequence:
         return
-    plane.paid(member.sink)
+    place, sequence = member.sink, report.sequence
+
+    def saved() -> None:
+        if sequence == plane.sequence:
+            _paid(plane, place)
+
+    plane.save([Shown(plane.region, place, sequence, plane.now_ms)], saved)
+
+
+def _paid(plane: Plane, place: str) -> None:
+    """Who stayed to publish goes, and the next sequence may be committed."""
+    plane.paid(place)
     staying = {one.of or one.name for one in plane.members.values() if one.left and one.sink in plane.owed}
     for one in [one for one in plane.members.values() if one.left and (one.of or one.name) not in staying]:
         members.let_leave(plane, one)

@@ -177,14 +177,9 @@ TABLE: dict[type, Rows] = {
         STOPPED: _ignored(_NONE_THERE),
     },
     told.Published: {
-        FORMING: _row("noted", cuts.published),
-        RUNNING: _row("noted", cuts.published),
-        DRAINING: _row("noted", cuts.published),
-        CHECKPOINTING: _row("the commit that waited for it begins", cuts.published, COMMITTING),
-        COMMITTING: _row("noted: of the sequence before", cuts.published),
-        RESETTING: _row("noted", cuts.published),
-        STOPPED: _ignored(_NONE_THERE),
-    },
+        state: _row("saved, so that whoever takes over knows it", cuts.published) for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: _ignored(_NONE_THERE)},
     told.PublishFailed: {
         state: _row("told to people; the next commit waits", cuts.publish_failed) for state in RegionState
         if state is not STOPPED
@@ -214,7 +209,7 @@ TABLE: dict[type, Rows] = {
         FORMING: _row("noted", _saved),
         RUNNING: _row("what waited for it goes on", _saved, DRAINING),
         DRAINING: _row("what waited for it goes on", _saved),
-        CHECKPOINTING: _row("what waited for it goes on", _saved),
+        CHECKPOINTING: _row("what waited for it goes on, a commit too", _saved, COMMITTING),
         COMMITTING: _row("what waited for it goes on", _saved),
         RESETTING: _row("the members hear of the epoch", _saved, RUNNING, DRAINING),
         STOPPED: _row("noted; its members are told to end, and a person who has it go on waits for that", _saved,

@@ -161,6 +161,7 @@ class Known:
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
         reserved: of those, the ones whose group nobody else may read meanwhile.
         processes: where those were who contributed to the last sequence, as far as that can be seen from somewhere.
+        shown: places that are known to show the last sequence.
     """
 
     region: str
@@ -182,6 +183,7 @@ class Known:
     contributors: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, Reserved] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset()
 
 
 class Plane:
@@ -241,7 +243,8 @@ class Plane:
         self.places = set(known.places)
         self.published = known.sequence - 1
         self.owed: dict[str, tuple[StagedKey, ...]] = {}
-        self.owe(dict.fromkeys(known.places or (SOMEWHERE,), ()) if known.empties else known.keys)
+        owed = dict.fromkeys(known.places or (SOMEWHERE,), ()) if known.empties else known.keys
+        self.owe({place: keys for place, keys in owed.items() if place not in known.shown})
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.figures = Figures()
@@ -346,7 +349,7 @@ class Plane:
             self.published = self.sequence
 
     def paid(self, place: str) -> None:
-        """The last sequence is published in this place."""
+        """The last sequence is published in this place, and the topic has that."""
         self.owed.pop(place, None)
         if not self.owed:
             self.published = self.sequence
