@@ -18,8 +18,8 @@ from kohort.region.facts import (
     Initial,
     Manifest,
     Position,
-    Span,
     Shown,
+    Span,
     Stopped,
     Term,
 )
