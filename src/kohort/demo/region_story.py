@@ -39,6 +39,8 @@ FULL_DISKS = ((0.18, 0.28), (0.75, 0.85))
 KILL_AT = 0.42
 HELD_BACK = 0.07
 """So much further the replay may go before something has happened: on a slow machine it waits for that."""
+CALM_MS = 1_000
+"""Cuts are twice as far apart."""
 BACK_BY = 0.7
 """The share that the replay does not pass before the application that was killed is back."""
 
@@ -135,15 +137,19 @@ class RegionDemo(Demo):
         return self._nothing_is_owed()
 
     def _nothing_is_owed(self) -> bool:
-        """Whether the last sequence is published everywhere.
-
-        A place that only the killed application writes to would wait for it, and the next sequence with it.
-        """
+        """Whether the topic has it that the last sequence is published everywhere."""
         try:
             seen = self.region.describe()
         except KafkaError:
             return False
         return seen.published >= seen.sequence
+
+    def _is_between_two(self) -> bool:
+        """Whether no sequence is complete for the next second.
+
+        Where the victim alone writes, and no more than the sequence is known, the region would wait for its return.
+        """
+        return bool(self.history.sequences) and _now_ms() - self.history.sequences[-1].at_ms < CALM_MS
 
     # -- what happens
 
@@ -200,7 +206,7 @@ class RegionDemo(Demo):
     def _kill(self) -> None:
         self.feed.allowed = KILL_AT + HELD_BACK
         self.until(
-            lambda: self.at(KILL_AT) and self.shared() and self._nothing_is_owed(),
+            lambda: self.at(KILL_AT) and self.shared() and self._is_between_two() and self._nothing_is_owed(),
             "the moment at which an application dies",
         )
         self.kill(VICTIM, tuple(QUERIES[VICTIM]))
