@@ -12,10 +12,10 @@ from kazoo.client import KazooClient
 from rich.console import Console
 
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
-from kohort.cluster.group_mirror import GroupMirror
-from kohort.cluster.placement import Candidate
-from kohort.cluster.zookeeper_door import ZooKeeperDoor
-from kohort.cluster.zookeeper_groups import OFFSETS
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.group_nodes import OFFSETS
 from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
 from kohort.zookeeper import ZooKeeper

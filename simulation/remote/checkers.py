@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kohort.cluster.kafka_journal import KafkaJournal
-from kohort.cluster.placement_codec import from_bytes, read_placement
-from kohort.cluster.zookeeper_nodes import IDS, PLACEMENT
+from kohort.cluster.doors.placement_codec import from_bytes, read_placement
+from kohort.cluster.journal.kafka_journal import KafkaJournal
+from kohort.cluster.zookeeper.nodes import IDS, PLACEMENT
 from kohort.coordinator.appends import READING
 from kohort.groups.config import GroupConfig
 from kohort.groups.machine import GroupMachine

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from kohort.broker.shards import GroupShards
-from kohort.cluster.journal_place import JournalSettings
-from kohort.cluster.kafka_journal import KafkaJournal
-from kohort.cluster.placement import Candidate
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.journal.kafka_journal import KafkaJournal
+from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.tenures import Tenures
-from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig

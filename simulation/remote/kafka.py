@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from kohort.cluster.journal_place import JournalTopic
+from kohort.cluster.journal.place import JournalTopic
 from kohort.errors import ErrorCode
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kohort.cluster import kafka_journal, zookeeper_door
-from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
-from kohort.cluster.journal_reading import JournalReading
-from kohort.cluster.journal_term import JournalTerm
-from kohort.cluster.journal_writing import JournalWriter, Written, new_epoch
-from kohort.cluster.zookeeper_session import Node
+from kohort.cluster.journal import kafka_journal
+from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal.reading import JournalReading
+from kohort.cluster.journal.term import JournalTerm
+from kohort.cluster.journal.writing import JournalWriter, Written, new_epoch
+from kohort.cluster.zookeeper import door as zookeeper_door
+from kohort.cluster.zookeeper.session import Node
 from kohort.coordinator import appends
 from kohort.coordinator.appends import Appends
 from kohort.errors import FencedError, KafkaError

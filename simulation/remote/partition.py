@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kohort.cluster.fences import is_fence
+from kohort.cluster.journal.fences import is_fence
 from kohort.errors import ErrorCode
 from kohort.groups.records import Record
 from kohort.journal.codec import GroupRecordReader

@@ -1,6 +1,6 @@
 """ZooKeeper: sessions that expire, ephemeral nodes that outlive their owners, watches that fire once.
 
-`VirtualSession` stands where `kohort.cluster.zookeeper_session` stands: the door that ships works with it.
+`VirtualSession` stands where `kohort.cluster.zookeeper.session` stands: the door that ships works with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperAway
+from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperAway
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop
 from simulation.world import Chance, World

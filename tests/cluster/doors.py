@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from kazoo.client import KazooClient
 
-from kohort.cluster.placement import Candidate
-from kohort.cluster.zookeeper_door import ZooKeeperDoor
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.zookeeper.door import ZooKeeperDoor
 
 SHARDS = 10
 SESSION_MS = 2_000

@@ -14,8 +14,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from kohort import Admin
-from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
-from kohort.cluster.zookeeper_nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
+from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
+from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kohort.cluster.fences import EPOCH_LAST, FIRST, Authors, Fence, is_fence, read_fence
+from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Authors, Fence, is_fence, read_fence
 from kohort.errors import CorruptDataError
 from kohort.groups.records import GenerationStarted
 from kohort.journal.codec import GroupRecordReader, append_started, encode, group_of

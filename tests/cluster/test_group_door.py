@@ -12,10 +12,10 @@ import pytest
 from kohort import Admin, Broker
 from kohort.client.admin.values import Acl, AclOperation, AclResource
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster import group_door
-from kohort.cluster.group_door import GroupDoor
-from kohort.cluster.group_round import Given, Told
-from kohort.cluster.placement import Candidate
+from kohort.cluster.doors import group_door
+from kohort.cluster.doors.group_door import GroupDoor
+from kohort.cluster.doors.group_round import Given, Told
+from kohort.cluster.doors.placement import Candidate
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import free_port
 from tests.cluster.doors import SHARDS, candidate, until

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from kohort.cluster.group_mirror import GroupMirror, Plan
-from kohort.cluster.zookeeper_door import Guard, ZooKeeperDoor
-from kohort.cluster.zookeeper_groups import OFFSETS, OWNERS
-from kohort.cluster.zookeeper_nodes import COORDINATOR, IDS
-from kohort.cluster.zookeeper_session import Change, ZooKeeperAway, ZooKeeperSession
+from kohort.cluster.zookeeper.door import Guard, ZooKeeperDoor
+from kohort.cluster.zookeeper.group_mirror import GroupMirror, Plan
+from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
+from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
 from kohort.groups.events import OwnersMissing, ShowPushGroups
 from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from kohort.cluster import journal_term, journal_writing, kafka_journal
-from kohort.cluster.fences import EPOCH_LAST, Authors
-from kohort.cluster.journal_place import JournalPlace, JournalUnavailable
-from kohort.cluster.journal_term import JournalTerm
-from kohort.cluster.journal_writing import (
+from kohort.cluster.journal import kafka_journal
+from kohort.cluster.journal import term as journal_term
+from kohort.cluster.journal import writing as journal_writing
+from kohort.cluster.journal.fences import EPOCH_LAST, Authors
+from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal.term import JournalTerm
+from kohort.cluster.journal.writing import (
     APPEND_EVERY_MS,
     REPEAT_MS,
     SILENCE_MAX_MS,

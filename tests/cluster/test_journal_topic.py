@@ -20,9 +20,9 @@ from kohort.client.admin.values import (
     NewTopic,
     ResourceType,
 )
-from kohort.cluster.journal_place import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
-from kohort.cluster.journal_topic import journal_topic
-from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.cluster.journal.kafka_journal import KafkaJournal
+from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal.topic import journal_topic
 from kohort.errors import NotAuthorizedError, TimedOutError
 from kohort.wire.cluster import DescribeConfigsResponse
 from tests.client.virtual import VirtualCluster

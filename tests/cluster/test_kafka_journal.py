@@ -12,9 +12,9 @@ import pytest
 
 from kohort import Admin, Producer
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.cluster.fences import FIRST
-from kohort.cluster.journal_place import SKIP, JournalRefused, JournalSettings, JournalUnavailable
-from kohort.cluster.kafka_journal import KafkaJournal
+from kohort.cluster.journal.fences import FIRST
+from kohort.cluster.journal.kafka_journal import KafkaJournal
+from kohort.cluster.journal.place import SKIP, JournalRefused, JournalSettings, JournalUnavailable
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import OffsetCommitted
 from kohort.journal.codec import encode

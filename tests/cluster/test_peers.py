@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kohort.cluster import peers
-from kohort.cluster.peers import Peers
-from kohort.cluster.placement import Candidate, Placement, placed
+from kohort.cluster.doors import peers
+from kohort.cluster.doors.peers import Peers
+from kohort.cluster.doors.placement import Candidate, Placement, placed
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.framing import decode_request_header
 from tests.cluster.doors import until

@@ -14,7 +14,7 @@ from kohort.broker.host import GroupHost
 from kohort.broker.net.dispatch import api_keys
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.cluster import tenures
-from kohort.cluster.placement import Candidate, Placement
+from kohort.cluster.doors.placement import Candidate, Placement
 from kohort.cluster.settings import advertised, configured, coordinator_id
 from kohort.cluster.tenures import Tenures
 from kohort.errors import ErrorCode, InvalidInputError

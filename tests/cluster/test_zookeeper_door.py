@@ -11,9 +11,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from kohort.cluster import zookeeper_door
-from kohort.cluster.zookeeper_door import ZooKeeperDoor
-from kohort.cluster.zookeeper_nodes import (
+from kohort.cluster.zookeeper import door as zookeeper_door
+from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper.nodes import (
     COORDINATOR,
     EPOCH,
     IDS,
@@ -23,7 +23,7 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Change, Node, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, Node, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SESSION_MS, SHARDS, Doors, candidate, run, until

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.cluster.zookeeper_nodes import EPOCH, TOPICS, Office
+from kohort.cluster.zookeeper.nodes import EPOCH, TOPICS, Office
 from kohort.errors import NotFoundError
 from tests.cluster.doors import Doors, candidate, run, until
 from tests.cluster.test_zookeeper_door import topic

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.cluster.zookeeper_groups import checksum, missing, name_of, node_name, parents, partition_of, partition_path
+from kohort.cluster.zookeeper.group_nodes import (
+    checksum,
+    missing,
+    name_of,
+    node_name,
+    parents,
+    partition_of,
+    partition_path,
+)
 from kohort.ids import TopicPartition
 
 PARTS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u.v-w", 0)]

@@ -70,6 +70,6 @@ def broker(
 
 
 def _in_zookeeper(address: str) -> Beside:
-    from kohort.cluster.shown import BrokerInZooKeeper
+    from kohort.cluster.zookeeper.shown import BrokerInZooKeeper
 
     return BrokerInZooKeeper(address)

@@ -13,12 +13,12 @@ from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.topic_offsets import beginning_offsets, end_offsets
-from kohort.cluster.door import Door
+from kohort.cluster.doors.door import Door
+from kohort.cluster.doors.placement import Candidate
 from kohort.cluster.imports import KafkaGroups
-from kohort.cluster.journal_place import JournalSettings, JournalTopic
-from kohort.cluster.kafka_journal import KafkaJournal, fitting
+from kohort.cluster.journal.kafka_journal import KafkaJournal, fitting
+from kohort.cluster.journal.place import JournalSettings, JournalTopic
 from kohort.cluster.kafka_topics import KafkaTopics
-from kohort.cluster.placement import Candidate
 from kohort.cluster.places import ClusterPlaces
 from kohort.cluster.tenures import Tenures
 from kohort.coordinator.shard import Shard

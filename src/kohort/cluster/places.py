@@ -20,9 +20,9 @@ from typing import Protocol
 from kohort.broker.net.connection import Connection
 from kohort.broker.places import Coordinated, Leader, Place
 from kohort.broker.shards import GroupShards
-from kohort.cluster.door import Door
+from kohort.cluster.doors.door import Door
+from kohort.cluster.doors.placement import NOBODY, Candidate
 from kohort.cluster.kafka_topics import KafkaTopics
-from kohort.cluster.placement import NOBODY, Candidate
 from kohort.errors import ErrorCode
 
 log = logging.getLogger("kohort.cluster")

@@ -30,20 +30,20 @@ from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.contact import reach
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.door import Door
-from kohort.cluster.group_door import GroupDoor
-from kohort.cluster.group_mirror import GroupMirror
+from kohort.cluster.doors.door import Door
+from kohort.cluster.doors.group_door import GroupDoor
+from kohort.cluster.doors.peers import Peers
+from kohort.cluster.doors.placement import Candidate
 from kohort.cluster.host import CoordinatorHost
-from kohort.cluster.journal_place import JournalSettings
-from kohort.cluster.journal_topic import journal_topic
+from kohort.cluster.journal.place import JournalSettings
+from kohort.cluster.journal.topic import journal_topic
 from kohort.cluster.patience import patiently
-from kohort.cluster.peers import Peers
-from kohort.cluster.placement import Candidate
 from kohort.cluster.routes import COORDINATOR_ROUTES
 from kohort.cluster.settings import Configured, advertised, coordinator_id
-from kohort.cluster.shown import ALIVE_S, show_topics
 from kohort.cluster.status import own_shards
-from kohort.cluster.zookeeper_door import ZooKeeperDoor
+from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.config import parse_listen
 from kohort.errors import InvalidInputError, KafkaError
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 from kohort.broker.metrics import Histogram
 from kohort.broker.shards import GroupShards
-from kohort.cluster.door import Door
-from kohort.cluster.kafka_journal import KafkaJournal
-from kohort.cluster.placement import Candidate
+from kohort.cluster.doors.door import Door
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import FencedError
 
 log = logging.getLogger("kohort.cluster")

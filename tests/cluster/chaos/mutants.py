@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kohort.cli import main
-from kohort.cluster.journal_reading import JournalDecoding
+from kohort.cluster.journal.reading import JournalDecoding
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.wire.batch import BatchHeader
 from tests.cluster.running import CoordinatorProcess

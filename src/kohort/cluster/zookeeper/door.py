@@ -20,10 +20,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kohort.cluster.placement import Candidate, Placement, placed
-from kohort.cluster.placement_codec import from_bytes, placement_fields, read_placement, to_bytes
-from kohort.cluster.topic_mirror import TopicMirror
-from kohort.cluster.zookeeper_nodes import (
+from kohort.cluster.doors.placement import Candidate, Placement, placed
+from kohort.cluster.doors.placement_codec import from_bytes, placement_fields, read_placement, to_bytes
+from kohort.cluster.zookeeper.nodes import (
     COORDINATOR,
     EPOCH,
     FOREIGN,
@@ -34,7 +33,8 @@ from kohort.cluster.zookeeper_nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper_session import Change, Node, SessionState, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperSession
+from kohort.cluster.zookeeper.topic_mirror import TopicMirror
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
 log = logging.getLogger("kohort.cluster")

@@ -13,11 +13,11 @@ from collections.abc import Coroutine
 
 from kohort.broker.host import GroupHost
 from kohort.broker.run import RunningBroker
-from kohort.cluster.group_mirror import GroupMirror
+from kohort.cluster.doors.placement import Candidate
 from kohort.cluster.patience import patiently
-from kohort.cluster.placement import Candidate
-from kohort.cluster.zookeeper_door import SESSION_MS, ZooKeeperDoor
-from kohort.cluster.zookeeper_nodes import MirroredTopic
+from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.nodes import MirroredTopic
 from kohort.errors import InvalidInputError, KafkaError
 
 log = logging.getLogger("kohort.cluster")

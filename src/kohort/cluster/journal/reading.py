@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, Runtime
-from kohort.cluster.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal_place import JournalPlace, JournalUnavailable, passes
+from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
+from kohort.cluster.journal.place import JournalPlace, JournalUnavailable, passes
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE

@@ -13,7 +13,7 @@ from typing import Final
 
 from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.cluster.journal_place import JournalPlace, JournalUnavailable, passes
+from kohort.cluster.journal.place import JournalPlace, JournalUnavailable, passes
 from kohort.errors import ErrorCode, FencedError, KafkaError, error_for
 from kohort.wire.batch import seal_batch
 from kohort.wire.data import ProduceRequest, ProduceResponse

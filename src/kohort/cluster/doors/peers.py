@@ -16,8 +16,8 @@ import contextlib
 import logging
 from dataclasses import dataclass
 
-from kohort.cluster.door import Door
-from kohort.cluster.placement import Candidate
+from kohort.cluster.doors.door import Door
+from kohort.cluster.doors.placement import Candidate
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.framing import encode_request
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.cluster.placement import Candidate
-from kohort.cluster.placement_codec import from_bytes, read_candidate, to_bytes
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.doors.placement_codec import from_bytes, read_candidate, to_bytes
 from kohort.errors import CorruptDataError
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kohort.cluster.placement import Candidate, Placement, placed
-from kohort.cluster.placement_codec import (
+from kohort.cluster.doors.placement import Candidate, Placement, placed
+from kohort.cluster.doors.placement_codec import (
     candidate_fields,
     from_bytes,
     placement_fields,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kohort.cluster.journal_place import JournalPlace
+from kohort.cluster.journal.place import JournalPlace
 from kohort.errors import CorruptDataError
 from kohort.journal.codec import KeyValue
 from kohort.wire.batch import BatchHeader

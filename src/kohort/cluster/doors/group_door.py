@@ -20,8 +20,8 @@ from kohort.client.net.notices import Sparingly, fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.group_round import Given, Told, given, refusal
-from kohort.cluster.placement import Candidate, Placement
+from kohort.cluster.doors.group_round import Given, Told, given, refusal
+from kohort.cluster.doors.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire.groups import (
     DescribeGroupsRequest,

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kohort.client.net.runtime import Promise
-from kohort.cluster.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
-from kohort.cluster.journal_place import (
+from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
+from kohort.cluster.journal.place import (
     FOREIGN_RECORDS,
     SKIP,
     JournalPlace,
     JournalRefused,
     JournalUnavailable,
 )
-from kohort.cluster.journal_reading import Handover, JournalDecoding, JournalReading
-from kohort.cluster.journal_writing import APPEND_EVERY_MS, Identity, JournalWriter, new_epoch
+from kohort.cluster.journal.reading import Handover, JournalDecoding, JournalReading
+from kohort.cluster.journal.writing import APPEND_EVERY_MS, Identity, JournalWriter, new_epoch
 from kohort.errors import CorruptDataError, FencedError, KafkaError
 from kohort.groups.records import Record
 from kohort.journal.protocol import Owner

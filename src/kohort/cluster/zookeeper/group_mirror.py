@@ -24,8 +24,8 @@ from typing import Any
 
 from kohort.broker.host import GroupHost
 from kohort.broker.metrics import MirrorMeter
-from kohort.cluster.zookeeper_door import ZooKeeperDoor
-from kohort.cluster.zookeeper_groups import (
+from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper.group_nodes import (
     OFFSETS,
     OWNERS,
     checksum,
@@ -36,8 +36,8 @@ from kohort.cluster.zookeeper_groups import (
     partition_of,
     partition_path,
 )
-from kohort.cluster.zookeeper_nodes import cut
-from kohort.cluster.zookeeper_session import Change
+from kohort.cluster.zookeeper.nodes import cut
+from kohort.cluster.zookeeper.session import Change
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import OwnersMissing, ShowPushGroups
 from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kohort.cluster.placement import CANDIDATE_ID_MAX, NOBODY, Candidate, Placement
+from kohort.cluster.doors.placement import CANDIDATE_ID_MAX, NOBODY, Candidate, Placement
 from kohort.errors import CorruptDataError
 
 PLACEMENT_MAX_BYTES = 512 * 1024

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kohort.cluster.zookeeper_nodes import TOPICS, MirroredTopic, cut, differences
-from kohort.cluster.zookeeper_session import Change, ZooKeeperSession
+from kohort.cluster.zookeeper.nodes import TOPICS, MirroredTopic, cut, differences
+from kohort.cluster.zookeeper.session import Change, ZooKeeperSession
 
 _READS = 500
 """Sent at once: a cluster of 10,000 topics is read in 20 turns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kohort.cluster.placement import Candidate, Placement
+from kohort.cluster.doors.placement import Candidate, Placement
 
 
 class Door(Protocol):

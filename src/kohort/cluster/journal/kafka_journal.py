@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
-from kohort.cluster.journal_place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
-from kohort.cluster.journal_term import Append, Body, JournalFigures, JournalTerm
-from kohort.cluster.journal_topic import BATCH_BYTES_MAX
+from kohort.cluster.journal.place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal.term import Append, Body, JournalFigures, JournalTerm
+from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.records import Record, Tombstone

@@ -1,0 +1,1 @@
+"""How coordinators find each other, and who has which shard."""

@@ -1,0 +1,1 @@
+"""The groups' journal in a topic of Apache Kafka."""

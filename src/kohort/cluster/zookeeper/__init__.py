@@ -1,0 +1,1 @@
+"""What a process reads and writes in ZooKeeper."""
