@@ -10,8 +10,10 @@ all the time, and another at the group's offsets.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -182,10 +184,24 @@ def is_killed(story: Story, app: Application) -> None:
     story.tell(f"{app.name} is back")
 
 
+def stops_outside_the_database(story: Story, app: Application) -> None:
+    """Who stands still within a transaction of SQLite keeps the file locked for all, readers too."""
+    while True:
+        app.signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(story.folder / "flights.db", isolation_level=None)) as database:
+            try:
+                database.execute("BEGIN EXCLUSIVE")
+                return
+            except sqlite3.OperationalError:
+                story.tell(f"{app.name} has the database locked, and is stopped a moment later")
+        app.signal(signal.SIGCONT)
+        time.sleep(0.3)
+
+
 def sleeps_for_a_minute(story: Story, app: Application) -> None:
     """The others go on without it; when it wakes, it goes back or ends, and nothing that it was about counts."""
     story.tell(f"SIGSTOP to {app.name}")
-    app.signal(signal.SIGSTOP)
+    stops_outside_the_database(story, app)
     until_s = time.monotonic() + ASLEEP_S
     story.goes_on_without(*app.told.queries)
     story.tell(f"the others go on without {app.name}")
