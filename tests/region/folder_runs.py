@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Keep
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, Died, Volume
 

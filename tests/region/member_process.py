@@ -6,8 +6,8 @@ import argparse
 import signal
 import threading
 
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.region import Region
+from kohort.region.sinks.parquet_folder import ParquetFolder
 
 
 def main() -> None:

@@ -12,18 +12,17 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from kohort.region import marks, parquet_folder, staged_files
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.parts import Part
 from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane, Registered
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, marks, parquet_folder, staged_files
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.member import Member

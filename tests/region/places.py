@@ -18,11 +18,11 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kohort.region.delta_log import DeltaLog
-from kohort.region.delta_table import DeltaTable
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Sink
-from kohort.region.sql_table import SqlTable
+from kohort.region.sinks.delta_log import DeltaLog
+from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.sql_table import SqlTable
 from tests.region.volume import Died
 
 REGION = UUID(int=0xA11CE)

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from kohort.region.sinks import Sink
-from kohort.region.sql_table import SqlTable
+from kohort.region.sinks.sql_table import SqlTable
 from tests.region.places import REGION, Calls, Row
 
 _PLACES = "/usr/lib/postgresql"

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.staged import StagedKey
 
 REGION = UUID(int=7)

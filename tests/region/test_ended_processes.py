@@ -17,11 +17,11 @@ from kohort.errors import TimedOutError
 from kohort.processes import own_name
 from kohort.region import messages as told
 from kohort.region import region as face
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.plane import events as happens
 from kohort.region.plane.config import RegionConfig
 from kohort.region.plane.state import Why
 from kohort.region.region import Region
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two

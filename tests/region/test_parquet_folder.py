@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Keep, Sink
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.staged import StagedKey
 from tests.region import publishing
 

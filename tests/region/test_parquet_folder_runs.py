@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kohort.errors import KafkaError
-from kohort.region import claims, files, marks, parquet_folder, staged_files
+from kohort.region import files
 from kohort.region.files import Output, remove_folder
-from kohort.region.parquet_folder import ParquetFolder
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, claims, marks, parquet_folder, staged_files
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from tests.region import folder_runs as runs
 
 RUNS: tuple[Callable[[], None], ...] = (

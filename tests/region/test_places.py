@@ -18,11 +18,10 @@ import pyarrow as pa
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
-from kohort.region import delta_table, rows, sql_table
-from kohort.region.delta_log import DeltaLog
-from kohort.region.delta_table import DeltaTable
-from kohort.region.sinks import Keep, Sink
-from kohort.region.sql_table import SqlTable
+from kohort.region.sinks import Keep, Sink, delta_table, rows, sql_table
+from kohort.region.sinks.delta_log import DeltaLog
+from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
 from tests.region.places import REGION, SCHEMA, Calls, Place, kinds, merged, same, table

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region import sql_table
-from kohort.region.sinks import Keep, Sink
-from kohort.region.sql_dialects import Postgres
-from kohort.region.sql_table import SqlTable
+from kohort.region.sinks import Keep, Sink, sql_table
+from kohort.region.sinks.sql_dialects import Postgres
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
 from tests.region.places import same
@@ -368,7 +367,7 @@ def test_a_database_that_is_busy_or_away_can_be_asked_again(tmp_path: Path, monk
     database = Database(f"sqlite:///{tmp_path}/out.db")
     sink = database.sink()
     sink.check(SCHEMA)
-    monkeypatch.setattr("kohort.region.sql_dialects._SQLITE_WAIT_S", 0.0)
+    monkeypatch.setattr("kohort.region.sinks.sql_dialects._SQLITE_WAIT_S", 0.0)
     with contextlib.closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
         for act in (lambda: sink.stage(key(1), table(1)), lambda: sink.publish(1, []), lambda: sink.sweep(Keep(2))):

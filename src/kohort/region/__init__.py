@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from kohort.region.consumer import RegionConsumer as RegionConsumer
     from kohort.region.consuming.member_thread import RegionStoppedError as RegionStoppedError
     from kohort.region.consuming.settings import MemberSettings as MemberSettings
-    from kohort.region.delta_table import DeltaTable as DeltaTable
-    from kohort.region.parquet_folder import ParquetFolder as ParquetFolder
     from kohort.region.region import Region as Region
     from kohort.region.sinks import Keep as Keep
     from kohort.region.sinks import Sink as Sink
-    from kohort.region.sql_table import SqlTable as SqlTable
+    from kohort.region.sinks.delta_table import DeltaTable as DeltaTable
+    from kohort.region.sinks.parquet_folder import ParquetFolder as ParquetFolder
+    from kohort.region.sinks.sql_table import SqlTable as SqlTable
     from kohort.region.staged import StagedKey as StagedKey
 
 _HOMES = {
-    "DeltaTable": "delta_table",
+    "DeltaTable": "sinks.delta_table",
     "Keep": "sinks",
     "MemberSettings": "consuming.settings",
-    "ParquetFolder": "parquet_folder",
+    "ParquetFolder": "sinks.parquet_folder",
     "Region": "region",
     "RegionConsumer": "consumer",
     "RegionStoppedError": "consuming.member_thread",
     "Sink": "sinks",
-    "SqlTable": "sql_table",
+    "SqlTable": "sinks.sql_table",
     "StagedKey": "staged",
 }
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from kohort.region.files import Output
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.parts import Part
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, Node, Volume
 from tests.region.world.clock import ViolatedError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.staged import StagedKey
 
 GATE_S = 600.0

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.conftest import Stage
 
 from kohort import Producer
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Sink
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
 
 

@@ -10,7 +10,7 @@ from typing import TypedDict
 import pyspark
 from pyspark.sql import SparkSession
 
-from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
 
 

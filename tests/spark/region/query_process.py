@@ -22,10 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from kohort.region.delta_table import DeltaTable
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.sinks import Sink
-from kohort.region.sql_table import SqlTable
+from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 
 COLUMNS = ["partition", "offset", "CAST(value AS STRING) AS value"]

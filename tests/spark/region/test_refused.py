@@ -14,8 +14,8 @@ from tests.spark.conftest import Stage
 
 from kohort import Consumer
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
-from kohort.region.parquet_folder import ParquetFolder
 from kohort.region.region import Region
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
 from kohort.spark.region import spark_region
 

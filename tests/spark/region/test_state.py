@@ -15,7 +15,7 @@ from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once, without_repeats
 from tests.support.waiting import LAST_RESORT
 
-from kohort.region.parquet_folder import ParquetFolder
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
 from kohort.spark.region.pinned import query_of
 

@@ -20,7 +20,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
-from kohort.region.claims import refusal, schema_of, text_of
-from kohort.region.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
 from kohort.region.sinks import Keep
-from kohort.region.sql_dialects import (
+from kohort.region.sinks.bound import Bound
+from kohort.region.sinks.claims import refusal, schema_of, text_of
+from kohort.region.sinks.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
+from kohort.region.sinks.sql_dialects import (
     SQLITE,
     Connect,
     Dialect,
@@ -55,7 +56,7 @@ _TABLES: Final = (
 )
 
 
-class SqlTable:
+class SqlTable(Bound):
     """A table of SQLite or PostgreSQL as a region's sink. Can be pickled; see `Sink` for what its methods promise.
 
     Rows are added, and with `mode="update"` a row replaces the one of the same keys. Of two rows of one key in a
@@ -66,6 +67,8 @@ class SqlTable:
         mode: append or update.
         keys: the columns by which rows replace one another, for `update`.
     """
+
+    _kept: pa.Schema | None
 
     def __init__(self, connect: str | Connect, table: str, *, mode: Mode = "append", keys: Sequence[str] = ()) -> None:
         """Touches nothing.
@@ -87,9 +90,6 @@ class SqlTable:
         self.table, self.mode, self.keys = table, mode, tuple(keys)
         self._names = parts
         self._connect, self._said = _connect(connect)
-        self._region = ""
-        self._id: UUID | None = None
-        self._kept: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"SqlTable({self._said!r}, {self.table!r})"
@@ -98,17 +98,6 @@ class SqlTable:
     def place(self) -> str:
         """See `Sink`. Without the password."""
         return f"sql:{self._said}#{self.table}"
-
-    def bind(self, region: str, region_id: UUID) -> Self:
-        """See `Sink`."""
-        bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
-        return bound
-
-    def _bound(self) -> UUID:
-        if self._id is None:
-            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
-        return self._id
 
     # -- transactions
 
@@ -244,8 +233,7 @@ class SqlTable:
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """See `Sink`."""
-        if key.region_id != self._bound():
-            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        self._refuse_others(key)
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, plain(table.schema))
         table = shaped(table, kept, self.keys)

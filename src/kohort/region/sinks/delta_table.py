@@ -28,19 +28,14 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Self
-from uuid import UUID
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region import claims, marks, staged_files
-from kohort.region.claims import Claim
 from kohort.region.files import (
-    SYSTEM,
-    FileCalls,
     Output,
     make_folder,
     names_in,
@@ -48,17 +43,28 @@ from kohort.region.files import (
     remove,
     sync_folder,
 )
-from kohort.region.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, last_of_each, shaped
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, claims, marks, staged_files
+from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.claims import Claim
+from kohort.region.sinks.rows import (
+    Mode,
+    check_fits,
+    check_keys,
+    check_mode,
+    check_names,
+    in_order,
+    last_of_each,
+    shaped,
+)
+from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
-from kohort.region.staged_files import Codec
 
 try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region import delta_schema
-    from kohort.region.delta_log import DeltaLog, files_of, removal, schema_of
+    from kohort.region.sinks import delta_schema
+    from kohort.region.sinks.delta_log import DeltaLog, files_of, removal, schema_of
 except ImportError as error:
     raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
 
@@ -88,7 +94,7 @@ class _Piece(msgspec.Struct, frozen=True):
     files: tuple[_File, ...]
 
 
-class DeltaTable:
+class DeltaTable(InFolder):
     """A Delta table as a region's sink. Can be pickled; see `Sink` for what its methods promise.
 
     The table lies in a folder that all members see, on a file system with hard links; it is made if it is not there.
@@ -102,6 +108,9 @@ class DeltaTable:
         partition_by: the columns by which the files are parted, if the table is made here.
         compression: of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
     """
+
+    KIND = "delta"
+    _kept: Claim | None
 
     def __init__(
         self,
@@ -125,34 +134,8 @@ class DeltaTable:
         self.path = os.path.abspath(text)
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
         self.compression = compression
-        self._region = ""
-        self._id: UUID | None = None
-        self._kept: Claim | None = None
-        self._files: FileCalls = SYSTEM
-
-    def __repr__(self) -> str:
-        return f"DeltaTable({self.path!r})"
-
-    def __getstate__(self) -> dict[str, object]:
-        """All but the calls of this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """With the system's files."""
-        self.__dict__.update(state, _files=SYSTEM)
-
-    @property
-    def place(self) -> str:
-        """See `Sink`: the folder, wherever links lead."""
-        return f"delta:{os.path.realpath(self.path)}"
 
     # -- before the first record
-
-    def bind(self, region: str, region_id: UUID) -> Self:
-        """See `Sink`."""
-        bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
-        return bound
 
     def check(self, schema: pa.Schema) -> None:
         """See `Sink`."""
@@ -240,11 +223,6 @@ class DeltaTable:
                 with contextlib.suppress(OSError):
                     remove(files, each)
 
-    def _bound(self) -> UUID:
-        if self._id is None:
-            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
-        return self._id
-
     @property
     def _log(self) -> DeltaLog:
         return DeltaLog(self.path, self._bound(), self._files)
@@ -273,8 +251,7 @@ class DeltaTable:
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """See `Sink`."""
-        if key.region_id != self._bound():
-            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        self._refuse_others(key)
         claim = self._claim()
         kept = claim.rows()
         check_fits(self.path, kept, delta_schema.delta_schema(table.schema))

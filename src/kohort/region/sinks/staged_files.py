@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kohort.errors import InvalidInputError
-from kohort.region.claims import UNFINISHED
 from kohort.region.files import FileCalls, Output, copy_file, remove, sync_folder
+from kohort.region.sinks.claims import UNFINISHED
 from kohort.region.staged import StagedKey
 
 Codec: TypeAlias = Literal["snappy", "zstd", "lz4", "gzip", "brotli", "none"]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.delta_log import arrow_of
-from kohort.region.rows import plain
+from kohort.region.sinks.delta_log import arrow_of
+from kohort.region.sinks.rows import plain
 
 TEXT_MAX: Final = 32
 """Characters of a text in a file's statistics; longer ones are left out."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError
-from kohort.region.parquet_schema import misfits
+from kohort.region.sinks.parquet_schema import misfits
 from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]

@@ -30,17 +30,12 @@ import os
 import re
 import uuid
 from collections.abc import Iterable
-from typing import Final, Self
-from uuid import UUID
+from typing import Final
 
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
-from kohort.region import claims, marks, staged_files
-from kohort.region.claims import Claim
 from kohort.region.files import (
-    SYSTEM,
-    FileCalls,
     Output,
     make_folder,
     names_in,
@@ -49,10 +44,12 @@ from kohort.region.files import (
     sync_folder,
     write_file,
 )
-from kohort.region.parquet_schema import check_writable, conformed, misfits
-from kohort.region.sinks import Keep
+from kohort.region.sinks import Keep, claims, marks, staged_files
+from kohort.region.sinks.bound import InFolder
+from kohort.region.sinks.claims import Claim
+from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
+from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
-from kohort.region.staged_files import Codec
 
 _ROWS: Final = ".staged"
 _EMPTY: Final = ".empty"
@@ -66,7 +63,7 @@ _PROBES: Final = 5
 """Another's probe may take this one's files for left-overs: so often in a row it does not."""
 
 
-class ParquetFolder:
+class ParquetFolder(InFolder):
     """A folder of Parquet files as a region's sink. Can be pickled; see `Sink` for what its methods promise.
 
     The folder lies on a file system with hard links and atomic renames that all members see: a local one, or a shared
@@ -78,6 +75,9 @@ class ParquetFolder:
         row_group_size: rows at most in a row group; None: Arrow's default.
     """
 
+    KIND = "parquet"
+    _kept: pa.Schema | None
+
     def __init__(
         self, path: str | os.PathLike[str], *, compression: Codec = "zstd", row_group_size: int | None = None
     ) -> None:
@@ -87,34 +87,8 @@ class ParquetFolder:
         self.path = os.path.abspath(path)
         self.compression = compression
         self.row_group_size = row_group_size
-        self._region = ""
-        self._id: UUID | None = None
-        self._kept: pa.Schema | None = None
-        self._files: FileCalls = SYSTEM
-
-    def __repr__(self) -> str:
-        return f"ParquetFolder({self.path!r})"
-
-    def __getstate__(self) -> dict[str, object]:
-        """All but the calls of this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """With the system's files."""
-        self.__dict__.update(state, _files=SYSTEM)
-
-    @property
-    def place(self) -> str:
-        """See `Sink`: the folder, wherever links lead."""
-        return f"parquet:{os.path.realpath(self.path)}"
 
     # -- before the first record
-
-    def bind(self, region: str, region_id: UUID) -> Self:
-        """See `Sink`."""
-        bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
-        return bound
 
     def check(self, schema: pa.Schema) -> None:
         """See `Sink`."""
@@ -201,11 +175,6 @@ class ParquetFolder:
                 "has hard links and renames folders"
             ) from error
 
-    def _bound(self) -> UUID:
-        if self._id is None:
-            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
-        return self._id
-
     def _owned(self) -> pa.Schema:
         """The schema of the folder, which is this region's."""
         mine = self._bound()
@@ -233,8 +202,7 @@ class ParquetFolder:
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """See `Sink`."""
-        if key.region_id != self._bound():
-            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+        self._refuse_others(key)
         kept = self._fitting(table.schema)
         table = conformed(table, kept)
         nulls = [each.name for each in kept if not each.nullable and table.column(each.name).null_count]

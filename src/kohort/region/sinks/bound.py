@@ -1,0 +1,55 @@
+"""What the sinks of this package have in common: the region that they are bound to, and where they lie."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, Self
+from uuid import UUID
+
+from kohort.errors import InvalidInputError
+from kohort.region.files import SYSTEM, FileCalls
+from kohort.region.staged import StagedKey
+
+
+class Bound:
+    """A sink, before and after `bind`."""
+
+    _region: str = ""
+    _id: UUID | None = None
+    _kept: Any = None
+    """What it has read of its place, which is another's with another region."""
+
+    def bind(self, region: str, region_id: UUID) -> Self:
+        """See `Sink`."""
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
+        return bound
+
+    def _bound(self) -> UUID:
+        if self._id is None:
+            raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
+        return self._id
+
+    def _refuse_others(self, key: StagedKey) -> None:
+        if key.region_id != self._bound():
+            raise InvalidInputError(f"{key.text()} is a key of another region than {self._region!r} ({self._id})")
+
+
+class InFolder(Bound):
+    """A sink in a folder."""
+
+    KIND: ClassVar[str]
+    path: str
+    _files: FileCalls = SYSTEM
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the calls of this process: another one has the system's files."""
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    @property
+    def place(self) -> str:
+        """See `Sink`: the folder, wherever links lead."""
+        return f"{self.KIND}:{os.path.realpath(self.path)}"
