@@ -264,6 +264,24 @@ def answer_once(sock: socket.socket) -> None:
         sock.recv(4)
 
 
+def test_a_bootstrap_broker_that_stands_still_is_passed_over(topic: str, make: Make, broker: Broker) -> None:
+    """A process that was stopped takes connections, and answers nothing: all members waited for it half a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as still:
+        host, port = still.getsockname()
+        servers = f"{host}:{port},{broker.bootstrap_servers}"
+        without_end = {"request_timeout_ms": 600_000, "socket_connection_setup_timeout_ms": 600_000}
+        with Consumer(
+            servers,
+            group_id=topic,
+            group_protocol="push",
+            session_timeout_ms=SESSION_MS,
+            auto_offset_reset="earliest",
+            **without_end,
+        ) as consumer:
+            consumer.subscribe([topic])
+            read(consumer, 40)
+
+
 def test_when_no_bootstrap_broker_is_there_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()

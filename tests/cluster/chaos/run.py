@@ -18,7 +18,7 @@ from tests.cluster.chaos.ledger import PARTITIONS as LEDGER_PARTITIONS
 from tests.cluster.chaos.ledger import Ledger
 from tests.cluster.chaos.servers import Servers
 from tests.peers.churn.check import evicted, violations
-from tests.peers.churn.plans import CLASSIC, CONSUMER
+from tests.peers.churn.plans import CLASSIC, CONSUMER, PUSH
 from tests.peers.churn.producing import Stream
 from tests.peers.churn.story import read
 
@@ -54,7 +54,7 @@ class Run:
         self._members, self._records_per_s = members, records_per_s
         self.crowds = [
             Crowd(servers.servers, f"{protocol}-{servers.name}", PARTITIONS, protocol, folder)
-            for protocol in (CLASSIC, CONSUMER)
+            for protocol in (CLASSIC, CONSUMER, PUSH)
         ]
         self.ledger = Ledger(servers.servers, f"ledger-{servers.name}")
         self.faults = Faults(servers, self.crowds, [self.ledger], seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CLASSIC, CONSUMER = "classic", "consumer"
+CLASSIC, CONSUMER, PUSH = "classic", "consumer", "push"
 TOPICS = {"orders": 10, "parts": 2}
 """Topics with their numbers of partitions: by range, `orders` has one for every member, `parts` for the first two
 only."""

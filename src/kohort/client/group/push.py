@@ -89,7 +89,7 @@ class PushMembership(Membership):
         self._new_member_id = new_member_id
         self._auto_commit = config.enable_auto_commit and poll_bound
         self._owned = Lease(config.session_timeout_ms)
-        self._way = PushCoordinator(cluster, self.group, self._move)
+        self._way = PushCoordinator(cluster, self.group, config.session_timeout_ms, self._move)
         self._link: Claimed | None = None
         self._reaching: Task[None] | None = None
         self._revoking: Task[None] | None = None

@@ -13,6 +13,8 @@ from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, 
 from kohort.wire.push import ClusterMetadataRequest, ClusterMetadataResponse, ErrorResponse, RegisterConsumerRequest
 
 log = logging.getLogger("kohort.client")
+CONSULT_SHARE = 1 / 3
+"""Of a session: as often as a consumer is pinged."""
 MUTE_MAX = 3
 """So many times in a row brokers end a connection that stood, instead of answering: they don't speak the protocol."""
 
@@ -20,8 +22,9 @@ MUTE_MAX = 3
 class PushCoordinator:
     """Finds the coordinator of one group and registers there."""
 
-    def __init__(self, cluster: Cluster, group: str, changed: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, group: str, session_timeout_ms: float, changed: Callable[[], None]) -> None:
         self._cluster = cluster
+        self._session_ms = session_timeout_ms
         self._group = group
         self._changed = changed
         self._next = 0
@@ -40,7 +43,7 @@ class PushCoordinator:
         link = await self._claim(node, address)
         sent_ms = now()
         link.send(registration.encode())
-        frame = await link.next(self._cluster.runtime, self._cluster.config.request_timeout_ms)
+        frame = await link.next(self._cluster.runtime, self._patience_ms(1))
         if frame is None:
             why = link.ended or "no answer to the registration"
             link.close(why)
@@ -93,7 +96,7 @@ class PushCoordinator:
         link = await self._claim(node, address)
         try:
             link.send(ClusterMetadataRequest(self._group).encode())
-            frame = await link.next(self._cluster.runtime, self._cluster.config.request_timeout_ms)
+            frame = await link.next(self._cluster.runtime, self._patience_ms(CONSULT_SHARE))
             if frame is None:
                 self._no_answer(link, address)
             assert frame is not None
@@ -123,7 +126,11 @@ class PushCoordinator:
             ErrorCode.UNSUPPORTED_VERSION,
         )
 
+    def _patience_ms(self, share: float) -> float:
+        """How long an answer is waited for: one that stands still takes connections, and others are there to ask."""
+        return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
+
     async def _claim(self, node: int, address: Address) -> Claimed:
         links = self._cluster.links
-        timeout_ms = self._cluster.config.socket_connection_setup_timeout_ms
+        timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._patience_ms(CONSULT_SHARE))
         return links.claim(await links.acquire(node, address, self._lane, timeout_ms), self._changed)
