@@ -97,11 +97,12 @@ class Faults:
         def end_pause() -> None:
             for one in asked:
                 one.send()
-            said = len(servers.coordinators[number].lines)
-            wake(servers.coordinators[number].process.pid)
+            sleeper = servers.coordinators[number]  # another process may have its number later
+            said = len(sleeper.lines)
+            wake(sleeper.process.pid)
             for one in asked:
                 one.receive()
-                one.said = lambda: "".join(servers.coordinators[number].lines[said:])
+                one.said = lambda: "".join(sleeper.lines[said:])
 
         return Fault("coordinator", kind, target, seconds, begin_pause, end_pause, asked=asked)
 
