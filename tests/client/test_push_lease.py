@@ -9,6 +9,8 @@ import pytest
 from kohort.client.group.push import PushMembership
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.claimed import FRAMES_MAX
+from kohort.client.offset_requests import GroupIdentity, commit_offsets
+from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.lease import owned_ms
@@ -27,7 +29,7 @@ from kohort.wire.push import (
     encode_stop,
     push_type,
 )
-from tests.client.virtual import VirtualCluster
+from tests.client.virtual import PARK, VirtualCluster
 
 SESSION_MS = 6_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -291,3 +293,31 @@ def test_leaving_is_told(held: Held) -> None:
     (left,) = held.cluster.sent("LeaveGroup")
     assert [each.member_id for each in left.message.members] == ["m"]
     assert not held.cluster.stands
+
+
+def test_a_commit_does_not_wait_for_a_coordinator_that_stands_still(held: Held) -> None:
+    """An application that waited there for its answer did not hear that it had lost its partitions."""
+    cluster = held.cluster
+    commit = cluster.runtime.spawn(
+        commit_offsets(cluster.cluster, "g", {T0: OffsetAndMetadata(7)}, GroupIdentity(member_id="m"), 60_000)
+    )
+    cluster.run(1_000)
+    cluster.ask(encode_ping(0))
+    cluster.handlers["Metadata"] = lambda message, version: PARK
+    cluster.run(2_000 + SESSION_MS)
+    assert not commit.done and held.lost
+    assert len({request.link for request in cluster.sent("OffsetCommit")}) > 1, "it is asked for anew"
+
+
+def test_who_has_a_stop_to_answer_takes_nobody_for_silent(held: Held) -> None:
+    """The coordinator asks one thing at a time, so it is the application that it waits for."""
+    held.cluster.ask(encode_stop())
+    before = len(held.cluster.sent("Metadata"))
+    held.cluster.run(SESSION_MS - 1_500)
+    assert len(held.cluster.sent("Metadata")) == before
+
+
+def test_a_coordinator_that_lives_is_asked_once_for_a_while(held: Held) -> None:
+    before = len(held.cluster.sent("Metadata"))
+    held.cluster.run(SESSION_MS - 1_500)
+    assert len(held.cluster.sent("Metadata")) == before + 1 and held.cluster.stands

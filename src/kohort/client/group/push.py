@@ -35,8 +35,9 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import ErrorCode, InvalidInputError, RetriableError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
     Asked,
@@ -56,6 +57,8 @@ log = logging.getLogger("kohort.client")
 RESETS = {"earliest": "smallest", "latest": "largest"}
 """The text's words for `auto_offset_reset`; the coordinator finds begin or end."""
 NO_LEADER = -1
+SILENT_SHARE = 2 / 3
+"""Of a session, which is two pings: after so long without one the coordinator is asked whether it lives."""
 
 
 class PushMembership(Membership):
@@ -92,11 +95,13 @@ class PushMembership(Membership):
         self._way = PushCoordinator(cluster, self.group, config.session_timeout_ms, self._move)
         self._link: Claimed | None = None
         self._reaching: Task[None] | None = None
+        self._probing: Task[None] | None = None
         self._revoking: Task[None] | None = None
         self._registry: dict[TopicPartition, int] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._started = self._stopping = self._first = False
         self._resume = False
+        self._lived_ms = float("-inf")  # when the coordinator was last seen to live, though it asked nothing
         self._said = float("-inf")  # when the last answer, or the registration, was sent (`Runtime.elapsed_ms`)
         self._starts_seen = 0
 
@@ -135,18 +140,44 @@ class PushMembership(Membership):
                 continue
             elif await self._answer_next(self._link):
                 continue
+            elif runtime.now_ms >= self._silent_ms() and self._probing is None and not self._stopping:
+                self._probing = runtime.spawn(self._probe(self._link), f"silence of {self.group}'s coordinator")
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
         """How long nothing is to be done, unless something happens."""
         runtime = self.cluster.runtime
-        waits = [self._heard_ms + self.config.session_timeout_ms - runtime.now_ms] if self._link is not None else []
+        waits = []
+        if self._link is not None:
+            may_probe = self._probing is None and not self._stopping
+            silent = self._silent_ms() if may_probe else float("inf")
+            waits.append(min(silent, self._heard_ms + self.config.session_timeout_ms) - runtime.now_ms)
         if self.assignment.partitions:
             waits.append(self._lease.end_ms - runtime.elapsed_ms())
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
             waits.append(poll_left)
         return max(1.0, min(waits)) if waits else None
+
+    def _silent_ms(self) -> float:
+        return max(self._heard_ms, self._lived_ms) + SILENT_SHARE * self.config.session_timeout_ms
+
+    async def _probe(self, link: Claimed) -> None:
+        """Ask a silent coordinator for anything, on the connection of commits: one that stands still loses both.
+
+        Else a commit would wait there for as long as a request may, and the application with it, while its partitions are
+        others' already.
+        """
+        left_ms = (1 - SILENT_SHARE) * self.config.session_timeout_ms
+        try:
+            await self._ask(MetadataRequest(topics=[]), left_ms)
+        except RetriableError as error:
+            if self._link is link and self.cluster.runtime.now_ms >= self._silent_ms():
+                self._unlink(f"the coordinator is silent: {error}")
+        except KafkaError as error:
+            log.debug("group %s: the coordinator lives, and says %s", self.group, error)
+        self._probing, self._lived_ms = None, self.cluster.runtime.now_ms
+        self._move()
 
     @property
     def _lease(self) -> Lease:
