@@ -165,8 +165,8 @@ class PushMembership(Membership):
     async def _probe(self, link: Claimed) -> None:
         """Ask a silent coordinator for anything, on the connection of commits: one that stands still loses both.
 
-        Else a commit would wait there for as long as a request may, and the application with it, while its partitions are
-        others' already.
+        Else a commit would wait there for as long as a request may, and the application with it, though others may
+        have its partitions.
         """
         left_ms = (1 - SILENT_SHARE) * self.config.session_timeout_ms
         try:
