@@ -21,9 +21,9 @@ TIMEOUT_S = 20.0
 class RawClient:
     """One connection; answers are read in the order of the requests."""
 
-    def __init__(self, address: str, client_id: str = "raw") -> None:
+    def __init__(self, address: str, client_id: str = "raw", *, timeout_s: float = TIMEOUT_S) -> None:
         host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S)
+        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._ids = itertools.count(1)

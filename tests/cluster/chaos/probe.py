@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 from kohort.errors import ErrorCode
 from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
-from tests.broker.raw import RawClient
+from tests.broker.raw import TIMEOUT_S, RawClient
 
+CONNECT_S = 1.0
+"""Four groups are asked for one after the other, while what else befalls goes on."""
 VERSION = 9
 """The newest that names topics."""
 
@@ -58,11 +59,15 @@ class Asked:
 
     def connect(self, address: str) -> None:
         """While it still answers."""
-        with contextlib.suppress(OSError):
-            connection = RawClient(address, "kohort-probe")
-            self._connection = connection
+        try:
+            self._connection = RawClient(address, "kohort-probe", timeout_s=CONNECT_S)
             self._ask()
-            self.had = connection.receive().groups[0].error_code == ErrorCode.NONE
+            self.had = self._connection.receive().groups[0].error_code == ErrorCode.NONE
+            self._connection.sock.settimeout(TIMEOUT_S)
+        except OSError:  # it is not there, or waits for a Kafka that stands still: nothing is known of it
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
         self.slept_ns = time.monotonic_ns()
 
     def _ask(self) -> None:
