@@ -60,7 +60,7 @@ class Place:
 
     def delete(self, letter: str = "a") -> None:
         self.admin.delete_topics([self.topic(letter)]).all()
-        until(lambda: self.topic(letter) not in self.admin.list_topics(), "the topic is gone", STILL_S)
+        until(lambda: self.topic(letter) not in {one.name for one in self.admin.list_topics()}, "it is gone", STILL_S)
 
     def produce(self, values: Sequence[int], letter: str = "a", count: int = 2) -> None:
         """The values, dealt to the partitions in turn."""
