@@ -37,8 +37,9 @@ test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-test-cluster: setup ## three Kafka brokers, killed in turn (KILLS=6) under our clients
-	@KOHORT_CLUSTER_KILLS=$(KILLS) $(BIN)/python -m pytest tests/client/test_three_brokers.py $(PYTEST_ARGS)
+test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors
+	@KOHORT_CLUSTER_KILLS=$(KILLS) KOHORT_KAFKA_CLUSTER=1 $(BIN)/python -m pytest tests/client/test_three_brokers.py \
+		tests/cluster/test_journal_cluster.py tests/cluster/test_zookeeper_ensemble.py $(PYTEST_ARGS)
 
 coordinator-chaos: setup ## three of our coordinators, of Kafka and of ZooKeeper, killed and stopped (SECONDS_OF=600)
 	@sh tools/preflight.sh java

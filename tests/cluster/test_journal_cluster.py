@@ -1,6 +1,6 @@
 """The journal on three nodes of Apache Kafka, while the brokers that lead it are killed.
 
-It takes a minute and three virtual machines, so it runs where `KOHORT_KAFKA_CLUSTER=1` asks for it.
+It takes a minute and three virtual machines, so it runs in `make test-cluster` only (`KOHORT_KAFKA_CLUSTER=1`).
 """
 
 from __future__ import annotations

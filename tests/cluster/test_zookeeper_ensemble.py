@@ -1,6 +1,6 @@
 """Doors over three real servers of ZooKeeper, while these are killed and come back.
 
-It runs where `KOHORT_KAFKA_CLUSTER=1` asks for it.
+It runs in `make test-cluster` only (`KOHORT_KAFKA_CLUSTER=1`).
 """
 
 from __future__ import annotations
