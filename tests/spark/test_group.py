@@ -116,8 +116,8 @@ class Application:
         batches: of what it said, the batches that it wrote.
     """
 
-    def __init__(self, stage: Stage, name: str) -> None:
-        options = stage.options(**{"kafka.client.id": name, "columns": None})
+    def __init__(self, stage: Stage, name: str, **more: Any) -> None:
+        options = stage.options(**{"kafka.client.id": name, "columns": None} | more)
         self._events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
         self.said: list[dict[str, Any]] = []
         self.process = MemberProcess(MemberSettings(name, str(stage.folder), options, 0.3), self._events)

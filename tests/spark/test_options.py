@@ -43,8 +43,6 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be at least 1 offsets"),
         ({"plannedRanges": "some"}, "plannedRanges must be one of owned, all, none"),
         ({"endingOffsets": "latest"}, "endingOffsets belongs to a batch read"),
-        ({"group.protocol": "push"}, "group.protocol=push is not there yet: use consumer, or classic"),
-        ({"kafka.group.protocol": "push"}, "push is not there yet"),
         (
             {"region": "flights"},
             "can't join a region by the option region: queries of a region are started by SparkRegion",

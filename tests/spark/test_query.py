@@ -201,7 +201,7 @@ def test_a_batch_of_an_earlier_run_ends_under_the_text_that_spark_has(
     idle(query, planned)
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer", "push"])
 def test_an_idle_query_gives_up_what_is_wanted_at_once_and_is_not_evicted(
     stage: Stage, closing: Callable[[Query], Query], protocol: str
 ) -> None:

@@ -306,8 +306,6 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
         if name in given:
             kind = "a batch read" if streaming else "a streaming read"
             raise InvalidInputError(f"the option {name} belongs to {kind}")
-    if options.group_protocol == "push":
-        raise InvalidInputError("group.protocol=push is not there yet: use consumer, or classic, which is the default")
     if options.subscribe_pattern is not None:
         try:
             re.compile(options.subscribe_pattern)

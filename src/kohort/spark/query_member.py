@@ -24,6 +24,8 @@ from kohort.spark.rebalances import Rebalances, Standing
 
 log = logging.getLogger("kohort.spark")
 
+PUSH = "push"
+"""The protocol in which a coordinator writes where partitions start that the group has no offset for."""
 WATCH_MS = 1_000
 """How long the watching thread waits for a change before it looks whether it should end."""
 LEAVE_MS = 1_500
@@ -96,13 +98,14 @@ class Membership:
             options: of the source.
             heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
         """
+        reset = {"auto.offset.reset": "earliest"} if options.group_protocol == PUSH else {}
         self._member = GroupMember(
             options.bootstrap_servers,
             str(options.group_id),
             topics=options.subscribe,
             pattern=options.subscribe_pattern,
             group_protocol=options.group_protocol,
-            **client_settings(options),
+            **(client_settings(options) | reset),
         )
         self._lock = threading.Lock()
         self._busy = False
@@ -298,8 +301,8 @@ def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
     )
 
 
-class OffsetKeeper:
-    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
+class Outsider:
+    """Keeps offsets in a group that it is no member of, as long as nobody is."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._held = Held(options.assigned())
@@ -327,23 +330,15 @@ class OffsetKeeper:
         """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
-            InvalidInputError: the group has members.
+            CommitFailedError: the group has members.
             NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
         ids, cluster = maker.ids_of(offsets), self._client.cluster
-        try:
-            self._client.call(
-                commit_offsets(
-                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
-                )
+        self._client.call(
+            commit_offsets(
+                cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
             )
-        except CommitFailedError as error:
-            raise InvalidInputError(
-                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
-                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
-                "the members",
-                error.code,
-            ) from error
+        )
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
@@ -355,6 +350,26 @@ class OffsetKeeper:
 
     def close(self) -> None:
         self._client.close(self._client.until_s(LEAVE_MS))
+
+
+class OffsetKeeper(Outsider):
+    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
+        """See `Outsider`.
+
+        Raises:
+            InvalidInputError: the group has members.
+        """
+        try:
+            super().commit(offsets, maker, timeout_ms)
+        except CommitFailedError as error:
+            raise InvalidInputError(
+                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
+                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
+                "the members",
+                error.code,
+            ) from error
 
 
 def _with_makers(

@@ -27,6 +27,7 @@ BROKERS, CONTROLLERS = 1, 2
 def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
     """What is spoken here; the client's name is kept for what its kind bears."""
     message, client = request.message, request.client
+    client.client_id = request.client_id or ""
     if request.version >= 3:
         name, version = message.client_software_name, message.client_software_version
         if not _plain(name) or not _plain(version):

@@ -118,7 +118,7 @@ def event_of(
         request=host.token(),
         group_id=asked.group_id,
         member_id=asked.consumer_id,
-        client=events.Client("", "/" + client.host, client.process),
+        client=events.Client(client.client_id, "/" + client.host, client.process),
         topics=topics.topics,
         regex=topics.regex,
         excluding=topics.excluding,

@@ -34,12 +34,15 @@ class ClientSession:
         software: name and version that it gave in ApiVersions 3 and up.
         lease_ms: the lease that it was told to keep, 0: none.
         process: what it says of its process, "": nothing. See `kohort.processes`.
+        client_id: as the header of ApiVersions had it; frames of the push protocol have none.
         shards: the group shards that it has asked, to be told of its end.
         held: heartbeats whose answers a shard may hold back, token to shard: the next request releases them.
         waits: its parked fetches.
     """
 
-    __slots__ = ("held", "host", "lease_ms", "number", "principal", "process", "shards", "software", "waits")
+    __slots__ = (
+        "client_id", "held", "host", "lease_ms", "number", "principal", "process", "shards", "software", "waits",
+    )  # fmt: skip
 
     def __init__(self, number: int, host: str) -> None:
         self.number = number
@@ -47,7 +50,7 @@ class ClientSession:
         self.principal = ANYONE
         self.software: tuple[str, str] | None = None
         self.lease_ms = 0
-        self.process = ""
+        self.process = self.client_id = ""
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
         self.waits: set[Wait] = set()
