@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.client.net.cluster import ANY, Coordinator, Node, parse_address
-from kohort.client.net.links import ConnectionFailed
+from kohort.client.net.coordinators import ASKED_MS
+from kohort.client.net.links import Address, ConnectionFailed
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest
+from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 
@@ -193,3 +196,45 @@ def test_a_bad_address_is_refused(text: str) -> None:
 def test_addresses() -> None:
     assert str(parse_address("PLAINTEXT://[::1]:9092")) == "[::1]:9092"
     assert parse_address(" kafka.example:9093 ").port == 9093
+
+
+def three() -> VirtualCluster:
+    """A cluster of three brokers, to each of which an idle connection stands."""
+    world = VirtualCluster()
+    brokers = [
+        MetadataResponse.MetadataResponseBroker(node_id=number, host="127.0.0.1", port=9091 + number)
+        for number in (1, 2, 3)
+    ]
+    world.handlers["Metadata"] = lambda message, version: MetadataResponse(brokers=brokers, controller_id=1, topics=[])
+    world.call(world.cluster.refresh_metadata())
+    for number in (1, 2, 3):
+        world.call(world.cluster.send(MetadataRequest(topics=[]), Node(number), lane="own"))
+    return world
+
+
+def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection_to_it_stands() -> None:
+    """It was the least busy of all, so it was asked again and again, by a coordinator that loaded a journal too."""
+    world = three()
+    alive = world.handlers["Metadata"]
+
+    def answers(message: Any, version: int) -> Any:
+        return PARK if world.port_of(world.requests[-1].link) == 9092 else alive(message, version)
+
+    world.handlers["Metadata"] = answers
+    world.handlers["ApiVersions"] = lambda message, version: (
+        PARK if world.port_of(world.requests[-1].link) == 9092 else world._api_versions(message, version)
+    )
+    for _ in range(6):
+        asked_ms = world.runtime.now_ms
+        world.call(world.cluster.refresh_metadata(60_000))
+        assert world.runtime.now_ms - asked_ms <= ASKED_MS + 500
+    slow = [request for request in world.parked if request.name in ("Metadata", "ApiVersions")]
+    assert len(slow) == 1, "once is enough to know it"
+
+
+def test_one_that_answers_again_is_asked_again() -> None:
+    world = three()
+    health = world.cluster.links.health(Address("127.0.0.1", 9092))
+    health.silent = True
+    world.call(world.cluster.send(MetadataRequest(topics=[]), Node(1), lane="own"))
+    assert not health.silent

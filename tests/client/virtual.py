@@ -101,6 +101,10 @@ class VirtualCluster:
     def sent(self, name: str) -> list[Request]:
         return [request for request in self.requests if request.name == name]
 
+    def port_of(self, link: int) -> int:
+        """Of the broker that a connection leads to."""
+        return next(each.address.port for each in self.opened if each.link == link)
+
     def cut(self) -> None:
         """End every connection."""
         for link in sorted(self.open_links):

@@ -26,11 +26,12 @@ NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.coordinators import REACHED_MS, Coordinators
+from kohort.client.net.coordinators import ASKED_MS, REACHED_MS, Coordinators
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
@@ -247,8 +248,10 @@ class Cluster:
         """Ask for these topics now (None: all); the answer is merged and returned, errors per topic inside."""
         names = None if topics is None else sorted(set(topics))
 
+        longer = itertools.count()
+
         async def attempt() -> dict[str, TopicInfo]:
-            await self._ask_metadata(names)
+            await self._ask_metadata(names, ASKED_MS * 2 ** next(longer))
             found = self.metadata.topics
             return dict(found) if names is None else {name: found[name] for name in names if name in found}
 
@@ -393,6 +396,9 @@ class Cluster:
             node, address = self._pick(to)
             try:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
+            except TimedOutError:
+                self.links.health(address).silent = True
+                raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
                     raise ConnectionFailed(self.unreachable() or str(error)) from error
@@ -407,12 +413,13 @@ class Cluster:
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
         nodes = self._nodes(to)
-        standing = [(load, node) for node in nodes if (load := self.links.load(node[0])) is not None]
-        if standing:
-            return min(standing)[1]
-        self._next_any += 1
+        health, load = self.links.health, self.links.load
+        standing = [(health(node[1]).silent, busy, node) for node in nodes if (busy := load(node[0])) is not None]
+        if standing and not (best := min(standing))[0]:
+            return best[2]
+        self._next_any += 1  # an idle connection to a machine that stands still stands too
         turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
-        return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
+        return min(turned, key=lambda node: (health(node[1]).silent, health(node[1]).retry_at_ms))
 
     def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
         soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes(to))
@@ -437,7 +444,7 @@ class Cluster:
         topics = self._wanted()
         while True:
             try:
-                return await self._ask_metadata(topics)
+                return await self._ask_metadata(topics, ASKED_MS * 2**failures)
             except RetriableError:
                 failures += 1
                 wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
@@ -460,9 +467,10 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None) -> None:
+    async def _ask_metadata(self, topics: list[str] | None, patience_ms: float = float("inf")) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-        answer = await self.send(MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics), ANY)
+        request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
+        answer = await self.send(request, ANY, timeout_ms=min(patience_ms, self.config.request_timeout_ms))
         if not answer.brokers:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
         self._merge(answer, topics)

@@ -32,7 +32,7 @@ LIST_AGE_MS = 10_000
 
 
 ASKED_MS = 3_000
-"""A coordinator of kohort's that says nothing for so long is left for another one: it may stand still."""
+"""Whoever says nothing for so long, where another one could be asked as well, is left for that: it may stand still."""
 
 REACHED_MS = 1_500
 """A coordinator of kohort's to which there is no connection within so long is looked up again: others may have its
@@ -124,7 +124,7 @@ class Coordinators:
         if links.apart and to.kind == GROUP:
             answer = await send(request, ANY_COORDINATOR, timeout_ms=ASKED_MS)
         else:
-            answer = await send(request, ANY)
+            answer = await send(request, ANY, timeout_ms=min(ASKED_MS, self._cluster.config.request_timeout_ms))
         found = answer.coordinators[0] if answer.coordinators else answer
         if found.error_code:
             text = found.error_message or f"no coordinator of {to.key!r}"

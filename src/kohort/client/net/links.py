@@ -127,11 +127,17 @@ class InFlight(Generic[R]):
 
 @dataclass(slots=True)
 class NodeHealth:
-    """What the attempts to reach one address have taught."""
+    """What the attempts to reach one address have taught.
+
+    Attributes:
+        failures: in a row.
+        silent: a connection that came up, or a request, was not answered, and nothing has been since.
+    """
 
     failures: int = 0
     retry_at_ms: float = 0.0
     last_error: str = ""
+    silent: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +228,8 @@ class Links:
         if link is None:
             return
         self.bytes_received += len(frame)
+        if (health := self._health.get(link.address)) is not None:
+            health.silent = False
         if link.claimed is not None:
             if not link.claimed.came(frame):
                 self.fail(link, "the broker asks more than it was answered")
@@ -423,6 +431,7 @@ class Links:
     def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
+        self.health(link.address).silent = True
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
