@@ -79,14 +79,16 @@ class Gate:
 
     sure = True
 
-    def __init__(self, world: World, server: Server, *, tells_leases: bool) -> None:
+    def __init__(
+        self, world: World, server: Server, *, tells_leases: bool, pushing: type[PushGate] = PushGate
+    ) -> None:
         self.world = world
         self.server = server
         self.tells_leases = tells_leases
         self.chance = world.stream("gate")
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
         self.topics = self
-        self.pushing = PushGate(server, HOST, PORT)
+        self.pushing = pushing(server, HOST, PORT)
 
     @property
     def group_config(self) -> GroupConfig:
