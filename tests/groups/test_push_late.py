@@ -59,7 +59,7 @@ def test_who_answers_after_a_rival_came_keeps_its_id() -> None:
 def test_a_topic_that_grows_while_it_is_not_known_what_an_expression_finds_is_divided() -> None:
     """After a takeover the first division may be under way: it knows the topic as it was."""
     trial = PushTrial()
-    trial.consumer("a", topics={}, regex="t")
+    trial.consumer("a", topics={}, regex="t").dismissed = "another coordinator"
     trial.works_at_once = False
     trial.restart()
     again = trial.consumer("a", topics={}, regex="t")
