@@ -32,7 +32,7 @@ from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting, is_one
 from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
 from simulation.refusal_checker import RefusalChecker
 from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
@@ -110,13 +110,6 @@ class OwnershipChecker(Checker):
             for other in self.members
             if is_one(member, other)
         )
-
-
-def is_one(member: Holder, other: Holder) -> bool:
-    """Whether two processes have one instance id, or one member id."""
-    if member.instance_id is not None:
-        return other.instance_id == member.instance_id
-    return bool(member.member_id) and other.member_id == member.member_id
 
 
 class GenerationChecker(Checker):

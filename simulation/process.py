@@ -17,6 +17,9 @@ from simulation.client import Client
 from simulation.network import Connection, Network
 from simulation.world import World
 
+HEALTHY_MS = 2_000
+"""A healthy application lets go within this time."""
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -170,6 +173,10 @@ class Process(Client, ABC):
         waiting, self._asleep = self._asleep, []
         for action in waiting:
             action()
+
+    def heal(self) -> None:
+        """Its application does what it should from now on."""
+        self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
 
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The coordinator's shell tells it to keep a lease, and from then on counts on it."""

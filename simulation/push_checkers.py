@@ -94,12 +94,13 @@ def topics_of(member: PushMemberSaved, topics: Any) -> Iterator[Topic]:
 
 
 class StartOffsetChecker(Checker):
-    """Each Start says the offsets that were committed last."""
+    """Each Start says the offsets that were committed last; those of a transaction count from when they were sent."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
-        self._offsets: dict[tuple[Any, ...], int] = {}
-        self._pending: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._count = 0
+        self._offsets: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._pending: dict[int, dict[tuple[Any, ...], tuple[int, int]]] = {}
 
     def on_replayed(self, machine: GroupMachine) -> None:
         self._offsets.clear()
@@ -115,7 +116,7 @@ class StartOffsetChecker(Checker):
             if isinstance(push.value, StartConsumer):
                 group_id = push.value.group_id
                 for topic, partition, offset in push.value.positions:
-                    committed = self._offsets.get((group_id, topic, partition))
+                    _, committed = self._offsets.get((group_id, topic, partition), (0, None))
                     if committed != offset:
                         name = f"{topic}-{partition} of {group_id}"
                         self.fail(f"{push.value.member_id} is started with {name} at {offset}, committed is {committed}")
@@ -125,10 +126,12 @@ class StartOffsetChecker(Checker):
             if isinstance(record, OffsetCommitted):
                 slot = (record.group_id, record.topic, record.partition)
                 kept = self._offsets if record.producer_id < 0 else self._pending.setdefault(record.producer_id, {})
-                kept[slot] = record.offset
+                self._count += 1
+                kept[slot] = self._count, record.offset
             elif isinstance(record, TransactionMarked):
                 sent = self._pending.pop(record.producer_id, {})
-                self._offsets.update(sent if record.committed else {})
+                for slot, found in sent.items() if record.committed else ():
+                    self._offsets[slot] = max(found, self._offsets.get(slot, found))
             elif isinstance(record, Tombstone) and record.key[0] is Kind.OFFSET:
                 for kept in (self._offsets, *self._pending.values()):
                     kept.pop(record.key[1:], None)

@@ -205,7 +205,7 @@ class AnswersBeforeRelease(GroupMachine):
 PUSH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     StartsBeforeStops: OwnershipChecker,
     DropsChanges: ChangeChecker,
-    ForgetsStopsThatAreOut: ChangeChecker,
+    ForgetsStopsThatAreOut: StartedChecker,
     ForgetsTheReturned: StartedChecker,
     MatchesAnswersBySize: StartedChecker,
     StartsFromTheFirst: StartOffsetChecker,

@@ -362,6 +362,7 @@ class Run:
         for name in self._visitors:
             self.do_crash(name)
         for member in self.members:
+            member.heal()
             member.wake()
             member.learn_topics(self.partitions)
         self._people_groups()
