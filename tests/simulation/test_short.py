@@ -16,6 +16,7 @@ from simulation.network import Weather
 from simulation.plan import Draft, Plan, Step
 from simulation.process import Habits
 from simulation.property import Checker
+from simulation.push_mutants import PUSH_MUTANTS
 from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 
 from kohort.coordinator.shard import Shard
@@ -111,7 +112,7 @@ def test_a_mutant_is_killed_by_its_checker(
 
 
 def test_every_checker_has_a_mutant() -> None:
-    assert set(MUTANTS.values()) == set(ALL)
+    assert {*MUTANTS.values(), *PUSH_MUTANTS.values()} == set(ALL)
 
 
 def test_a_seed_repeats_itself_in_any_process() -> None:
