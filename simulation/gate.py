@@ -109,7 +109,7 @@ class Gate:
         """The server gives out its own."""
         return 0
 
-    def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+    def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
         """A frame arrives."""
         if self.server.shard is None:
             connection.break_()

@@ -43,7 +43,7 @@ REFUSALS_MAX = 6
 class Door(Protocol):
     """Where frames go."""
 
-    def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+    def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
         """One arrives at the coordinator's end."""
 
 
@@ -108,7 +108,7 @@ class LiteralPushMember(Process):
         def respond(answer: memoryview) -> None:
             connection.send_down(lambda: self._awake(partial(self._arrived, connection, bytes(answer))))
 
-        connection.send_up(lambda: self.gate.receive(connection, frame, respond))
+        connection.send_up(lambda: self.gate.receive_frame(connection, frame, respond))
 
     def _drop(self, why: str, again_ms: int = RETRY_MS) -> None:
         """End the connection, before another is made."""

@@ -285,7 +285,7 @@ class OwnMember(Process):
             def respond(answer: memoryview) -> None:
                 connection.send_down(lambda: self._awake(partial(self._received, link, answer)))
 
-            connection.send_up(lambda: self.gate.receive(connection, frame, respond))
+            connection.send_up(lambda: self.gate.receive_frame(connection, frame, respond))
 
     def _link_opened(self, link: int, connection: Connection) -> None:
         def opened() -> None:

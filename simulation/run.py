@@ -19,7 +19,7 @@ from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk, log_lines
 from simulation.disk_mutants import DiskMutant, planted
 from simulation.gate import Gate
-from simulation.literal_push import LiteralPushMember
+from simulation.literal_push import Door, LiteralPushMember
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
 from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
@@ -119,6 +119,7 @@ class Run:
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
         pushing = getattr(mutant, "push_gate", PushGate)
         self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored, pushing=pushing)
+        self.door: Door = self.gate
         self._memberships = getattr(mutant, "memberships", MEMBERSHIPS)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
@@ -177,7 +178,7 @@ class Run:
         if isinstance(member, OwnMember):
             member.gate, member.memberships = self.gate, self._memberships
         elif isinstance(member, LiteralPushMember):
-            member.gate = self.gate
+            member.gate = self.door
         if isinstance(member, ConsumerMember | OwnConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:

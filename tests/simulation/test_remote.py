@@ -13,7 +13,7 @@ from simulation.plan import Plan
 from simulation.property import Checker
 from simulation.remote.days import SHOWN_BY, left_behind
 from simulation.remote.mutants import REMOTE_MUTANTS, HeartbeatsWithoutProof
-from simulation.remote.run import OWN, REMOTE, RemoteRun, remote_plan
+from simulation.remote.run import OURS, REMOTE, RemoteRun, remote_plan
 
 SEEDS = 60
 PATIENCE = 200
@@ -50,7 +50,7 @@ def test_a_mutant_is_killed_by_its_checker(mutant: type[DiskMutant], checker: ty
 
 
 def test_each_checker_of_these_runs_has_a_mutant() -> None:
-    assert set(OWN) <= set(REMOTE_MUTANTS.values()) <= set(REMOTE)
+    assert set(OURS) <= set(REMOTE_MUTANTS.values()) <= set(REMOTE)
 
 
 def test_without_proof_two_members_own_one_partition() -> None:
