@@ -269,7 +269,7 @@ class DescriptionChecker(AdminChecker):
         members = {one.member_id for one in described.members}
         head = (described.error, described.state, described.protocol_type, described.protocol, members)
         protocol = "push" if journal.members else ""
-        if head != (ErrorCode.NONE, state, CONSUMER_PROTOCOL_TYPE, protocol, journal.members.keys()):
+        if head != (ErrorCode.NONE, state, CONSUMER_PROTOCOL_TYPE, protocol, set(journal.members)):
             self.fail(f"described is {described}, there are {list(journal.members)} and it is {state}")
 
     def _check_classic(self, described: DescribedGroup) -> None:

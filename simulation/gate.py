@@ -79,9 +79,7 @@ class Gate:
 
     sure = True
 
-    def __init__(
-        self, world: World, server: Server, *, tells_leases: bool, pushing: type[PushGate] = PushGate
-    ) -> None:
+    def __init__(self, world: World, server: Server, *, tells_leases: bool, pushing: type[PushGate] = PushGate) -> None:
         self.world = world
         self.server = server
         self.tells_leases = tells_leases

@@ -98,7 +98,12 @@ class LiteralPushMember(Process):
         if self.habits.streams > 1:
             wanted = TopicCount(regex=pattern_of(topics), streams=self.habits.streams)
         request = RegisterConsumerRequest(
-            self.group_id, self.member_id, write_topic_count(wanted), self.habits.auto_commit, "smallest", self.session_ms
+            self.group_id,
+            self.member_id,
+            write_topic_count(wanted),
+            self.habits.auto_commit,
+            "smallest",
+            self.session_ms,
         )
         self._send(connection, request.encode())
 
@@ -266,4 +271,3 @@ class LiteralPushMember(Process):
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
         """What a commit was answered."""
-

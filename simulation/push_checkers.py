@@ -49,7 +49,9 @@ class StartedChecker(Checker):
     def _look(self, longest_ms: int) -> None:
         for name, since_ms in self._awaiting.values():
             if self.world.now_ms - since_ms > longest_ms:
-                self.fail(f"{name} is registered for {self.world.now_ms - since_ms} ms, and was neither started nor told")
+                self.fail(
+                    f"{name} is registered for {self.world.now_ms - since_ms} ms, and was neither started nor told"
+                )
 
 
 class ChangeChecker(Checker):
@@ -119,7 +121,9 @@ class StartOffsetChecker(Checker):
                     _, committed = self._offsets.get((group_id, topic, partition), (0, None))
                     if committed != offset:
                         name = f"{topic}-{partition} of {group_id}"
-                        self.fail(f"{push.value.member_id} is started with {name} at {offset}, committed is {committed}")
+                        self.fail(
+                            f"{push.value.member_id} is started with {name} at {offset}, committed is {committed}"
+                        )
 
     def _take(self, records: list[Record]) -> None:
         for record in records:
