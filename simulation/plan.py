@@ -14,7 +14,7 @@ from kohort.groups.config import GroupConfig
 from simulation.assigning import COOPERATIVE, EAGER
 from simulation.network import Weather
 from simulation.process import Habits
-from simulation.push_steps import SHARE, PushSteps
+from simulation.push_steps import SHARE, PushSteps, push_knobs
 from simulation.world import Chance
 
 INT_MAX = 2**31 - 1
@@ -210,6 +210,7 @@ class Draft:
             consumer_heartbeat_interval_ms=chance.choice((1_500, 2_500)),
             notice_disconnects=chance.choice(("off", "known", "known", "all")),
             disconnect_lease_ms=chance.choice((2_000, 3_000, 5_000)),
+            **push_knobs(Chance(f"{self.seed}/push knobs")),
         )
         self.only_ours = config.notice_disconnects == "all"  # of others some would own too long: that is what it says
         self.add_weather(0)

@@ -43,6 +43,17 @@ TROUBLE = {
 }
 
 
+def push_knobs(chance: Chance) -> dict[str, Any]:
+    """The coordinator's settings that push groups go by."""
+    return {
+        "push_rebalance": chance.choice(("changed", "changed", "all")),
+        "push_assignor": chance.choice(("sticky", "sticky", "range")),
+        "push_rebalance_retries": chance.choice((0, 1, 4, 4)),
+        "push_rebalance_backoff_ms": chance.choice((200, 2_000)),
+        "push_failed_requests_max": chance.choice((3, 3, 5)),
+    }
+
+
 @dataclass(frozen=True)
 class PushKnown:
     """A push member as far as the plan knows it."""
