@@ -277,7 +277,8 @@ class OwnMember(Process):
                 self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)
             )
         elif isinstance(command, CloseLink):
-            self._sockets.pop(command.link).break_()
+            if (closed := self._sockets.pop(command.link, None)) is not None:  # it may have ended while all stood still
+                closed.break_()
         elif isinstance(command, SendFrame) and command.link in self._sockets:
             link, connection = command.link, self._sockets[command.link]
             frame = b"".join(bytes(part) for part in command.parts)
