@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_assignment, read_topics
 from kohort.errors import ErrorCode
 from kohort.groups.classic.state import ClassicGroup
 from kohort.groups.config import GroupConfig
@@ -27,12 +27,19 @@ from kohort.groups.outcome import (
     OffsetDeleteReply,
     Outcome,
 )
+from kohort.groups.push.state import PushGroup
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
-from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, Slot, pairs
+from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, PushJournal, Slot, pairs
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
 ASSIGNORS = ("uniform", "range")
+
+
+def state_of(group: Group) -> GroupState:
+    """The state of a group that is no consumer group, as it lives."""
+    push = group.under(PushGroup)
+    return classic_of(group).state if push is None else push.group_state()
 
 
 def classic_of(group: Group) -> ClassicGroup:
@@ -67,7 +74,7 @@ class DeletionChecker(AdminChecker):
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
         super().on_loaded(machine, outcome)
         groups = machine.context.ledger.groups.values()
-        self._states = {group.group_id: classic_of(group).state for group in groups}
+        self._states = {group.group_id: state_of(group) for group in groups}
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         if isinstance(event, DeleteGroups):
@@ -78,7 +85,7 @@ class DeletionChecker(AdminChecker):
         for group_id in self.journal.groups if named is None else (named,):
             group = self.group(group_id)
             if group is not None and group.under(ConsumerGroup) is None:
-                self._states[group_id] = classic_of(group).state
+                self._states[group_id] = state_of(group)
 
     def _state(self, group_id: str, journal: GroupJournal) -> GroupState:
         """A group's state before the step: Empty as long as no one was seen in it."""
@@ -127,6 +134,8 @@ class DeletionChecker(AdminChecker):
 
     def _type(self, group_id: str) -> str | None:
         group = self.group(group_id)
+        if group is not None and group.under(PushGroup) is not None:
+            return CONSUMER_PROTOCOL_TYPE
         return None if group is None else classic_of(group).protocol_type
 
     @staticmethod
@@ -143,6 +152,11 @@ class DeletionChecker(AdminChecker):
                 return True
             patterns = {member.subscribed_regex for member in members} - {None, ""}
             return None if patterns - journal.consumer.regexes.keys() else False
+        if journal.push is not None:
+            consumers = journal.push.members.values()
+            if any(topic == name for consumer in consumers for name, _ in consumer.topics):
+                return True
+            return None if any(consumer.regex is not None for consumer in consumers) else False
         if state is not GroupState.STABLE or journal.saved is None:
             return None
         read = [read_topics(member.subscription) for member in journal.saved.members]
@@ -152,6 +166,11 @@ class DeletionChecker(AdminChecker):
 def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
     """Every record of a group that is no open transaction's: what a deletion must bury."""
     keys: set[tuple[Any, ...]] = {(Kind.OFFSET, group_id, *slot) for slot in journal.slots()}
+    if journal.push is not None:
+        keys.add((Kind.PUSH_GROUP, group_id))
+        keys.update((Kind.PUSH_MEMBER, group_id, name) for name in journal.push.members)
+        keys.update((Kind.PUSH_OWNED, group_id, name) for name in journal.push.owned)
+        return keys
     if journal.consumer is None:
         keys.add((Kind.GROUP, group_id))
         if journal.started:
@@ -207,6 +226,8 @@ class DescriptionChecker(AdminChecker):
             return ListedGroup(group_id, CONSUMER_PROTOCOL_TYPE, journal.consumer.state(), GroupType.CONSUMER)
         group = self.group(group_id)
         assert group is not None
+        if journal.push is not None:
+            return ListedGroup(group_id, CONSUMER_PROTOCOL_TYPE, self._push_state(group, journal.push), "classic")
         return ListedGroup(
             group_id, classic_of(group).protocol_type or "", self._classic_state(group), GroupType.CLASSIC
         )
@@ -223,8 +244,39 @@ class DescriptionChecker(AdminChecker):
         awaits = classic.state is GroupState.PREPARING_REBALANCE and (first or classic.pending)
         return classic.state if classic.members or awaits else GroupState.EMPTY
 
+    @staticmethod
+    def _push_state(group: Group, journal: PushJournal) -> GroupState:
+        """Empty by the journal, else as it lives: no record tells of a rebalance."""
+        push = group.under(PushGroup)
+        return GroupState.EMPTY if push is None or not journal.members else push.group_state()
+
+    def _check_push(self, described: DescribedGroup, group: Group, journal: PushJournal) -> None:
+        assert self._machine is not None
+        names = {topic.id: topic for topic in self._machine.context.image.topics.values()}
+        for one in described.members:
+            owned = journal.owned.get(one.member_id, frozenset())
+            there = {(names[topic].name, number) for topic, number in owned if topic in names}
+            assignment = read_assignment(one.assignment)
+            told = set() if assignment is None else {(each.topic, each.partition) for each in assignment.partitions}
+            if told != there:
+                self.fail(f"described is {described}, {one.member_id} owns {there}")
+            saved = journal.members.get(one.member_id)
+            if saved is not None and saved.regex is None:
+                read = set(read_topics(one.metadata) or ())
+                if read != {topic for topic, _ in saved.topics}:
+                    self.fail(f"described is {described}, {one.member_id} reads {saved.topics}")
+        state = self._push_state(group, journal)
+        members = {one.member_id for one in described.members}
+        head = (described.error, described.state, described.protocol_type, described.protocol, members)
+        protocol = "push" if journal.members else ""
+        if head != (ErrorCode.NONE, state, CONSUMER_PROTOCOL_TYPE, protocol, set(journal.members)):
+            self.fail(f"described is {described}, there are {list(journal.members)} and it is {state}")
+
     def _check_classic(self, described: DescribedGroup) -> None:
         journal, group = self.journal.groups.get(described.group_id), self.group(described.group_id)
+        if journal is not None and group is not None and journal.push is not None:
+            self._check_push(described, group, journal.push)
+            return
         if journal is None or group is None or journal.consumer is not None:
             if described.state != GroupState.DEAD or described.members or not described.error:
                 self.fail(f"{described} is no classic group")

@@ -32,7 +32,8 @@ from simulation.journal_checker import JournalChecker
 from simulation.journal_model import JournalModel
 from simulation.let_go_checker import LetGoChecker
 from simulation.offset_checkers import DurabilityChecker, TransactionChecker
-from simulation.property import QUIET, Checker, Holder, Waiting
+from simulation.property import QUIET, Checker, Holder, Waiting, is_one
+from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
 from simulation.refusal_checker import RefusalChecker
 from simulation.share_checkers import ClassicEvennessChecker, EvennessChecker
 from simulation.soft_state_checker import SoftStateChecker
@@ -45,10 +46,10 @@ LONGEST_WAIT_MS = 60_000
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id are one member to the coordinator, and a member that an administrator removed, or
-    whose place in a full group others took while it rebalanced, is none: the older, or the removed one, hears of it by
-    its next request, and its commits are refused from the first moment (`FencingChecker`), so they are not watched
-    here.
+    Two processes with one instance id, or one id of the push protocol, are one member to the coordinator, and a member
+    that an administrator removed, or whose place in a full group others took while it rebalanced, is none: the older,
+    or the removed one, hears of it by its next request, and its commits are refused from the first moment
+    (`FencingChecker`), so they are not watched here.
     """
 
     skips = QUIET
@@ -102,11 +103,12 @@ class OwnershipChecker(Checker):
         placed = self._placed.get((member.group_id, member.instance_id), member.member_id)
         if member.instance_id is not None and placed != member.member_id:
             return True
-        return member.instance_id is not None and any(
+        return any(
             other is not member
-            and (other.group_id, other.instance_id) == (member.group_id, member.instance_id)
+            and other.group_id == member.group_id
             and (not other.dead or other.started_ms >= member.started_ms)
             for other in self.members
+            if is_one(member, other)
         )
 
 
@@ -378,6 +380,9 @@ ALL: tuple[type[Checker], ...] = (
     DescriptionChecker,
     LetGoChecker,
     ExpiryChecker,
+    StartedChecker,
+    ChangeChecker,
+    StartOffsetChecker,
 )
 
 

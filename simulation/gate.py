@@ -79,14 +79,14 @@ class Gate:
 
     sure = True
 
-    def __init__(self, world: World, server: Server, *, tells_leases: bool) -> None:
+    def __init__(self, world: World, server: Server, *, tells_leases: bool, pushing: type[PushGate] = PushGate) -> None:
         self.world = world
         self.server = server
         self.tells_leases = tells_leases
         self.chance = world.stream("gate")
         self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
         self.topics = self
-        self.pushing = PushGate(server, HOST, PORT)
+        self.pushing = pushing(server, HOST, PORT)
 
     @property
     def group_config(self) -> GroupConfig:
@@ -107,7 +107,7 @@ class Gate:
         """The server gives out its own."""
         return 0
 
-    def receive(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+    def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
         """A frame arrives."""
         if self.server.shard is None:
             connection.break_()

@@ -51,8 +51,13 @@ class LetGoChecker(Checker):
             return
         gone = before - self._places
         for member in self.members if gone else ():
-            if (member.group_id, member.member_id) not in gone:
+            if (member.group_id, member.member_id) not in gone or self._is_shared(member):
                 continue
             owned = sorted(str(partition) for partition in member.held if member.owns(partition))
             if owned:
                 self.fail(f"{member.name} was evicted while it works on {', '.join(owned)}")
+
+    def _is_shared(self, member: Holder) -> bool:
+        """Whether another process has the member's id, too: which of them is the member is not known."""
+        mine = (member.group_id, member.member_id)
+        return any(other is not member and (other.group_id, other.member_id) == mine for other in self.members)

@@ -65,7 +65,8 @@ class Connection:
         if (weather.breaks and chance.random() < weather.breaks) or self._is_cut_off():
             self.break_()
             return
-        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_up)
+        held_ms = self._network.held_up.get(self.client, 0)
+        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_up, held_ms)
         self._arrives_up = due
 
         def arrive() -> None:
@@ -85,7 +86,8 @@ class Connection:
         deaf = self._network.deaf
         if deaf and world.now_ms < deaf.get(self.client, 0):
             return
-        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down)
+        held_ms = self._network.held_down.get(self.client, 0)
+        due = max(world.now_ms + chance.upto(weather.delay_ms), self._arrives_down, held_ms)
         self._arrives_down = due
 
         def arrive() -> None:
@@ -123,6 +125,8 @@ class Network:
         server_sees_close: told when the coordinator's end notices.
         cut_off: clients of which nothing gets through, nor to them, until a time.
         deaf: clients to which nothing gets through until a time, while what they send arrives.
+        held_up, held_down: clients whose connections are half open until a time: what they send, or is sent to them,
+            arrives only then, in its order; the other way everything passes.
     """
 
     def __init__(self, world: World) -> None:
@@ -130,6 +134,8 @@ class Network:
         self.weather = Weather()
         self.cut_off: dict[str, int] = {}
         self.deaf: dict[str, int] = {}
+        self.held_up: dict[str, int] = {}
+        self.held_down: dict[str, int] = {}
         self.count = 0
         self.receive: Callable[[Connection, Any, Callable[[Any], None]], None]
         self.server_sees_close: Callable[[int], None]

@@ -46,6 +46,7 @@ class OwnMember(Process):
         gate: set before it starts.
         memberships: the client's own by protocol, or faulty ones.
         leaving: it was closed.
+        frozen_until_ms: its process stands still until then, since it looked at its clock last.
     """
 
     gate: Gate
@@ -62,6 +63,9 @@ class OwnMember(Process):
         self._membership: Membership | None = None
         self._cluster: Cluster | None = None
         self._tasks: list[Task[Any]] = []
+        self.frozen_until_ms = 0
+        self._freeze_after = self._freeze_ms = 0
+        self._unsent: list[Any] = []
 
     def _begin(self) -> None:
         habits = self.habits
@@ -83,7 +87,7 @@ class OwnMember(Process):
         config = client_config(ConsumerConfig, f"{HOST}:{PORT}", settings)
         self._cluster = cluster = Cluster(config)
         cluster.runtime.set_time(self._clock_ms)
-        cluster.runtime.elapsed_ms = lambda: self._clock_ms
+        cluster.runtime.elapsed_ms = self._elapsed_ms
         spawn = cluster.runtime.spawn
 
         def remembered(coro: Coroutine[Any, Any, Any], name: str = "") -> Task[Any]:
@@ -143,6 +147,22 @@ class OwnMember(Process):
     def _clock_ms(self) -> float:
         """Its own clock."""
         return self.world.now_ms * self.habits.clock_rate
+
+    def freeze(self, looks: int, duration_ms: int) -> None:
+        """After so many looks at the clock the process stands still, with what it has taken from its sockets."""
+        self._freeze_after, self._freeze_ms = looks, duration_ms
+
+    def _elapsed_ms(self) -> float:
+        """Its clock; the process may have stood still since the last look."""
+        if self._freeze_after:
+            self._freeze_after -= 1
+            if not self._freeze_after:
+                self.frozen_until_ms = self.world.now_ms + self._freeze_ms
+        return max(self.world.now_ms, self.frozen_until_ms) * self.habits.clock_rate
+
+    @property
+    def _is_frozen(self) -> bool:
+        return self.world.now_ms < self.frozen_until_ms
 
     # The client's levels, as its application sees them.
 
@@ -211,6 +231,8 @@ class OwnMember(Process):
 
     def wake(self) -> None:
         """Go on: its own clock is looked at first, as every driver does."""
+        if self._is_frozen:
+            return  # its clock has gone on already
         super().wake()
         if not self.dead and not self.paused:
             self._drive()
@@ -222,11 +244,17 @@ class OwnMember(Process):
         self._driving = True
         runtime = cluster.runtime
         runtime.advance(self._clock_ms)
-        while commands := cluster.links.take_commands():
+        while commands := self._unsent + cluster.links.take_commands():
+            self._unsent = []
+            if self._is_frozen:
+                self._unsent = commands
+                break
             for command in commands:
                 self._do(command)
             runtime.advance(self._clock_ms)
         self._driving = False
+        if self._is_frozen and not self.paused:
+            self.pause(self.frozen_until_ms - self.world.now_ms)
         self._look()
         due = runtime.next_deadline_ms()
         if self._due is not None:
@@ -249,7 +277,8 @@ class OwnMember(Process):
                 self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)
             )
         elif isinstance(command, CloseLink):
-            self._sockets.pop(command.link).break_()
+            if (closed := self._sockets.pop(command.link, None)) is not None:  # it may have ended while all stood still
+                closed.break_()
         elif isinstance(command, SendFrame) and command.link in self._sockets:
             link, connection = command.link, self._sockets[command.link]
             frame = b"".join(bytes(part) for part in command.parts)
@@ -257,7 +286,7 @@ class OwnMember(Process):
             def respond(answer: memoryview) -> None:
                 connection.send_down(lambda: self._awake(partial(self._received, link, answer)))
 
-            connection.send_up(lambda: self.gate.receive(connection, frame, respond))
+            connection.send_up(lambda: self.gate.receive_frame(connection, frame, respond))
 
     def _link_opened(self, link: int, connection: Connection) -> None:
         def opened() -> None:

@@ -14,6 +14,7 @@ from kohort.groups.config import GroupConfig
 from simulation.assigning import COOPERATIVE, EAGER
 from simulation.network import Weather
 from simulation.process import Habits
+from simulation.push_steps import SHARE, PushSteps, push_knobs
 from simulation.world import Chance
 
 INT_MAX = 2**31 - 1
@@ -191,6 +192,7 @@ class Draft:
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
+        self.pushing = PushSteps(Chance(f"{seed}/push"), self.add, tuple(self.partitions))
 
     def plan(self) -> Plan:
         """The whole of it."""
@@ -208,6 +210,7 @@ class Draft:
             consumer_heartbeat_interval_ms=chance.choice((1_500, 2_500)),
             notice_disconnects=chance.choice(("off", "known", "known", "all")),
             disconnect_lease_ms=chance.choice((2_000, 3_000, 5_000)),
+            **push_knobs(Chance(f"{self.seed}/push knobs")),
         )
         self.only_ours = config.notice_disconnects == "all"  # of others some would own too long: that is what it says
         self.add_weather(0)
@@ -221,8 +224,15 @@ class Draft:
                 self.add_more(int(at_ms) + self.more.upto(self.more.choice((SOON_MS, self.scale.every_ms))))
         for at in range(self.cleans_ms or self.heal_ms, self.heal_ms, self.cleans_ms or 1):
             self.add(at, "compact", share=self.more.choice((0.9, 1.0)))
+        group_ids = (*self.group_ids, *self.mix())
         steps = sorted(self.steps, key=lambda step: (step.at_ms, step.number))
-        return Plan(self.seed, config, self.partitions, tuple(self.group_ids), tuple(steps), self.heal_ms)
+        return Plan(self.seed, config, self.partitions, group_ids, tuple(steps), self.heal_ms)
+
+    def mix(self) -> tuple[str, ...]:
+        """Push groups beside the others, in some plans; which they are."""
+        if not self.pushing.chance.likely(SHARE):
+            return ()
+        return self.pushing.draw(self.heal_ms, self.group_ids)
 
     def add(self, at_ms: int, what: str, **details: Any) -> None:
         """One more step."""

@@ -17,6 +17,9 @@ from simulation.client import Client
 from simulation.network import Connection, Network
 from simulation.world import World
 
+HEALTHY_MS = 2_000
+"""A healthy application lets go within this time."""
+
 
 @dataclass(frozen=True)
 class Habits:
@@ -26,6 +29,11 @@ class Habits:
         assignor, rack: what it asks a coordinator that assigns for, and where it runs.
         keeps_lease: it is one of our own, which keeps a lease where it is told one.
         clock_rate: how fast its clock runs beside the coordinator's.
+        consumer_id: of a push member whose id another process has, too; None: an id of its own.
+        auto_commit: a push member's answers to Pings say its positions; else it commits by hand.
+        streams: of a push member, 2 and more: by an expression.
+        reading_ms: up to so long after it took a frame a push member looks at its clock.
+        never_stops: a push member answers no Stop.
     """
 
     group_id: str
@@ -46,6 +54,11 @@ class Habits:
     rack: str | None = None
     keeps_lease: bool = False
     clock_rate: float = 1.0
+    consumer_id: str | None = None
+    auto_commit: bool = True
+    streams: int = 0
+    reading_ms: int = 0
+    never_stops: bool = False
 
 
 class Process(Client, ABC):
@@ -161,6 +174,10 @@ class Process(Client, ABC):
         for action in waiting:
             action()
 
+    def heal(self) -> None:
+        """Its application does what it should from now on."""
+        self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
+
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """The coordinator's shell tells it to keep a lease, and from then on counts on it."""
         self.told_lease_ms = lease_ms
@@ -211,14 +228,7 @@ class Process(Client, ABC):
         """Commit a position of each partition, every one different from all before."""
         if not partitions or self.generation < 0:
             return
-        offsets = tuple(
-            OffsetToCommit(
-                tp.topic, tp.partition, self.checkers.fresh_offset(), topic_id=self._ids.get(tp.topic, NO_TOPIC_ID)
-            )
-            for tp in sorted(partitions)
-        )
-        habits = self.habits
-        event = OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
+        event = self._to_commit(partitions)
         number, sent_ms = self._round, self.world.now_ms
 
         def take(reply: Any) -> None:
@@ -226,6 +236,16 @@ class Process(Client, ABC):
                 self._on_error(reply.errors[0], sent_ms)
 
         self._ask(event, take, self._nothing)
+
+    def _to_commit(self, partitions: frozenset[TopicPartition]) -> OffsetCommit:
+        offsets = tuple(
+            OffsetToCommit(
+                tp.topic, tp.partition, self.checkers.fresh_offset(), topic_id=self._ids.get(tp.topic, NO_TOPIC_ID)
+            )
+            for tp in sorted(partitions)
+        )
+        habits = self.habits
+        return OffsetCommit(0, habits.group_id, self.member_id, self.generation, offsets, habits.instance_id)
 
     def _fetch_positions(self, partitions: frozenset[TopicPartition]) -> None:
         """Ask where to go on; the checker compares when the reply is released."""

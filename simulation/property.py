@@ -64,6 +64,13 @@ class Holder(Protocol):
         """The id that the topic had when this partition was taken: of another topic of that name it is not."""
 
 
+def is_one(member: Holder, other: Holder) -> bool:
+    """Whether two processes have one instance id, or one member id."""
+    if member.instance_id is not None:
+        return other.instance_id == member.instance_id
+    return bool(member.member_id) and other.member_id == member.member_id
+
+
 class Checker:
     """One property; the hooks it needs are overridden.
 

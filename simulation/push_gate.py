@@ -7,21 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kohort.broker.pushing import Asks, asking_frame, read_answer
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.events import Asking, ConsumerAnswered, Position
-from kohort.groups.outcome import DismissConsumer, PingConsumer, Push, StopConsumer
+from kohort.groups.events import Asking
+from kohort.groups.outcome import DismissConsumer, Push
 from kohort.wire.push import (
     ClusterMetadataResponse,
     ErrorResponse,
-    PositionedPartition,
     PushBroker,
     PushType,
     RegisterConsumerRequest,
-    decode_ping_answer,
-    encode_ping,
-    encode_start,
-    encode_stop,
     push_type,
     read_topic_count,
 )
@@ -37,7 +33,7 @@ class Registered:
 
     connection: Connection
     respond: Respond
-    asked: deque[tuple[Asking, Any]] = field(default_factory=deque)
+    asked: deque[tuple[Asking, Asks]] = field(default_factory=deque)
 
 
 class PushGate:
@@ -94,14 +90,7 @@ class PushGate:
             connection.break_()
             return
         asked, value = registered.asked.popleft()
-        error = ErrorCode.NONE
-        positions: tuple[Position, ...] = ()
-        if asked is Asking.PING:
-            found = decode_ping_answer(data, value.auto_commit)
-            positions = tuple(Position(each.topic, each.partition, each.offset) for each in found)
-        else:
-            error = ErrorCode.of(ErrorResponse.decode(data).error_code)
-        shard.tell(ConsumerAnswered(value.group_id, value.member_id, connection.id, asked, error, positions))
+        shard.tell(read_answer(value, connection.id, asked, data))
 
     def push(self, push: Push) -> None:
         """Send what a consumer is asked."""
@@ -111,16 +100,10 @@ class PushGate:
         value = push.value
         if isinstance(value, DismissConsumer):
             registered.connection.break_()
-        elif isinstance(value, PingConsumer):
-            registered.asked.append((Asking.PING, value))
-            registered.respond(memoryview(encode_ping(value.retries)))
-        elif isinstance(value, StopConsumer):
-            registered.asked.append((Asking.STOP, value))
-            registered.respond(memoryview(encode_stop()))
         else:
-            registered.asked.append((Asking.START, value))
-            parts = [PositionedPartition(topic, 1, partition, at) for topic, partition, at in value.positions]
-            registered.respond(memoryview(encode_start(parts)))
+            asked, frame = asking_frame(value, lambda topic, number: 1)
+            registered.asked.append((asked, value))
+            registered.respond(memoryview(frame))
 
     def on_shard_loaded(self) -> None:
         """Connections of an earlier load say nothing any more."""

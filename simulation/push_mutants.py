@@ -8,15 +8,20 @@ from typing import Any, ClassVar
 from kohort.client.group.push import PushMembership
 from kohort.client.net.claimed import Claimed
 from kohort.errors import ErrorCode
+from kohort.groups.config import GroupConfig
 from kohort.groups.context import Context
-from kohort.groups.events import ConnectionLost
+from kohort.groups.events import Asking, ConnectionLost
 from kohort.groups.machine import GroupMachine
+from kohort.groups.outcome import Now, Outcome, Push, StartConsumer
+from kohort.groups.pairs import Pairs
 from kohort.groups.push import asking, registration, rounds
 from kohort.groups.push.state import PushGroup, PushMember
 from kohort.groups.records import PushMemberSaved
-from kohort.wire.push import ErrorResponse
-from simulation.checkers import LivenessChecker, OwnershipChecker
+from kohort.wire.push import Asked, ErrorResponse
+from simulation.checkers import OwnershipChecker
 from simulation.property import Checker
+from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
+from simulation.push_gate import PushGate, Registered
 from simulation.swapped import Swapped
 
 
@@ -96,6 +101,83 @@ class HalvesSessions(Swapped):
         return bound_ms
 
 
+class CallsRepeatsFirst(Swapped):
+    """Says of a Ping that repeats one that all answers have come."""
+
+    module, name = asking, "ping"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """No retries are told; they are counted all the same."""
+
+        def ping(context: Context, push: PushGroup, member: PushMember, retries: int = 0) -> None:
+            real(context, push, member)
+
+        return ping
+
+
+class ForgetsStopsThatAreOut(Swapped):
+    """Leaves alone who is to have what it has, though it has been asked to stop."""
+
+    module, name = rounds, "must_move"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Only of who has answered it is known that it stands still."""
+
+        def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
+            return want != push.owned_by(member_id) or push.present[member_id].stopped
+
+        return must_move
+
+
+class StartsFromTheFirst(GroupMachine):
+    """Starts a partition from where it was started first."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        super().__init__(config)
+        self._first: dict[tuple[str, str, int], int] = {}
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with these positions."""
+        outcome = super().step(event, now)
+        for at, (connection, value) in enumerate(outcome.pushes):
+            if isinstance(value, StartConsumer):
+                positions = tuple(
+                    each._replace(offset=self._first.setdefault((value.group_id, *each[:2]), each.offset))
+                    for each in value.positions
+                )
+                outcome.pushes[at] = Push(connection, value._replace(positions=positions))
+        return outcome
+
+
+class _BySize(PushGate):
+    def _take_answer(self, registered: Registered, data: memoryview) -> None:
+        if registered.asked:
+            asked, value = registered.asked[0]
+            if asked is Asking.PING and len(data) == len(ErrorResponse(0).encode()):
+                registered.asked[0] = Asking.STOP, value
+        super()._take_answer(registered, data)
+
+
+class MatchesAnswersBySize(GroupMachine):
+    """Takes an answer for what it is as long as: that to a Ping without partitions for RestartFetcher."""
+
+    push_gate: ClassVar = _BySize
+
+
+class _AnyPing(PushMembership):
+    @staticmethod
+    def _confirms(asked: Asked) -> bool:
+        return True
+
+
+class RenewsByRetries(GroupMachine):
+    """Our consumer takes a Ping that is repeated for a sign that its answers arrive."""
+
+    memberships: ClassVar = {"push": _AnyPing}
+
+
 class _FromFrames(PushMembership):
     def _renew(self, sent_ms: float) -> None:
         super()._renew(self.cluster.runtime.elapsed_ms())
@@ -122,8 +204,13 @@ class AnswersBeforeRelease(GroupMachine):
 
 PUSH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     StartsBeforeStops: OwnershipChecker,
-    DropsChanges: LivenessChecker,
-    ForgetsTheReturned: LivenessChecker,
+    DropsChanges: ChangeChecker,
+    ForgetsStopsThatAreOut: StartedChecker,
+    ForgetsTheReturned: StartedChecker,
+    MatchesAnswersBySize: StartedChecker,
+    StartsFromTheFirst: StartOffsetChecker,
+    CallsRepeatsFirst: OwnershipChecker,
+    RenewsByRetries: OwnershipChecker,
     FreesAtDisconnects: OwnershipChecker,
     HalvesSessions: OwnershipChecker,
     CountsLeasesFromFrames: OwnershipChecker,

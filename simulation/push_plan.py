@@ -1,14 +1,11 @@
-"""Plans whose members speak the push protocol: the same faults, and members of our own that are pinged and stopped."""
+"""Plans whose members all speak the push protocol: the same faults, and those of push members, at closer quarters."""
 
 from __future__ import annotations
 
-from simulation.admin_checkers import DeletionChecker, DescriptionChecker
-from simulation.checkers import ALL
 from simulation.plan import Draft, Known
-from simulation.process import Habits
-from simulation.property import Checker
 
-PUSH = "OwnPushMember"
+PUSH_MORE = ("half_open", "half_open", "freeze", "freeze", "twin")
+MORE_EVERY_MS = 5_000
 
 
 class PushDraft(Draft):
@@ -16,23 +13,12 @@ class PushDraft(Draft):
 
     def add_member(self, at_ms: int, group_id: str, instance_id: str | None = None) -> None:
         """Someone starts; the protocol has no instance ids."""
-        chance = self.chance
-        self.started += 1
-        habits = Habits(
-            group_id,
-            self.topics if not self.differ else self.some_topics(),
-            session_timeout_ms=chance.choice((6_000, 8_000)),
-            commit_ms=chance.choice((1_000, 5_000)),
-            callback_ms=chance.choice((0, 50, 2_000)),
-            commits_on_revocation=chance.likely(0.7),
-            keeps_lease=True,
-            clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)),
-        )
-        known = Known(f"c{self.started}", PUSH, habits)
-        self.living.append(known)
-        self.add(at_ms, "start", name=known.name, kind=known.kind, habits=habits)
+        known = self.pushing.start(at_ms, group_id)
+        self.living.append(Known(known.name, known.kind, known.habits))
 
-
-OF_OTHERS = (DeletionChecker, DescriptionChecker)
-"""What these two look at is told by the records of the other protocols."""
-PUSH_CHECKERS: tuple[type[Checker], ...] = tuple(checker for checker in ALL if checker not in OF_OTHERS)
+    def mix(self) -> tuple[str, ...]:
+        """No other groups; what goes wrong with push members only."""
+        chance, at_ms = self.pushing.chance, 0.0
+        while (at_ms := at_ms + chance.expovariate(1 / MORE_EVERY_MS)) < self.heal_ms:
+            self.pushing.trouble_member(int(at_ms), chance.choice(PUSH_MORE), chance.choice(self.pushing.living))
+        return ()

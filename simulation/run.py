@@ -19,12 +19,14 @@ from simulation.consumer_member import ConsumerMember
 from simulation.disk import Disk, log_lines
 from simulation.disk_mutants import DiskMutant, planted
 from simulation.gate import Gate
+from simulation.literal_push import Door, LiteralPushMember
 from simulation.network import Network, Weather
 from simulation.outsiders import Administrator, Hostile, Producer
 from simulation.own_member import MEMBERSHIPS, OwnClassicMember, OwnConsumerMember, OwnMember, OwnPushMember
 from simulation.plan import CLASSIC, Draft, Plan, Step
 from simulation.process import Habits, Process
 from simulation.property import Checker, Holder, ViolatedError
+from simulation.push_gate import PushGate
 from simulation.server import Server
 from simulation.world import World
 
@@ -46,7 +48,15 @@ LOOKS = 3
 MONITORED, MONITOR_MS = 0.2, 400
 """In so many runs someone reads all offsets so often: what is told to one who reads must not be lost either."""
 KINDS: dict[str, type[Process]] = {
-    kind.__name__: kind for kind in (ClassicMember, ConsumerMember, OwnClassicMember, OwnConsumerMember, OwnPushMember)
+    kind.__name__: kind
+    for kind in (
+        ClassicMember,
+        ConsumerMember,
+        OwnClassicMember,
+        OwnConsumerMember,
+        OwnPushMember,
+        LiteralPushMember,
+    )
 }
 
 
@@ -107,11 +117,14 @@ class Run:
         machine = None if self._planted else mutant
         self.server = Server(self.world, self.network, self.disk, self.plan.config, self.checkers, machine)
         self._leases_ignored = getattr(mutant, "members_ignore_leases", False)
-        self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored)
+        pushing = getattr(mutant, "push_gate", PushGate)
+        self.gate = Gate(self.world, self.server, tells_leases=not self._leases_ignored, pushing=pushing)
+        self.door: Door = self.gate
         self._memberships = getattr(mutant, "memberships", MEMBERSHIPS)
         self.partitions = dict(self.plan.partitions)
         self._made = dict.fromkeys(self.partitions, 0)
         self._hostiles: list[Hostile] = []
+        self._visitors: list[str] = []
         self._administrator = Administrator("administrator", self.world, self.network)
 
     def play(self) -> Result:
@@ -164,6 +177,8 @@ class Run:
         member = KINDS[kind](name, habits, self.world, self.network, self.checkers)
         if isinstance(member, OwnMember):
             member.gate, member.memberships = self.gate, self._memberships
+        elif isinstance(member, LiteralPushMember):
+            member.gate = self.door
         if isinstance(member, ConsumerMember | OwnConsumerMember):
             member.session_ms = self.server.config.consumer_session_timeout_ms
         if self.plan.config.notice_disconnects != "off" and habits.keeps_lease:
@@ -172,6 +187,12 @@ class Run:
         self.members.append(member)
         self._by_name[name] = member
         member.start()
+
+    def do_visit(self, name: str, kind: str, habits: Habits, stay_ms: int) -> None:
+        """A member asks to be in a group of another protocol for a while."""
+        self._visitors.append(name)
+        self.do_start(name, kind, habits)
+        self.world.after(stay_ms, partial(self.do_crash, name))
 
     def _living(self, name: str) -> Process | None:
         member = self._by_name.get(name)
@@ -201,6 +222,19 @@ class Run:
     def do_cut_off(self, name: str, duration_ms: int) -> None:
         """A member lives on, but nothing of it gets through."""
         self.network.cut_off[name] = self.world.now_ms + duration_ms
+
+    def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:
+        """What a member sends, or is sent to it, does not arrive for a while; the other way everything does."""
+        held = self.network.held_up if up else self.network.held_down
+        held[name] = self.world.now_ms + duration_ms
+
+    def do_freeze(self, name: str, looks: int, duration_ms: int) -> None:
+        """A member's process stands still between two looks at its clock, whatever it has read by then."""
+        member = self._living(name)
+        if isinstance(member, OwnMember):
+            member.freeze(looks, duration_ms)
+        elif member is not None and not member.paused:
+            member.pause(duration_ms)
 
     def do_coordinator(self, down_ms: int) -> None:
         """The coordinator's process is killed and started again."""
@@ -319,13 +353,17 @@ class Run:
     def _heal(self) -> None:
         self.world.tell("all faults end")
         self.network.weather = Weather()
-        self.network.cut_off.clear()
+        for faults in (self.network.cut_off, self.network.held_up, self.network.held_down):
+            faults.clear()
         self.disk.fails = self.disk.tears = 0.0
         self.disk.late_ms = min(self.disk.late_ms, HEALTHY_LATE_MS)
         self.disk.weather()
         for hostile in self._hostiles:
             hostile.crash()
+        for name in self._visitors:
+            self.do_crash(name)
         for member in self.members:
+            member.heal()
             member.wake()
             member.learn_topics(self.partitions)
         self._people_groups()

@@ -11,12 +11,16 @@ from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.consumer.state import ConsumerGroup
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import ComputeAssignment, Outcome
+from kohort.groups.records import PushMemberSaved
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 
 
 class ClassicEvennessChecker(Checker):
-    """In the end members of a classic group that read the same have equal shares: of everything, or of each topic."""
+    """In the end members of a classic group that read the same have equal shares: of everything, or of each topic.
+
+    So have those of a push group, where each has one stream of its topics.
+    """
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
         for group_id in sorted({member.group_id for member in self.members}):
@@ -24,9 +28,16 @@ class ClassicEvennessChecker(Checker):
             living = [member for member in self.members if member.group_id == group_id and not member.dead]
             if group is None or group.consumer is not None or len({member.topics for member in living}) != 1:
                 continue
+            if group.push is not None and not all(has_one_stream(each) for each in group.push.members.values()):
+                continue
             if not is_even(living):
                 shares = {member.name: sorted(map(str, member.held)) for member in living}
                 self.fail(f"shares of {group_id} are {shares}")
+
+
+def has_one_stream(member: PushMemberSaved) -> bool:
+    """Whether a consumer counts once in what its topics are divided among."""
+    return all(streams == 1 for _, streams in member.topics) if member.regex is None else member.streams == 1
 
 
 def is_even(members: Sequence[Holder]) -> bool:

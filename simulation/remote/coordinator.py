@@ -21,6 +21,7 @@ from kohort.groups.outcome import Outcome
 from simulation.checkers import Checkers
 from simulation.driver import VirtualDriver
 from simulation.network import Connection, Network
+from simulation.push_gate import PushGate, Respond
 from simulation.remote.kafka import TOPIC, Kafka
 from simulation.remote.kafka_client import KafkaClient
 from simulation.remote.life import Life
@@ -51,6 +52,7 @@ class LifeDriver(VirtualDriver):
     def shard_loaded(self, index: int) -> None:
         """See `Tenures`."""
         self._coordinator.tenures.loaded(index)
+        self._coordinator.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
         """See `Tenures`."""
@@ -92,6 +94,7 @@ class Coordinator(Server):
         self.door: ZooKeeperDoor | None = None
         self.session: VirtualSession | None = None
         self._token = number * TOKENS
+        self._pushing = PushGate(self, f"10.0.1.{number}", 9_092)
         self._client: KafkaClient | None = None
         self._kafka_journal: KafkaJournal | None = None
         self._loop: VirtualLoop | None = None
@@ -281,6 +284,13 @@ class Coordinator(Server):
             answer(ErrorCode.NOT_COORDINATOR)
         else:
             super().receive(connection, event, answer)
+
+    def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+        """A frame of a push member arrives; the process may be stopped."""
+        if not self.life.alive:
+            connection.break_()
+            return
+        self.life.turn(partial(self._pushing.receive, connection, memoryview(frame)[4:], respond))
 
     def on_closed(self, connection_id: int) -> None:
         """Its end of a connection ends, when it looks."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kohort.groups.config import GroupConfig
 from simulation.network import Weather
 from simulation.plan import MODERN, Plan, Step
 from simulation.process import Habits
+from simulation.push_steps import LITERAL
 from simulation.remote.fleet import COORDINATORS
 
 SERVING = COORDINATORS
@@ -61,8 +63,44 @@ def left_behind(seed: int) -> Plan:
     )
 
 
+def pushed_by_the_one_left_behind(seed: int) -> Plan:
+    """One consumer goes on to be pinged by the one that was overtaken, for which topics grow, too."""
+    habits = Habits("g0", ("t0",), session_timeout_ms=6_000, callback_ms=2_000, keeps_lease=True, auto_commit=False)
+    habits = replace(habits, commit_ms=60_000, commits_on_revocation=False)
+    steps: list[Step] = [
+        Step(number, 100 * number, "start", {"name": f"p{number}", "kind": LITERAL, "habits": habits})
+        for number in range(3)
+    ]
+    faults: tuple[tuple[int, str, dict[str, Any]], ...] = (
+        (6_000, "cut_from_door", {"which": SERVING, "duration_ms": 30_000}),
+        (14_000, "cut", {"name": "p1"}),
+        (14_000, "cut", {"name": "p2"}),
+        (15_000 + 10 * (seed % 300), "grow", {"topic": "t0"}),
+    )
+    steps += [Step(10 + number, *fault) for number, fault in enumerate(faults)]
+    return Plan(seed, QUICK, {"t0": 6}, ("g0",), tuple(steps), 30_000)
+
+
+def stopped_by_the_one_left_behind(seed: int) -> Plan:
+    """The last Ping of the one that was overtaken arrives late; its answer finds that the consumer is to be stopped."""
+    slow = Habits("g0", ("t0",), session_timeout_ms=18_000, callback_ms=90_000, keeps_lease=True, auto_commit=False)
+    slow = replace(slow, commit_ms=90_000, commits_on_revocation=False)
+    late_ms = 14_000 + 50 * (seed % 60)
+    faults: tuple[tuple[int, str, dict[str, Any]], ...] = (
+        (0, "start", {"name": "p0", "kind": LITERAL, "habits": slow}),
+        (6_000, "cut_from_door", {"which": SERVING, "duration_ms": 60_000}),
+        (late_ms - 5_000, "half_open", {"name": "p0", "duration_ms": 5_000, "up": False}),
+        (late_ms - 1_000, "grow", {"topic": "t0"}),
+        (20_000, "start", {"name": "p1", "kind": LITERAL, "habits": Habits("g0", ("t0",))}),
+    )
+    steps = tuple(Step(number, *fault) for number, fault in enumerate(faults))
+    return Plan(seed, QUICK, {"t0": 6}, ("g0",), steps, 45_000)
+
+
 SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "ReadsBeforeItFences": two_that_disagree,
     "ReadsWithoutProof": left_behind,
     "TakesLateAnswersForProof": stopped_before_it_hears,
+    "PushesWithoutProof": pushed_by_the_one_left_behind,
+    "StopsWithoutProof": stopped_by_the_one_left_behind,
 }

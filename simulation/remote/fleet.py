@@ -11,6 +11,7 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.events import TopicImage
 from simulation.checkers import Checkers
 from simulation.network import Connection, Network
+from simulation.push_gate import Respond
 from simulation.remote.coordinator import Coordinator
 from simulation.remote.kafka import Kafka
 from simulation.remote.zookeeper import ZooKeeper
@@ -57,6 +58,10 @@ class Routes(Network):
             connection.send_down(arrived)
 
         connection.send_up(lambda: target.receive(connection, event, answer))
+
+    def receive_frame(self, connection: Connection, frame: bytes, respond: Respond) -> None:
+        """A frame of a push member arrives."""
+        self._targets[connection.id].receive_frame(connection, frame, respond)
 
     def closed(self, connection_id: int) -> None:
         """A server's end notices."""

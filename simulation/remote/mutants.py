@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
@@ -17,8 +17,10 @@ from kohort.coordinator import appends
 from kohort.coordinator.appends import Appends
 from kohort.errors import FencedError, KafkaError
 from kohort.groups.liveness import sessions
+from kohort.groups.outcome import PingConsumer, StartConsumer, StopConsumer
 from kohort.journal.sealing import packed
 from kohort.wire.data import ListOffsetsRequest
+from simulation.checkers import OwnershipChecker
 from simulation.disk_mutants import DiskMutant
 from simulation.offset_checkers import DurabilityChecker
 from simulation.property import Checker
@@ -132,6 +134,30 @@ class HeartbeatsWithoutProof(DiskMutant):
         return lambda self, steps: bool(self._unproven) or appends._reads(steps)
 
 
+class PushesWithoutProof(DiskMutant):
+    """Pings, stops and starts consumers without looking at its proof."""
+
+    where, name = Appends, "_needs_proof"
+    unproved: ClassVar[tuple[type, ...]] = (PingConsumer, StopConsumer, StartConsumer)
+
+    @classmethod
+    def swap(cls, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of what was pushed, these need none."""
+
+        def needs_proof(self: Appends, steps: Any) -> bool:
+            spared = [isinstance(each.value, cls.unproved) for _, outcome in steps for each in outcome.pushes]
+            answers = any(outcome.replies for _, outcome in steps)
+            return bool(real(self, steps)) and (answers or bool(self._unproven) or not (spared and all(spared)))
+
+        return needs_proof
+
+
+class StopsWithoutProof(PushesWithoutProof):
+    """Stops consumers without looking at its proof."""
+
+    unproved = (StopConsumer,)
+
+
 class ReadsWithoutProof(DiskMutant):
     """Answers reads as it answers heartbeats."""
 
@@ -210,6 +236,8 @@ REMOTE_MUTANTS: dict[type[DiskMutant], type[Checker]] = {
     TakesTimeoutsForSuccess: DurabilityChecker,
     WritesHalves: WholeAppendChecker,
     HeartbeatsWithoutProof: OvertakenChecker,
+    PushesWithoutProof: OwnershipChecker,
+    StopsWithoutProof: OwnershipChecker,
     ReadsWithoutProof: OvertakenChecker,
     TakesLateAnswersForProof: OvertakenChecker,
     EndsSessionsEarly: KeptAliveChecker,

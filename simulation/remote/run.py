@@ -12,15 +12,16 @@ from simulation.network import Weather
 from simulation.offset_checkers import TransactionChecker
 from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.property import Checker, Holder
+from simulation.push_steps import LITERAL, OWN
 from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
 from simulation.remote.fleet import COORDINATORS, Fleet, Routes
 from simulation.run import SHORTEST_MS, Run
 from simulation.world import Chance
 
-OWN: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
+OURS: tuple[type[Checker], ...] = (OvertakenChecker, KeptAliveChecker, WholeAppendChecker, DoorChecker)
 REMOTE: tuple[type[Checker], ...] = (
     *(kind for kind in ALL if kind not in (TransactionChecker, EvictionChecker)),
-    *OWN,
+    *OURS,
 )
 """No transactions: their offsets are refused here. `KeptAliveChecker` is the stricter of its kind."""
 ELSEWHERE = {"coordinator", "reload", "create", "delete", "transact", "clock"}
@@ -57,11 +58,12 @@ def remote_plan(seed: int) -> Plan:
 
 
 def placed_here(step: Step) -> Step:
-    """A step of the members' as it is played here: none is our own client in bytes."""
+    """A step of the members' as it is played here: none is our own client."""
     kind = step.details.get("kind")
     if kind is None:
         return step
-    return replace(step, details={**step.details, "kind": MODERN if kind.endswith(MODERN) else CLASSIC})
+    other = LITERAL if kind in (OWN, LITERAL) else MODERN if kind.endswith(MODERN) else CLASSIC
+    return replace(step, details={**step.details, "kind": other})
 
 
 def trouble(chance: Chance) -> tuple[str, dict[str, Any]]:
@@ -115,6 +117,7 @@ class RemoteRun(Run):
         machine = None if self._planted else mutant
         self.server = self.fleet = Fleet(self.world, routes, self.plan.config, self.checkers, machine)  # type: ignore[assignment]
         self._administrator.network = routes
+        self.door = routes
 
     def _chosen(self, which: int) -> Any:
         """One by its number; one number more stands for whoever serves."""

@@ -198,6 +198,23 @@ def test_a_stop_waits_for_the_application_and_its_last_positions_follow(held: He
     assert member.assignment.partitions == (T1,)
 
 
+def test_what_was_let_go_for_a_stop_that_could_not_be_answered_is_started_again(held: Held) -> None:
+    """The connection ended in between, and whoever coordinates now has no reason to stop it."""
+    cluster, member = held.cluster, held.member
+    assert cluster.ask(encode_stop()) is None
+    cluster.cut()
+    member.release()
+    cluster.run()
+    assert member.assignment.partitions == ()
+    cluster.run(1_000)
+    assert cluster.ask(encode_ping(0)) is not None
+    assert cluster.ask(start(T0, offset=7)) == ErrorResponse(0).encode()
+    cluster.run()
+    assert member.assignment.partitions == (T0,)
+    assert member.starts == {T0: 7}
+    assert member.holding
+
+
 def test_a_stop_that_the_application_does_not_answer_in_its_lease_is_lost(held: Held) -> None:
     held.cluster.ask(encode_stop())
     held.cluster.run(owned_ms(SESSION_MS) + 1)

@@ -94,7 +94,7 @@ def test_scenario_14_a_commit_by_id_for_a_topic_that_was_made_again_is_refused()
         )
         frame = framing.encode_request(message, 10, made, "late")
         connection = run.network.connect("late", lambda: None, run.world.stream("late"), "")
-        run.gate.receive(connection, frame, answers.append)
+        run.gate.receive_frame(connection, frame, answers.append)
     run.world.run_until(run.world.now_ms + 1_000)
     replies = [framing.decode_response(OffsetCommitResponse, 10, answer)[1] for answer in answers]
     codes = [reply.topics[0].partitions[0].error_code for reply in replies]

@@ -16,6 +16,7 @@ from simulation.network import Weather
 from simulation.plan import Draft, Plan, Step
 from simulation.process import Habits
 from simulation.property import Checker
+from simulation.push_mutants import PUSH_MUTANTS
 from simulation.run import FEWEST_EVENTS, SHORTEST_MS, Run
 
 from kohort.coordinator.shard import Shard
@@ -24,18 +25,20 @@ from kohort.groups.machine import GroupMachine
 
 SEEDS = 300
 PATIENCE = 1_000
+MIXED = 74
+"""One with push groups beside others."""
 SEEN_AT = {
     "ForgetsEnds": 111,
     "ReplacesUnsynced": 59,
-    "FetchesForAnyEpoch": 224,
-    "ForgivesAnyEpoch": 445,
+    "FetchesForAnyEpoch": 278,
+    "ForgivesAnyEpoch": 636,
     "LeavesTracesOfGroups": 203,
     "HidesWhatIsGivenUp": 123,
     "TakesAnyTarget": 106,
     "CountsTwice": 97,
     "CallsFencedUnavailable": 139,
     "LooksAtNoTopicsAfterRestart": 62,
-    "CountsLeasesFromAnswers": 345,
+    "CountsLeasesFromAnswers": 105,
     "WakesTheAway": 365,
     "ForgetsAssignments": 46,
     "ExpiresFromCommits": 51,
@@ -111,24 +114,35 @@ def test_a_mutant_is_killed_by_its_checker(
 
 
 def test_every_checker_has_a_mutant() -> None:
-    assert set(MUTANTS.values()) == set(ALL)
+    assert {*MUTANTS.values(), *PUSH_MUTANTS.values()} == set(ALL)
 
 
-def test_a_seed_repeats_itself_in_any_process() -> None:
+@pytest.mark.parametrize(
+    ("run", "seed"),
+    [("simulation.run.Run", 7), ("simulation.run.Run", MIXED), ("simulation.remote.run.RemoteRun", 11)],
+)
+def test_a_seed_repeats_itself_in_any_process(run: str, seed: int) -> None:
     """Nothing depends on the order of a set of strings, which differs between processes."""
-    program = "from simulation.run import Run; r = Run(7, tells=True).play(); print(r.events, r.virtual_ms, r.trace)"
+    module, _, name = run.rpartition(".")
+    program = (
+        f"from {module} import {name}; r = {name}({seed}, tells=True).play(); print(r.events, r.virtual_ms, r.trace)"
+    )
     told = [
         subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        for seed in ("1", "2")
+        for hash_seed in ("1", "2")
     ]
     assert told[0] == told[1]
     assert len(told[0]) > 1_000
+
+
+def test_the_mixed_seed_has_push_groups() -> None:
+    assert "p0" in Draft(MIXED).plan().group_ids
 
 
 def test_many_seeds_in_several_processes() -> None:

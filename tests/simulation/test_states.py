@@ -9,12 +9,22 @@ from simulation.recorder import RecordingMachine, Seen
 from simulation.run import Run
 from tools import state_tables
 
-from kohort.groups.transitions import CLASSIC, CLASSIC_GROUP, CONSUMER, CONSUMER_GROUP, CONSUMER_MEMBER, Transition
+from kohort.groups.transitions import (
+    CLASSIC,
+    CLASSIC_GROUP,
+    CONSUMER,
+    CONSUMER_GROUP,
+    CONSUMER_MEMBER,
+    PUSH,
+    PUSH_GROUP,
+    Transition,
+)
 
 STARTS = range(0, 240, 40)
 TABLES: dict[str, tuple[Transition, ...]] = {
     CLASSIC: CLASSIC_GROUP,
     CONSUMER: CONSUMER_GROUP,
+    PUSH: PUSH_GROUP,
     "member": CONSUMER_MEMBER,
 }
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.framing import BadFrame, Frame
 from kohort.broker.net.session import ClientSession
-from kohort.broker.net.turned import OnAnswer, Turned
+from kohort.broker.net.turned import Turned
 from kohort.broker.places import Places
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode, KafkaError
@@ -31,6 +32,7 @@ from kohort.wire.schema import WireError
 log = logging.getLogger("kohort.broker")
 
 NO_LEADER = -1
+Asks: TypeAlias = PingConsumer | StopConsumer | StartConsumer
 
 
 class Registered(NamedTuple):
@@ -82,49 +84,48 @@ class PushedConsumers:
             if isinstance(value, DismissConsumer):
                 log.info("closing the connection from %s: group %s: %s", connection.name, value.group_id, value.why)
                 connection.finish()
-            elif isinstance(value, PingConsumer):
-                answer = self._answer(value, connection, Asking.PING, auto_commit=value.auto_commit)
-                turned.ask([framed(encode_ping(value.retries))], answer)
-            elif isinstance(value, StopConsumer):
-                turned.ask([framed(encode_stop())], self._answer(value, connection, Asking.STOP))
             else:
-                frame = encode_start(self._positioned(value))
-                turned.ask([framed(frame)], self._answer(value, connection, Asking.START))
+                asked, frame = asking_frame(value, self._leader)
+                turned.ask([framed(frame)], partial(self._take, value, connection.client.number, asked))
         except (KafkaError, WireError) as error:
             log.warning("closing the connection from %s: group %s: %s", connection.name, value.group_id, error)
             connection.finish()
 
-    def _positioned(self, value: StartConsumer) -> list[PositionedPartition]:
-        """With the leaders as of now."""
-        found = []
-        for topic, partition, offset in value.positions:
-            leaders = self._places.leaders(topic, range(partition, partition + 1))
-            found.append(PositionedPartition(topic, leaders[0][0] if leaders else NO_LEADER, partition, offset))
-        return found
+    def _leader(self, topic: str, partition: int) -> int:
+        """As of now."""
+        leaders = self._places.leaders(topic, range(partition, partition + 1))
+        return leaders[0][0] if leaders else NO_LEADER
 
-    def _answer(
-        self,
-        value: PingConsumer | StopConsumer | StartConsumer,
-        connection: Connection,
-        asked: Asking,
-        *,
-        auto_commit: bool = False,
-    ) -> OnAnswer:
-        return partial(self._take, value.group_id, value.member_id, connection.client.number, asked, auto_commit)
-
-    def _take(self, group_id: str, member_id: str, number: int, asked: Asking, auto_commit: bool, frame: Frame) -> None:
+    def _take(self, value: Asks, number: int, asked: Asking, frame: Frame) -> None:
         """An answer has come. Raises BadFrame."""
-        error = ErrorCode.NONE
-        positions: tuple[Position, ...] = ()
         try:
-            if asked is Asking.PING:
-                found = decode_ping_answer(frame, auto_commit)
-                positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
-            else:
-                error = ErrorCode.of(ErrorResponse.decode(frame).error_code)
+            answered = read_answer(value, number, asked, frame)
         except WireError as bad:
-            raise BadFrame(f"group {group_id}: {member_id} answers {asked.name.capitalize()}: {bad}") from None
-        self._groups.tell(group_id, ConsumerAnswered(group_id, member_id, number, asked, error, positions))
+            what = f"{value.member_id} answers {asked.name.capitalize()}"
+            raise BadFrame(f"group {value.group_id}: {what}: {bad}") from None
+        self._groups.tell(value.group_id, answered)
+
+
+def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[Asking, bytes]:
+    """What a consumer is asked, and the frame without its size. Raises WireError: more than it can hold."""
+    if isinstance(value, PingConsumer):
+        return Asking.PING, encode_ping(value.retries)
+    if isinstance(value, StopConsumer):
+        return Asking.STOP, encode_stop()
+    parts = [PositionedPartition(topic, leader(topic, number), number, at) for topic, number, at in value.positions]
+    return Asking.START, encode_start(parts)
+
+
+def read_answer(value: Asks, connection: int, asked: Asking, frame: Frame) -> ConsumerAnswered:
+    """The answer to what a consumer was asked, which its frame does not say. Raises WireError."""
+    error = ErrorCode.NONE
+    positions: tuple[Position, ...] = ()
+    if asked is Asking.PING:
+        found = decode_ping_answer(frame, isinstance(value, PingConsumer) and value.auto_commit)
+        positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
+    else:
+        error = ErrorCode.of(ErrorResponse.decode(frame).error_code)
+    return ConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
 
 
 class Dividers:

@@ -300,11 +300,14 @@ class PushMembership(Membership):
         return self._started and {partition_of(each) for each in asked.partitions} != self._registry.keys()
 
     def _start(self, asked: Asked) -> ErrorCode:
-        """Take an assignment; another one than is held, without a Stop, is refused and nothing is read by it."""
+        """Take an assignment; another one than is held, without a Stop, is refused and nothing is read by it.
+
+        The same one changes nothing, unless the application has let go of it: for a Stop whose connection ended.
+        """
         if self._is_another_map(asked):
             log.error("group %s: the coordinator starts this member without having stopped it", self.group)
             return ErrorCode.UNKNOWN_SERVER_ERROR
-        if self._started:
+        if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None
             return ErrorCode.NONE
         self._registry = {partition_of(each): each.offset for each in asked.partitions}

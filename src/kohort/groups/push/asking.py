@@ -101,6 +101,7 @@ def ping(context: Context, push: PushGroup, member: PushMember, retries: int = 0
     """Is it alive, and where is it?"""
     saved = push.members[member.session.subject]
     value = PingConsumer(push.group_id, saved.member_id, saved.auto_commit, retries)
+    member.proves = member.claim is not None
     send(context, push, member, Asking.PING, value)
 
 
@@ -234,10 +235,11 @@ def refused(context: Context, push: PushGroup, member: PushMember, event: Consum
 
 
 def pinged(context: Context, push: PushGroup, member: PushMember) -> None:
-    """It is alive: a rival for its id is refused; what it had is free if it has stopped."""
+    """It is alive: a rival that came before it was asked is refused; what it had is free if it has stopped."""
     member_id = member.session.subject
     member.back = False
-    registration.refuse_claim(context, member)
+    if member.proves:
+        registration.refuse_claim(context, member)
     if member.ending:
         member.ending = False
         release(context, push, member_id)

@@ -95,8 +95,10 @@ def is_needed(push: PushGroup, targets: dict[str, Pairs]) -> bool:
 
 
 def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
-    """Whether a member is to have something else than it has, or has stopped."""
-    return want != push.owned_by(member_id) or push.present[member_id].stopped or member_id in push.unregistered
+    """Whether a member is to have something else than it has, or has stopped, or is about to: its Stop is out."""
+    member = push.present[member_id]
+    stops = member.stopped or member.asked is Asking.STOP
+    return want != push.owned_by(member_id) or stops or member_id in push.unregistered
 
 
 def attempt_ms(push: PushGroup) -> int:
@@ -184,11 +186,15 @@ def on_backoff_end(context: Context, push: PushGroup, _subject: str) -> None:
 
 
 def on_image(context: Context, push: PushGroup, change: ImageChange) -> None:
-    """The topics changed: a group that reads one of them, or may, is looked at."""
+    """The topics changed: a group that reads one of them, or may, is looked at.
+
+    An expression that was not matched yet may find any: a division that is under way knows the topics as they were.
+    """
     if not push.members:
         return
-    has_regex = any(member.regex is not None for member in push.members.values())
+    regexes = {(member.regex, member.excluding) for member in push.members.values() if member.regex is not None}
     named = {name for member in push.members.values() for name, _ in member.topics}
     named.update(name for names in push.matched.values() for name in names)
-    if (change.names_differ and has_regex) or not named.isdisjoint(change.topics):
+    may_find = bool(regexes) if change.names_differ else not regexes <= push.matched.keys()
+    if may_find or not named.isdisjoint(change.topics):
         look(context, push, "topics changed")

@@ -34,6 +34,7 @@ class PushMember(Pacing):
         still_ms: since when its partitions stand still, None: they do not.
         finding: the ticket of the offsets that it waits for, -1: none.
         claim: another connection wants its id; that waits until this one has answered, or has not.
+        proves: it was pinged since the claim came: its answer shows that it is there still.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class PushMember(Pacing):
         "out",
         "ping",
         "process",
+        "proves",
         "refusals",
         "still_ms",
         "stopped",
@@ -65,6 +67,7 @@ class PushMember(Pacing):
         self.still_ms: int | None = None
         self.finding = -1
         self.claim: RegisterConsumer | None = None
+        self.proves = False
 
 
 class PushGroup(Membership):

@@ -1,0 +1,70 @@
+"""Answers of push consumers that come late: after the group has decided otherwise. Source: spec 4.4-4.6."""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups.events import LeaveGroup, LeavingMember
+from tests.groups.push_trial import SESSION_MS, PushTrial
+
+THIRD_MS = SESSION_MS // 3
+
+
+def test_who_answers_its_stop_after_the_change_was_taken_back_is_started_again() -> None:
+    """The attempt was over, and the division after it leaves to the member what it has: it is stopped all the same."""
+    trial = PushTrial(push_failed_requests_max=9, push_rebalance_backoff_ms=100)
+    a = trial.consumer("a")
+    a.answers = False
+    trial.consumer("b")
+    assert a.seen[-1] == "STOP"
+    trial.feed(LeaveGroup(trial.request(), "g", (LeavingMember("b"),)))
+    trial.pass_time(3 * THIRD_MS + 200)
+    assert a.seen[-1] == "STOP"
+    a.answers = True
+    trial.run()
+    trial.pass_time(THIRD_MS)
+    assert a.partitions == set(range(6))
+    assert not a.stopped
+    assert trial.push.owned.keys() == {"a"}
+
+
+def test_an_answer_to_what_was_asked_before_a_rival_came_says_nothing_of_now() -> None:
+    """It may have been sent by the very process that has connected again since."""
+    trial = PushTrial()
+    a = trial.consumer("a")
+    a.answers = False
+    trial.pass_time(THIRD_MS)
+    assert a.seen[-1] == "PING"
+    again = trial.consumer("a", connection=7)
+    assert again.error is None
+    a.answer()
+    assert again.error is None, "what came was on its way before"
+    assert a.seen[-1] == "PING"
+    trial.pass_time(THIRD_MS + 1)
+    assert again.error is ErrorCode.NONE
+    assert again.partitions == set(range(6))
+
+
+def test_who_answers_after_a_rival_came_keeps_its_id() -> None:
+    trial = PushTrial()
+    a = trial.consumer("a")
+    a.answers = False
+    trial.pass_time(THIRD_MS)
+    rival = trial.consumer("a", connection=7)
+    a.answer()
+    a.answer()
+    assert rival.error is ErrorCode.FENCED_INSTANCE_ID
+    assert a.dismissed is None
+
+
+def test_a_topic_that_grows_while_it_is_not_known_what_an_expression_finds_is_divided() -> None:
+    """After a takeover the first division may be under way: it knows the topic as it was."""
+    trial = PushTrial()
+    trial.consumer("a", topics={}, regex="t").dismissed = "another coordinator"
+    trial.works_at_once = False
+    trial.restart()
+    again = trial.consumer("a", topics={}, regex="t")
+    trial.set_topics(t=8)
+    trial.works_at_once = True
+    trial.do_work()
+    trial.run()
+    assert again.partitions == set(range(8))
