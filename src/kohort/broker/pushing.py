@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from time import perf_counter
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
 from kohort.broker.net.connection import Connection
+from kohort.broker.net.faults import Faults
 from kohort.broker.net.framing import BadFrame, Frame
+from kohort.broker.net.sending import Parts
 from kohort.broker.net.session import ClientSession
 from kohort.broker.net.turned import OnAnswer, Turned
 from kohort.broker.places import Places
@@ -20,6 +25,7 @@ from kohort.groups.outcome import DismissConsumer, PingConsumer, Push, StartCons
 from kohort.wire.push import (
     ErrorResponse,
     PositionedPartition,
+    PushType,
     decode_ping_answer,
     encode_ping,
     encode_start,
@@ -31,6 +37,68 @@ from kohort.wire.schema import WireError
 log = logging.getLogger("kohort.broker")
 
 NO_LEADER = -1
+AskedOfConsumer: TypeAlias = PingConsumer | StopConsumer | StartConsumer
+KINDS = {Asking.PING: PushType.PING, Asking.STOP: PushType.STOP, Asking.START: PushType.START}
+
+
+class AskedFrame:
+    """One frame that a consumer is asked, from when it is wanted until its answer, as `Request` is the other way round.
+
+    Attributes:
+        client_id: the consumer's.
+        message: what its group's shard wanted.
+    """
+
+    __slots__ = ("api", "began", "client_id", "connection", "latency", "message", "on_answer", "on_reply")
+
+    def __init__(
+        self, kind: PushType, connection: Connection, message: AskedOfConsumer, figures: ApiMetrics, on_answer: OnAnswer
+    ) -> None:
+        self.api = kind.api
+        self.connection = connection
+        self.client_id = message.member_id
+        self.message = message
+        self.latency: Histogram = figures.latency
+        self.on_answer = on_answer
+        self.on_reply: Callable[[Parts], bool] | None = None
+        self.began = perf_counter()
+        figures.requests += 1
+
+    @property
+    def name(self) -> str:
+        """The frame for log lines."""
+        return f"{self.api} to {self.connection.name} ({self.client_id})"
+
+    def take(self, frame: Frame) -> None:
+        """The answer has come. Raises BadFrame."""
+        if self.on_reply is not None and not self.on_reply([bytes(frame)]):
+            return
+        self.latency.observe(perf_counter() - self.began)
+        self.on_answer(frame)
+
+    def send(self, parts: Parts) -> None:
+        """Have its shard hear an answer that waited, or was made up."""
+        if self.connection.closed:
+            return
+        (frame,) = parts
+        assert isinstance(frame, bytes)
+        try:
+            self.take(memoryview(frame))
+        except BadFrame as error:
+            log.warning("closing the connection from %s: %s", self.connection.name, error)
+            self.connection.close()
+
+    def unreadable(self) -> Parts:
+        """An answer that its shard can't read."""
+        return [b"\xff"]
+
+    def fail(self, error: ErrorCode, why: str) -> None:
+        """The consumer is not asked, and answers this; an answer to a Ping holds no error: its connection ends."""
+        if self.api == PushType.PING.api:
+            log.warning("closing the connection from %s: %s", self.connection.name, why)
+            self.connection.close()
+        else:
+            self.send([ErrorResponse(error).encode()])
 
 
 class Registered(NamedTuple):
@@ -44,9 +112,11 @@ class Registered(NamedTuple):
 class PushedConsumers:
     """The connections that have turned round, by their numbers."""
 
-    def __init__(self, groups: GroupShards, places: Places) -> None:
+    def __init__(self, groups: GroupShards, places: Places, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
         self._places = places
+        self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
+        self._faults = faults
         self._by_number: dict[int, Registered] = {}
 
     def __len__(self) -> int:
@@ -76,23 +146,43 @@ class PushedConsumers:
         found = self._by_number.get(push.connection)
         if found is None:
             return
-        connection, turned, _ = found
+        connection = found.connection
         value = push.value
         try:
             if isinstance(value, DismissConsumer):
                 log.info("closing the connection from %s: group %s: %s", connection.name, value.group_id, value.why)
                 connection.finish()
             elif isinstance(value, PingConsumer):
-                answer = self._answer(value, connection, Asking.PING, auto_commit=value.auto_commit)
-                turned.ask([framed(encode_ping(value.retries))], answer)
+                self._ask(found, value, Asking.PING, encode_ping(value.retries), auto_commit=value.auto_commit)
             elif isinstance(value, StopConsumer):
-                turned.ask([framed(encode_stop())], self._answer(value, connection, Asking.STOP))
+                self._ask(found, value, Asking.STOP, encode_stop())
             else:
-                frame = encode_start(self._positioned(value))
-                turned.ask([framed(frame)], self._answer(value, connection, Asking.START))
-        except (KafkaError, WireError) as error:
-            log.warning("closing the connection from %s: group %s: %s", connection.name, value.group_id, error)
-            connection.finish()
+                self._ask(found, value, Asking.START, encode_start(self._positioned(value)))
+        except WireError as error:
+            self._end(connection, value.group_id, error)
+
+    @staticmethod
+    def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
+        log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
+        connection.finish()
+
+    def _ask(
+        self, to: Registered, value: AskedOfConsumer, asking: Asking, body: bytes, *, auto_commit: bool = False
+    ) -> None:
+        connection = to.connection
+        answer = partial(self._take, value.group_id, value.member_id, connection.client.number, asking, auto_commit)
+        asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
+
+        def run() -> None:
+            if connection.closed:
+                return
+            try:
+                to.turned.ask([framed(body)], asked.take)
+            except KafkaError as error:
+                self._end(connection, value.group_id, error)
+
+        if not (self._faults.active and self._faults.on_request(asked, run)):
+            run()
 
     def _positioned(self, value: StartConsumer) -> list[PositionedPartition]:
         """With the leaders as of now."""
@@ -101,16 +191,6 @@ class PushedConsumers:
             leaders = self._places.leaders(topic, range(partition, partition + 1))
             found.append(PositionedPartition(topic, leaders[0][0] if leaders else NO_LEADER, partition, offset))
         return found
-
-    def _answer(
-        self,
-        value: PingConsumer | StopConsumer | StartConsumer,
-        connection: Connection,
-        asked: Asking,
-        *,
-        auto_commit: bool = False,
-    ) -> OnAnswer:
-        return partial(self._take, value.group_id, value.member_id, connection.client.number, asked, auto_commit)
 
     def _take(self, group_id: str, member_id: str, number: int, asked: Asking, auto_commit: bool, frame: Frame) -> None:
         """An answer has come. Raises BadFrame."""

@@ -52,21 +52,33 @@ def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Autho
         )
 
 
-def refusal(request: PushRequest, authorize: Authorize | None) -> ErrorCode:
-    """Why who asks may not, NONE: it may."""
-    return ErrorCode.NONE if authorize is None else authorize(request, PUSH_NEEDS[request.kind])
+def admit(
+    host: GroupHost,
+    request: PushRequest,
+    asked: ClusterMetadataRequest | RegisterConsumerRequest,
+    authorize: Authorize | None,
+    run: Callable[[], None],
+) -> None:
+    """Have a request that could be read handled, as a dispatcher does: counted, allowed, with faults on purpose."""
+    request.begin(asked, host.metrics.apis[request.kind])
+    if authorize is not None and (refused := authorize(request, PUSH_NEEDS[request.kind])):
+        request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
+    elif not (host.faults.active and host.faults.on_request(request, run)):
+        run()
 
 
 def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
     """Who coordinates, and which brokers there are."""
     try:
-        asked = request.message = ClusterMetadataRequest.decode(frame)
+        asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
         request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
         return
-    if refused := refusal(request, authorize):
-        request.refuse(ClusterMetadataResponse(refused).encode(), f"ClusterMetadata: {refused.name}: {refused.text}")
-        return
+    admit(host, request, asked, authorize, lambda: name_coordinator(host, request, asked))
+
+
+def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
+    """Answer it."""
     found, nodes = host.places.pushing(asked.group_id, request.connection)
     brokers = tuple(PushBroker(each.node_id, each.host, each.port) for each in nodes)
     if isinstance(found, ErrorCode):
@@ -80,9 +92,8 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, author
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
     """A consumer registers: from now on its frames are answers."""
-    connection = request.connection
     try:
-        asked = request.message = RegisterConsumerRequest.decode(frame)
+        asked = RegisterConsumerRequest.decode(frame)
         topics = read_topic_count(asked.topic_count)
         if topics.regex is not None:
             matcher(topics.regex)
@@ -91,8 +102,13 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, autho
     except (WireError, InvalidInputError) as error:
         request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
         return
-    if refused := refusal(request, authorize):
-        request.refuse(ErrorResponse(refused).encode(), refused_why(asked, refused))
+    admit(host, request, asked, authorize, lambda: register(host, request, asked, topics))
+
+
+def register(host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount) -> None:
+    """Have the group take the consumer, or refuse it."""
+    connection = request.connection
+    if connection.closed:  # it waited, as a fault wanted
         return
     host.consumers.turn(connection, asked.group_id)
     host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
