@@ -97,7 +97,11 @@ class LiteralConsumer:
                 struct.pack(">i", int(str(more.get("session_timeout_ms", 6000)))),
             )
         )
-        (self.error,) = struct.unpack(">h", ask(self.sock, body))
+        try:
+            (self.error,) = struct.unpack(">h", ask(self.sock, body))
+        except BaseException:
+            self.sock.close()
+            raise
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 

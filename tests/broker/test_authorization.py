@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kohort.broker.authorization import NEEDS, Need, Resource
+import pytest
+
+from kohort import Consumer
+from kohort.broker.api import push
+from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Need, Resource
 from kohort.broker.net.dispatch import Dispatcher
+from kohort.broker.net.push_request import PushRequest
 from kohort.broker.net.request import Request
 from kohort.broker.net.session import ANYONE, Principal
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
 from kohort.broker.run import RunningBroker
-from kohort.errors import ErrorCode
+from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.ids import AclOperation
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest, ListGroupsRequest
+from kohort.wire.push import ClusterMetadataRequest, PushType, RegisterConsumerRequest, TopicCount, write_topic_count
 from kohort.wire.security import CreateDelegationTokenRequest
-from tests.broker.raw import RawClient
+from tests.broker.literal_consumer import ask, read_frame
+from tests.broker.raw import RawClient, create_topic
 
 
 def test_every_api_has_a_row_and_every_row_an_api() -> None:
@@ -63,16 +71,96 @@ def test_each_resource_has_its_error() -> None:
     assert Resource.GROUP.refusal is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
+READ_GROUP = Need(AclOperation.READ, Resource.GROUP)
+
+
 class Gatekeeper:
-    """Nobody may read groups; it notes who asked."""
+    """Nobody may do one thing, read groups by default; it notes who asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Need = READ_GROUP) -> None:
         self.asked: list[tuple[str, Principal]] = []
+        self.refused = refused
 
-    def __call__(self, request: Request[Any], needs: tuple[Need, ...]) -> ErrorCode:
+    def __call__(self, request: Request[Any] | PushRequest, needs: tuple[Need, ...]) -> ErrorCode:
         self.asked.append((request.name.split()[0], request.principal))
-        refused = Need(AclOperation.READ, Resource.GROUP)
-        return refused.resource.refusal if refused in needs else ErrorCode.NONE
+        return self.refused.resource.refusal if self.refused in needs else ErrorCode.NONE
+
+
+def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> None:
+    """A broker whose authorizer it is, push frames as well; `client` runs in a thread, with its address."""
+
+    async def run() -> None:
+        broker = RunningBroker(asyncio.get_running_loop(), folder, "127.0.0.1:0", {})
+        dispatcher = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper, pushing=push.take)
+        broker.serving.server.on_frame = dispatcher.dispatch
+        broker.listen()
+        try:
+            await asyncio.to_thread(client, broker.address)
+            assert not len(broker.node.consumers), "who is refused is registered nowhere"
+        finally:
+            await broker.close()
+
+    asyncio.run(run())
+
+
+def registration(group: str) -> bytes:
+    count = write_topic_count(TopicCount({"t": 1}))
+    return RegisterConsumerRequest(group, "a", count, True, "smallest", 6000).encode()
+
+
+def test_all_that_push_consumers_ask_has_a_row() -> None:
+    assert PUSH_NEEDS.keys() == {PushType.CLUSTER_METADATA, PushType.REGISTER_CONSUMER}
+    assert set(PUSH_NEEDS[PushType.REGISTER_CONSUMER]) == set(NEEDS["OffsetCommit"]), "its pings commit"
+    assert set(PUSH_NEEDS[PushType.CLUSTER_METADATA]) <= set(NEEDS["FindCoordinator"])
+
+
+@pytest.mark.parametrize(
+    ("refused", "frame", "answer"),
+    [
+        (Need(AclOperation.DESCRIBE, Resource.GROUP), ClusterMetadataRequest("g").encode(), b"\0\x1e\xff\xff\0\0"),
+        (READ_GROUP, registration("g"), b"\0\x1e"),
+        (Need(AclOperation.READ, Resource.TOPIC), registration("g"), b"\0\x1d"),
+    ],
+    ids=["metadata", "group", "topics"],
+)
+def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
+    tmp_path: Path, refused: Need, frame: bytes, answer: bytes
+) -> None:
+    keeper = Gatekeeper(refused)
+
+    def client(address: str) -> None:
+        with RawClient(address) as raw:
+            assert ask(raw.sock, frame) == answer
+            with pytest.raises(ConnectionResetError):
+                read_frame(raw.sock)
+
+    guarded(tmp_path, keeper, client)
+    assert [principal for _, principal in keeper.asked] == [ANYONE]
+
+
+@pytest.mark.parametrize(
+    ("operation", "resource"),
+    [
+        (AclOperation.DESCRIBE, Resource.GROUP),
+        (AclOperation.READ, Resource.GROUP),
+        (AclOperation.READ, Resource.TOPIC),
+    ],
+)
+def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: AclOperation, resource: Resource) -> None:
+    """It ends with the error of what it may not, and does not ask for ever."""
+    keeper = Gatekeeper(Need(AclOperation.ALL, Resource.USER))
+
+    def client(address: str) -> None:
+        with RawClient(address) as raw:
+            create_topic(raw, "t", 1)
+        keeper.refused = Need(operation, resource)
+        with Consumer(address, group_id="g", group_protocol="push") as consumer:
+            consumer.subscribe(["t"])
+            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+                consumer.poll(30_000)
+        assert told.value.code is resource.refusal
+
+    guarded(tmp_path, keeper, client)
 
 
 def test_a_request_that_is_not_allowed_reaches_no_handler(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kazoo.exceptions import NoNodeError
 from kohort import Admin
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
 from kohort.cluster.zookeeper.nodes import COORDINATOR, EPOCH, IDS, TOPICS, Office
+from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic
@@ -185,6 +186,70 @@ def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> Non
     eventually(lambda: "stop" in back.asked)
     assert Office.from_bytes(look.data(EPOCH) or b"").epoch == 2
     back.close()
+
+
+def java_bytes(seed: int, count: int) -> bytes:
+    """What Java's `new Random(seed).nextBytes` gives, for a multiple of four."""
+    state, found = (seed ^ 0x5DEECE66D) & ((1 << 48) - 1), b""
+    while len(found) < count:
+        state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        found += (state >> 16).to_bytes(4, "little")
+    return found
+
+
+def expire(look: Look, session: int) -> None:
+    """End a session of somebody else's: its password follows from its id in ZooKeeper's own server."""
+    unsigned = session & ((1 << 64) - 1)
+    thief = KazooClient(look.address.partition("/")[0], client_id=(session, java_bytes(unsigned ^ 0xB3415C00, 16)))
+    thief.start()
+    assert thief.client_id[0] == session, "it is that session, not a new one"
+    thief.stop()
+    thief.close()
+
+
+def session_of(look: Look, path: str) -> int | None:
+    found = look.client.exists(look.root + path)
+    return None if found is None else int(found.ephemeralOwner)
+
+
+def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, look: Look, tmp_path: Path) -> None:
+    """It registers and is elected again; what changed meanwhile, and what was spoiled, is made up for."""
+    broker = run(tmp_path, look.address)
+    make_topic(broker)
+    a, b = consumer(broker, "g", "a"), consumer(broker, "g", "b")
+    owners, offsets = f"{OWNERS}/g", f"{OFFSETS}/g"
+    eventually(lambda: sorted(look.tree(owners).values()) == ["a-0", "a-0", "b-0", "b-0"])
+    eventually(lambda: len(look.tree(offsets)) == 4)
+    number = (look.data(COORDINATOR) or b"").decode()
+    session = session_of(look, COORDINATOR)
+    assert session
+    assert session == session_of(look, f"{IDS}/{number}")
+    epoch = Office.from_bytes(look.data(EPOCH) or b"").epoch
+    topic, spoiled = min(b.registry)
+    look.client.set(f"{look.root}{offsets}/{topic}/{spoiled}", b"77")  # it is not looked at as long as nothing changes
+    expire(look, session)
+    a.read(5)
+    c = consumer(broker, "g", "c")
+    for path in (COORDINATOR, f"{IDS}/{number}"):
+        eventually(lambda path=path: session_of(look, path) not in (None, session))  # type: ignore[misc]
+    assert Office.from_bytes(look.data(EPOCH) or b"").epoch == epoch + 1
+    c.until(lambda each: each.fetching and len(each.registry) == 1)
+
+    def owned() -> dict[str, str]:
+        return {f"{topic}/{part}": f"{each.name}-0" for each in (a, b, c) for topic, part in each.registry}
+
+    eventually(lambda: len(owned()) == 4 and look.tree(owners) == owned())
+
+    def committed() -> dict[str, str]:
+        with Admin(broker.address) as admin:
+            found = admin.list_consumer_group_offsets("g", [TopicPartition("t", part) for part in range(4)])
+        return {f"t/{number}-{part.partition}": str(at.offset) for part, at in found.values.items() if at is not None}
+
+    eventually(lambda: sorted(committed().values()) == ["0", "0", "5", "5"] and look.tree(offsets) == committed())
+    assert not any(each.ended for each in (a, b, c)), "consumers heard nothing of it"
+    assert broker.process.poll() is None
+    for each in (a, b, c):
+        each.close()
 
 
 def test_zookeeper_gone(run: Run, tmp_path: Path) -> None:

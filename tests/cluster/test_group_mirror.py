@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from kohort.cluster.zookeeper.door import Guard, ZooKeeperDoor
-from kohort.cluster.zookeeper.group_mirror import GroupMirror, Plan
+from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
@@ -61,14 +62,16 @@ class Mirrors:
         self.look = KazooClient(address)
         self.doors: list[ZooKeeperDoor] = []
 
-    async def enter(self, number: int) -> tuple[ZooKeeperDoor, GroupMirror, Shards]:
+    async def enter(
+        self, number: int, now_s: Callable[[], float] = time.monotonic
+    ) -> tuple[ZooKeeperDoor, GroupMirror, Shards]:
         door = ZooKeeperDoor(self.address, SESSION_MS, sole=True)
         self.doors.append(door)
         await door.open(candidate(number), SHARDS)
         shards = Shards()
         leaders = SimpleNamespace(leaders=lambda topic, parts: [(1, 0, [1], [1])])
         host: Any = SimpleNamespace(groups=shards, places=leaders, token=lambda: 1)
-        return door, GroupMirror(door, host), shards
+        return door, GroupMirror(door, host, now_s=now_s), shards
 
     def data(self, path: str) -> str:
         return str(self.look.get(self.root + path)[0].decode())
@@ -233,6 +236,44 @@ def test_owners_that_were_deleted_are_told_once_and_written_after_the_rebalance(
         await after.settle()
         assert mirrors.data(OWNER) == "b-0"
         assert len(shards.told) == 1
+
+    play(zookeeper, story)
+
+
+def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) -> None:
+    """Also of a group that does not change, and those that another process wrote over."""
+
+    async def story(mirrors: Mirrors) -> None:
+        clock = [1_000.0]
+        _, mirror, shards = await mirrors.enter(1, lambda: clock[0])
+        for settled in (True, False, True, True):
+            shards.show(1, settled=settled)
+            await mirror.settle()
+        assert mirrors.data(OWNER) == "a-0"
+        spoil = (
+            lambda: mirrors.look.delete(mirrors.root + OWNER),
+            lambda: mirrors.look.set(mirrors.root + OWNER, b"x"),
+        )
+        for spoiled in spoil:
+            shards.told.clear()
+            spoiled()
+            clock[0] += OWNERS_LOOK_S
+            await mirror.settle()
+            assert not shards.told, "the minute is not over"
+            clock[0] += 1
+            await mirror.settle()
+            assert shards.told == [OwnersMissing("g", (PART,))]
+            clock[0] += 2 * OWNERS_LOOK_S
+            shards.show(1, settled=False)
+            await mirror.settle()
+            assert len(shards.told) == 1, "it was told, and rebalances"
+            for _ in range(2):
+                shards.show(1)
+                await mirror.settle()
+            assert mirrors.data(OWNER) == "a-0", "it is written again after the rebalance"
+        clock[0] += 2 * OWNERS_LOOK_S
+        await mirror.settle()
+        assert len(shards.told) == 1, "what is there causes nothing"
 
     play(zookeeper, story)
 

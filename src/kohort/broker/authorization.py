@@ -12,10 +12,12 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+from kohort.broker.net.push_request import PushRequest
 from kohort.broker.net.request import Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
 from kohort.wire.message import Message
+from kohort.wire.push import PushType
 
 
 class Resource(IntEnum):
@@ -51,7 +53,7 @@ class Need(NamedTuple):
     resource: Resource
 
 
-Authorize: TypeAlias = Callable[[Request[Message], tuple[Need, ...]], ErrorCode]
+Authorize: TypeAlias = Callable[[Request[Message] | PushRequest, tuple[Need, ...]], ErrorCode]
 """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
 
 _O, _R = AclOperation, Resource
@@ -123,3 +125,11 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "UpdateFeatures": _CLUSTER_ALTER,
     "WriteTxnMarkers": (Need(_O.CLUSTER_ACTION, _R.CLUSTER),),
 }
+
+PUSH_NEEDS: dict[PushType, tuple[Need, ...]] = {
+    PushType.CLUSTER_METADATA: (Need(_O.DESCRIBE, _R.GROUP),),
+    PushType.REGISTER_CONSUMER: (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
+}
+"""The same for what push consumers ask. What a consumer is asked after its registration needs nothing more: the
+positions in its answers are committed by right of that, so it needs what OffsetCommit does.
+"""

@@ -130,7 +130,7 @@ class GroupHost:
         self._tokens = itertools.count(1)
         self.groups = GroupShards(self.token, self._make_shard)
         self.topics = topics(self.groups)
-        self.consumers = PushedConsumers(self.groups, places)
+        self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
         self._dividers = Dividers(config.push_rebalance_threads)

@@ -15,6 +15,7 @@ from typing import Final, TypedDict
 
 from kohort.groups.outcome import Counted, GroupState, Meter, Rebalanced
 from kohort.wire.framing import APIS
+from kohort.wire.push import PushType
 
 BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05),
@@ -29,6 +30,8 @@ IMPORT_METERS = (Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE)
 HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
 PUSH_METERS = (Meter.PUSH_FAILED,)
+API_NAMES = {key: api.name for key, api in APIS.items()} | {int(kind): kind.api for kind in PushType}
+"""Kafka's, and those of push frames, by key; both have one range of numbers."""
 GROUP_METRICS: Final = "group-coordinator-metrics"
 """Kafka's name for the group of its four meters."""
 
@@ -197,7 +200,7 @@ class MirrorMeter:
 
 
 class ApiMetrics:
-    """One API's requests, and the time from a request's arrival to its answer."""
+    """One API's requests, and the time from a request's arrival, or its sending if the broker asks, to its answer."""
 
     __slots__ = ("latency", "requests")
 
@@ -255,7 +258,7 @@ class Metrics:
     def __init__(self) -> None:
         self.mirror: MirrorMeter | None = None
         self.meters = {meter: Rate() for meter in Meter}
-        self.apis = {key: ApiMetrics() for key in APIS}
+        self.apis = {key: ApiMetrics() for key in API_NAMES}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
         self.whole = Histogram()
         self.standstill = Histogram()
@@ -306,8 +309,8 @@ class Metrics:
             "push": {meter.value: self.meters[meter].count for meter in PUSH_METERS},
             "zookeeper": {} if self.mirror is None else self.mirror.summary(),
             "connections": connections,
-            "requests": {APIS[key].name: api.requests for key, api in self.apis.items() if api.requests},
-            "latency": {APIS[key].name: api.latency.summary() for key, api in self.apis.items() if api.requests},
+            "requests": {API_NAMES[key]: api.requests for key, api in self.apis.items() if api.requests},
+            "latency": {API_NAMES[key]: api.latency.summary() for key, api in self.apis.items() if api.requests},
             "listen": listen,
         }
 

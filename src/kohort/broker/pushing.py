@@ -6,13 +6,17 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
 from kohort.broker.net.connection import Connection
+from kohort.broker.net.faults import Faults
 from kohort.broker.net.framing import BadFrame, Frame
+from kohort.broker.net.sending import Parts
 from kohort.broker.net.session import ClientSession
-from kohort.broker.net.turned import Turned
+from kohort.broker.net.turned import OnAnswer, Turned
 from kohort.broker.places import Places
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode, KafkaError
@@ -21,6 +25,7 @@ from kohort.groups.outcome import DismissConsumer, PingConsumer, Push, StartCons
 from kohort.wire.push import (
     ErrorResponse,
     PositionedPartition,
+    PushType,
     decode_ping_answer,
     encode_ping,
     encode_start,
@@ -33,6 +38,67 @@ log = logging.getLogger("kohort.broker")
 
 NO_LEADER = -1
 Asks: TypeAlias = PingConsumer | StopConsumer | StartConsumer
+KINDS = {Asking.PING: PushType.PING, Asking.STOP: PushType.STOP, Asking.START: PushType.START}
+
+
+class AskedFrame:
+    """One frame that a consumer is asked, from when it is wanted until its answer, as `Request` is the other way round.
+
+    Attributes:
+        client_id: the consumer's.
+        message: what its group's shard wanted.
+    """
+
+    __slots__ = ("api", "began", "client_id", "connection", "latency", "message", "on_answer", "on_reply")
+
+    def __init__(
+        self, kind: PushType, connection: Connection, message: Asks, figures: ApiMetrics, on_answer: OnAnswer
+    ) -> None:
+        self.api = kind.api
+        self.connection = connection
+        self.client_id = message.member_id
+        self.message = message
+        self.latency: Histogram = figures.latency
+        self.on_answer = on_answer
+        self.on_reply: Callable[[Parts], bool] | None = None
+        self.began = perf_counter()
+        figures.requests += 1
+
+    @property
+    def name(self) -> str:
+        """The frame for log lines."""
+        return f"{self.api} to {self.connection.name} ({self.client_id})"
+
+    def take(self, frame: Frame) -> None:
+        """The answer has come. Raises BadFrame."""
+        if self.on_reply is not None and not self.on_reply([bytes(frame)]):
+            return
+        self.latency.observe(perf_counter() - self.began)
+        self.on_answer(frame)
+
+    def send(self, parts: Parts) -> None:
+        """Have its shard hear an answer that waited, or was made up."""
+        if self.connection.closed:
+            return
+        (frame,) = parts
+        assert isinstance(frame, bytes)
+        try:
+            self.take(memoryview(frame))
+        except BadFrame as error:
+            log.warning("closing the connection from %s: %s", self.connection.name, error)
+            self.connection.close()
+
+    def unreadable(self) -> Parts:
+        """An answer that its shard can't read."""
+        return [b"\xff"]
+
+    def fail(self, error: ErrorCode, why: str) -> None:
+        """The consumer is not asked, and answers this; an answer to a Ping holds no error: its connection ends."""
+        if self.api == PushType.PING.api:
+            log.warning("closing the connection from %s: %s", self.connection.name, why)
+            self.connection.close()
+        else:
+            self.send([ErrorResponse(error).encode()])
 
 
 class Registered(NamedTuple):
@@ -46,9 +112,11 @@ class Registered(NamedTuple):
 class PushedConsumers:
     """The connections that have turned round, by their numbers."""
 
-    def __init__(self, groups: GroupShards, places: Places) -> None:
+    def __init__(self, groups: GroupShards, places: Places, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
         self._places = places
+        self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
+        self._faults = faults
         self._by_number: dict[int, Registered] = {}
 
     def __len__(self) -> int:
@@ -78,18 +146,37 @@ class PushedConsumers:
         found = self._by_number.get(push.connection)
         if found is None:
             return
-        connection, turned, _ = found
+        connection = found.connection
         value = push.value
         try:
             if isinstance(value, DismissConsumer):
                 log.info("closing the connection from %s: group %s: %s", connection.name, value.group_id, value.why)
                 connection.finish()
             else:
-                asked, frame = asking_frame(value, self._leader)
-                turned.ask([framed(frame)], partial(self._take, value, connection.client.number, asked))
-        except (KafkaError, WireError) as error:
-            log.warning("closing the connection from %s: group %s: %s", connection.name, value.group_id, error)
-            connection.finish()
+                self._ask(found, value, *asking_frame(value, self._leader))
+        except WireError as error:
+            self._end(connection, value.group_id, error)
+
+    @staticmethod
+    def _end(connection: Connection, group_id: str, error: KafkaError) -> None:
+        log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
+        connection.finish()
+
+    def _ask(self, to: Registered, value: Asks, asking: Asking, body: bytes) -> None:
+        connection = to.connection
+        answer = partial(self._take, value, connection.client.number, asking)
+        asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
+
+        def run() -> None:
+            if connection.closed:
+                return
+            try:
+                to.turned.ask([framed(body)], asked.take)
+            except KafkaError as error:
+                self._end(connection, value.group_id, error)
+
+        if not (self._faults.active and self._faults.on_request(asked, run)):
+            run()
 
     def _leader(self, topic: str, partition: int) -> int:
         """As of now."""

@@ -48,6 +48,11 @@ class PushType(enum.IntEnum):
     STOP = 20_483
     START = 20_484
 
+    @property
+    def api(self) -> str:
+        """Its name, as the text has it."""
+        return self.name.title().replace("_", "")
+
 
 class PushBroker(NamedTuple):
     """Where a broker is."""

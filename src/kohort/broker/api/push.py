@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from kohort.broker.authorization import PUSH_NEEDS, Authorize
 from kohort.broker.host import GroupHost
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.framing import BadFrame, Frame
-from kohort.broker.net.sending import Parts
+from kohort.broker.net.push_request import PushRequest
 from kohort.broker.regex import matcher
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
@@ -26,7 +27,6 @@ from kohort.wire.push import (
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    framed,
     push_type,
     read_topic_count,
 )
@@ -38,61 +38,60 @@ FROM_BEGIN = {"smallest": True, "largest": False}
 """What `auto_offset_reset` says. Source: spec 4, RegisterConsumerRequest."""
 
 
-class Owed:
-    """The place of an answer in its connection's order."""
-
-    __slots__ = ("_connection", "parts")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.parts: Parts | None = None
-        connection.pending.append(self)
-
-    def answer(self, body: bytes) -> None:
-        """Send it."""
-        self.parts = [framed(body)]
-        self._connection.ready(self)
-
-    def refuse(self, body: bytes, why: str) -> None:
-        """Send it, and end the connection."""
-        log.warning("closing the connection from %s: %s", self._connection.name, why)
-        self.answer(body)
-        self._connection.finish()
-
-
-def take(host: GroupHost, connection: Connection, frame: Frame) -> None:
+def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Authorize | None = None) -> None:
     """Handle one frame whose first two bytes are 20480 or more. Raises BadFrame."""
-    kind = push_type(frame)
-    if kind == PushType.CLUSTER_METADATA:
-        cluster_metadata(host, connection, frame)
-    elif kind == PushType.REGISTER_CONSUMER:
-        register_consumer(host, connection, frame)
+    number = push_type(frame)
+    kind = PushType(number) if number in PUSH_NEEDS else None
+    if kind is PushType.CLUSTER_METADATA:
+        cluster_metadata(host, PushRequest(connection, kind), frame, authorize)
+    elif kind is PushType.REGISTER_CONSUMER:
+        register_consumer(host, PushRequest(connection, kind), frame, authorize)
     else:
-        raise BadFrame(f"a request of type {kind}: consumers ask ClusterMetadata (20480) and RegisterConsumer (20481)")
+        raise BadFrame(
+            f"a request of type {number}: consumers ask ClusterMetadata (20480) and RegisterConsumer (20481)"
+        )
 
 
-def cluster_metadata(host: GroupHost, connection: Connection, frame: Frame) -> None:
+def admit(
+    host: GroupHost,
+    request: PushRequest,
+    asked: ClusterMetadataRequest | RegisterConsumerRequest,
+    authorize: Authorize | None,
+    run: Callable[[], None],
+) -> None:
+    """Have a request that could be read handled, as a dispatcher does: counted, allowed, with faults on purpose."""
+    request.begin(asked, host.metrics.apis[request.kind])
+    if authorize is not None and (refused := authorize(request, PUSH_NEEDS[request.kind])):
+        request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
+    elif not (host.faults.active and host.faults.on_request(request, run)):
+        run()
+
+
+def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
     """Who coordinates, and which brokers there are."""
-    owed = Owed(connection)
     try:
         asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
-        owed.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
+        request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
         return
-    found, nodes = host.places.pushing(asked.group_id, connection)
+    admit(host, request, asked, authorize, lambda: name_coordinator(host, request, asked))
+
+
+def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
+    """Answer it."""
+    found, nodes = host.places.pushing(asked.group_id, request.connection)
     brokers = tuple(PushBroker(each.node_id, each.host, each.port) for each in nodes)
     if isinstance(found, ErrorCode):
-        owed.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
+        request.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
     elif found.node_id > COORDINATOR_ID_MAX:
         log.error("node.id %d: push consumers are told ids up to %d only", found.node_id, COORDINATOR_ID_MAX)
-        owed.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode())
+        request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode())
     else:
-        owed.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
+        request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
 
 
-def register_consumer(host: GroupHost, connection: Connection, frame: Frame) -> None:
+def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
     """A consumer registers: from now on its frames are answers."""
-    owed = Owed(connection)
     try:
         asked = RegisterConsumerRequest.decode(frame)
         topics = read_topic_count(asked.topic_count)
@@ -101,12 +100,23 @@ def register_consumer(host: GroupHost, connection: Connection, frame: Frame) -> 
         if asked.auto_offset_reset not in FROM_BEGIN:
             raise WireError(f"auto_offset_reset {asked.auto_offset_reset[:100]!r} is not smallest or largest")
     except (WireError, InvalidInputError) as error:
-        owed.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
+        request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
+        return
+    admit(host, request, asked, authorize, lambda: register(host, request, asked, topics))
+
+
+def register(host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount) -> None:
+    """Have the group take the consumer, or refuse it."""
+    connection = request.connection
+    if connection.closed:  # it waited, as a fault wanted
         return
     host.consumers.turn(connection, asked.group_id)
-    host.groups.ask(
-        connection.client, event_of(host, connection, asked, topics), answer_to(host, connection, owed, asked)
-    )
+    host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
+
+
+def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
+    """For the log."""
+    return f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
 
 
 def event_of(
@@ -131,7 +141,7 @@ def event_of(
 
 
 def answer_to(
-    host: GroupHost, connection: Connection, owed: Owed, asked: RegisterConsumerRequest
+    host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest
 ) -> Callable[[RegisterConsumerReply | ErrorCode], None]:
     """Takes the reply; an error ends the connection."""
 
@@ -139,12 +149,12 @@ def answer_to(
         error = value if isinstance(value, ErrorCode) else value.error
         body = ErrorResponse(error).encode()
         if error is ErrorCode.NONE:
-            owed.answer(body)
+            request.answer(body)
             return
-        why = f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
+        why = refused_why(asked, error)
         if error is ErrorCode.NOT_COORDINATOR:
-            place, _ = host.places.pushing(asked.group_id, connection)
+            place, _ = host.places.pushing(asked.group_id, request.connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
-        owed.refuse(body, why)
+        request.refuse(body, why)
 
     return answer

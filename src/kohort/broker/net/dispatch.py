@@ -133,7 +133,7 @@ class Dispatcher(Generic[D]):
         routes: Mapping[int, Route[D]],
         unsupported_api_versions: Callable[[D, Request[Message]], None],
         authorize: Authorize | None = None,
-        pushing: Callable[[D, Connection, Frame], None] | None = None,
+        pushing: Callable[[D, Connection, Frame, Authorize | None], None] | None = None,
     ) -> None:
         """A dispatcher of requests to a host.
 
@@ -142,7 +142,8 @@ class Dispatcher(Generic[D]):
             routes: by api key.
             unsupported_api_versions: answers an ApiVersions of an unknown version.
             authorize: asked before each request; None: everybody may do everything.
-            pushing: takes the frames of the push protocol, which have no header of Kafka's; None: none are served.
+            pushing: takes the frames of the push protocol, which have no header of Kafka's, and asks `authorize`
+                itself; None: none are served.
         """
         self._host = host
         self._routes = dict(routes)
@@ -159,7 +160,7 @@ class Dispatcher(Generic[D]):
             BadFrame: the frame is no request that is served here; the connection must end.
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
-            self._pushing(self._host, connection, frame)
+            self._pushing(self._host, connection, frame, self._authorize)
             return
         faults = self._faults
         if faults.active:

@@ -14,17 +14,18 @@ class Fault:
     """One rule: which requests, and what happens to them.
 
     Attributes:
-        api: Kafka's name, as "JoinGroup"; None: any.
+        api: Kafka's name, as "JoinGroup", or that of a push frame, as "RegisterConsumer"; None: any. A frame that the
+            coordinator asks ("Ping", "Stop", "Start") is handled when it is sent, and its answer is the consumer's.
         action: "fail" answers with `error` and does nothing else; "delay" handles it `delay_ms` later; "drop" neither
             handles nor answers; "drop_reply" handles but never answers; "hold" and "hold_reply" wait at the barrier
             before handling, or before answering; "close" ends the connection unhandled; "close_after" handles, then
             ends the connection in place of an answer; "garble" handles, then answers with bytes that no client can
             read.
         group: of the request; None: any, also requests without a group.
-        client_id: of the request header; None: any.
+        client_id: of the request header, of push frames the consumer's id; None: any.
         skip: this many matching requests pass first.
         times: then this many are chosen; None: all.
-        error: for "fail".
+        error: for "fail"; a Ping's answer has none, so that the connection ends.
         delay_ms: for "delay".
     """
 

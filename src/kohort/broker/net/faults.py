@@ -11,21 +11,51 @@ import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from kohort.broker.metrics import API_NAMES
+from kohort.broker.net.connection import Connection
 from kohort.broker.net.fault import Fault
 from kohort.broker.net.refusals import refusal
 from kohort.broker.net.request import Request
 from kohort.broker.net.sending import Parts
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.wire.framing import APIS
 from kohort.wire.message import Message
 
 log = logging.getLogger("kohort.broker")
 
-_UNREADABLE = b"\xff" * 3
-"""Too short for any answer, and no beginning of one."""
 HELD_MAX = 10_000
 """A forgotten barrier must not fill the memory: beyond it requests pass."""
+
+
+class Subject(Protocol):
+    """What rules are for: a request of Kafka's, one of a push consumer's, or a frame that such a consumer is asked."""
+
+    on_reply: Callable[[Parts], bool] | None
+    """Takes the answer and says whether it goes on; None: it does."""
+
+    @property
+    def api(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def connection(self) -> Connection: ...
+    @property
+    def message(self) -> object: ...
+
+    def send(self, parts: Parts) -> None:
+        """Have an answer go its way."""
+
+    def unreadable(self) -> Parts:
+        """An answer that nobody can read."""
+
+
+class Refusable(Subject, Protocol):
+    """One that says by itself how it is refused."""
+
+    def fail(self, error: ErrorCode, why: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -49,8 +79,8 @@ class Faults:
 
     def add(self, fault: Fault) -> int:
         """Put a rule in force; returns its number. Rules are asked in this order, the first that chooses wins."""
-        if fault.api is not None and fault.api not in {api.name for api in APIS.values()}:
-            near = difflib.get_close_matches(fault.api, [api.name for api in APIS.values()], n=1)
+        if fault.api is not None and fault.api not in API_NAMES.values():
+            near = difflib.get_close_matches(fault.api, [*API_NAMES.values()], n=1)
             raise InvalidInputError(f"there is no api {fault.api!r}" + (f"; did you mean {near[0]}?" if near else ""))
         number = self._next
         self._next += 1
@@ -89,7 +119,7 @@ class Faults:
         for number in list(self._rules):
             self.remove(number)
 
-    def on_request(self, request: Request[Message], run: Callable[[], None]) -> bool:
+    def on_request(self, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
         """Apply the rules to a request; whether one took it over, so that the caller must not run it."""
         for rule in self._rules.values():
             if not _matches(rule.fault, request):
@@ -105,12 +135,11 @@ class Faults:
             return taken
         return False
 
-    def _act(self, rule: _Rule, request: Request[Message], run: Callable[[], None]) -> bool:
+    def _act(self, rule: _Rule, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
         fault = rule.fault
         match fault.action:
             case "fail":
-                answer = refusal(request, ErrorCode.of(fault.error), "a fault on purpose")
-                request.reply(answer)
+                _fail(request, ErrorCode.of(fault.error))
             case "delay":
                 self._loop.call_later(fault.delay_ms / 1000, run)
             case "drop":
@@ -122,20 +151,20 @@ class Faults:
                     return False
                 rule.held.append(run)
             case "hold_reply":
-                request.on_reply = lambda waiting, parts: self._hold_reply(rule, waiting, parts)
+                request.on_reply = lambda parts: self._hold_reply(rule, request, parts)
                 return False
             case "drop_reply":
-                request.on_reply = lambda _waiting, _parts: False
+                request.on_reply = lambda _parts: False
                 return False
             case "garble":
-                request.on_reply = _garble
+                request.on_reply = lambda _parts: _garble(request)
                 return False
             case _:
-                request.on_reply = _close_instead
+                request.on_reply = lambda _parts: _close_instead(request)
                 return False
         return True
 
-    def _hold_reply(self, rule: _Rule, request: Request[Message], parts: Parts) -> bool:
+    def _hold_reply(self, rule: _Rule, request: Subject, parts: Parts) -> bool:
         if rule.open or len(rule.held) >= HELD_MAX:
             return True
 
@@ -154,27 +183,34 @@ class Faults:
                 then()
 
 
-def _close_instead(request: Request[Message], _parts: Parts) -> bool:
+def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
+    why = "a fault on purpose"
+    if isinstance(request, Request):
+        request.reply(refusal(request, error, why))
+    else:
+        request.fail(error, why)
+
+
+def _close_instead(request: Subject) -> bool:
     request.connection.close()
     return False
 
 
-def _garble(request: Request[Message], _parts: Parts) -> bool:
-    body = request.correlation_id.to_bytes(4, "big", signed=True) + _UNREADABLE
+def _garble(request: Subject) -> bool:
     request.on_reply = None
-    request.send([len(body).to_bytes(4, "big") + body])
+    request.send(request.unreadable())
     return False
 
 
-def _matches(fault: Fault, request: Request[Message]) -> bool:
-    if fault.api is not None and APIS[request.key].name != fault.api:
+def _matches(fault: Fault, request: Subject) -> bool:
+    if fault.api is not None and request.api != fault.api:
         return False
     if fault.client_id is not None and request.client_id != fault.client_id:
         return False
     return fault.group is None or fault.group in _groups_of(request.message)
 
 
-def _groups_of(message: Message) -> list[str]:
+def _groups_of(message: object) -> list[str]:
     group = getattr(message, "group_id", None)
     if group:
         return [group]

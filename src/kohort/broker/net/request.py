@@ -59,7 +59,7 @@ class Request(Generic[M_co]):
         self.correlation_id = correlation_id
         self.client_id = client_id
         self.parts: Parts | None = None
-        self.on_reply: Callable[[Request[M_co], Parts], bool] | None = None
+        self.on_reply: Callable[[Parts], bool] | None = None
         self.began = 0.0
         self.latency: Histogram | None = None
 
@@ -72,6 +72,16 @@ class Request(Generic[M_co]):
     def is_alone(self) -> bool:
         """Whether no other request of its connection waits for an answer."""
         return len(self.connection.pending) <= 1
+
+    @property
+    def api(self) -> str:
+        """Kafka's name of it."""
+        return APIS[self.key].name
+
+    def unreadable(self) -> Parts:
+        """An answer that no client can read: too short for any, and no beginning of one."""
+        body = self.correlation_id.to_bytes(4, "big", signed=True) + b"\xff" * 3
+        return [len(body).to_bytes(4, "big") + body]
 
     @property
     def name(self) -> str:
@@ -99,7 +109,7 @@ class Request(Generic[M_co]):
 
     def send(self, parts: Parts) -> None:
         """Answer with a frame's parts: buffers and file ranges."""
-        if self.on_reply is not None and not self.on_reply(self, parts):
+        if self.on_reply is not None and not self.on_reply(parts):
             return
         self.parts = parts
         if self.latency is not None:

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from kohort.client.net.claimed import Claimed
 from kohort.client.net.notices import fault
-from kohort.client.net.reaching import Reaching, explained
+from kohort.client.net.reaching import NodeHealth, Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
@@ -123,21 +123,6 @@ class InFlight(Generic[R]):
         if self.response is ApiVersionsResponse and bytes(frame[4:6]) == b"\x00\x23":
             version = 0  # an unknown version is answered in the layout of version 0
         self.promise.resolve(framing.decode_response(self.response, version, frame)[1])
-
-
-@dataclass(slots=True)
-class NodeHealth:
-    """What the attempts to reach one address have taught.
-
-    Attributes:
-        failures: in a row.
-        silent: a connection that came up, or a request, was not answered, and nothing has been since.
-    """
-
-    failures: int = 0
-    retry_at_ms: float = 0.0
-    last_error: str = ""
-    silent: bool = False
 
 
 @dataclass(slots=True, eq=False)

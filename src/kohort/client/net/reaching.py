@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from kohort.client.net.notices import Sparingly
@@ -17,6 +18,21 @@ from kohort.client.settings import ConnectionConfig
 
 A = TypeVar("A")
 log = logging.getLogger("kohort.client")
+
+
+@dataclass(slots=True)
+class NodeHealth:
+    """What the attempts to reach one address have taught.
+
+    Attributes:
+        failures: in a row.
+        silent: a connection that came up, or a request, was not answered, and nothing has been since.
+    """
+
+    failures: int = 0
+    retry_at_ms: float = 0.0
+    last_error: str = ""
+    silent: bool = False
 
 
 class Reaching:

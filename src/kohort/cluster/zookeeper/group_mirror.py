@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,11 +145,18 @@ class Plan:
 class GroupMirror:
     """See the module's text."""
 
-    def __init__(self, door: ZooKeeperDoor, host: GroupHost, interval_s: float = INTERVAL_S) -> None:
-        """`host`: whose groups they are."""
+    def __init__(
+        self,
+        door: ZooKeeperDoor,
+        host: GroupHost,
+        interval_s: float = INTERVAL_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`host`: whose groups they are; `now_s`: the clock by which owners are looked at once a minute."""
         self._door = door
         self._host = host
         self._interval_s = interval_s
+        self._now_s = now_s
         self._news = asyncio.Event()
         self._known: dict[int, dict[str, MirroredGroup]] = {}
         self._connection = 0
@@ -272,18 +279,19 @@ class GroupMirror:
 
     async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, came: bool) -> None:
         first, was_told = group.nodes is None, group.told
-        now_s = time.monotonic()
+        now_s = self._now_s()
+        is_due = now_s - group.looked_s > OWNERS_LOOK_S
         changed = shown.settled and not group.told and group.registered != shown.owners
         if group.nodes is None:
             group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
             group.written.clear()
             group.offset_paths.clear()
-        elif changed or now_s - group.looked_s > OWNERS_LOOK_S:
+        elif changed or is_due:
             before = [path for path in group.nodes if path.startswith(f"{group.owners_path}/")]
             for path in (*before, group.owners_path):
                 group.nodes.pop(path, None)
             group.nodes.update(await self._read(group.owners_path))
-        if first or changed or now_s - group.looked_s > OWNERS_LOOK_S:
+        if first or changed or is_due:
             group.looked_s = now_s
             self._tell_missing(group, shown, came=came)
         if shown.settled and not group.told:
