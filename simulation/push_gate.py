@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kohort.broker.api.push import FROM_BEGIN
 from kohort.broker.pushing import Asks, asking_frame, read_answer
 from kohort.errors import ErrorCode
 from kohort.groups import events
@@ -73,7 +74,7 @@ class PushGate:
             excluding=topics.excluding,
             streams=topics.streams,
             auto_commit=asked.auto_commit,
-            from_begin=asked.auto_offset_reset == "smallest",
+            from_begin=FROM_BEGIN[asked.auto_offset_reset],
             session_timeout_ms=asked.session_timeout_ms,
             connection=connection.id,
         )

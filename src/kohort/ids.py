@@ -15,6 +15,8 @@ TopicId: TypeAlias = uuid.UUID
 
 NO_TOPIC_ID: TopicId = uuid.UUID(int=0)
 """What stands for "no topic id" on the wire."""
+NO_POSITION: Offset = -1
+"""What stands for "no offset" where a push consumer is started that finds it itself."""
 
 
 class TopicPartition(NamedTuple):

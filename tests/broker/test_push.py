@@ -125,7 +125,7 @@ def test_a_consumer_comes_back_under_its_id(start: Start) -> None:
     ("more", "code"),
     [
         ({"session_timeout_ms": 299}, 26),
-        ({"auto_offset_reset": "none"}, 42),
+        ({"auto_offset_reset": "first"}, 42),
         ({"topic_count": "{"}, 42),
         ({"topic_count": "*1*("}, 42),
     ],
@@ -149,6 +149,21 @@ def test_without_auto_commit_answers_to_pings_are_empty(start: Start) -> None:
     a = start("a", auto_commit=False, session_timeout_ms=600)
     a.until(lambda each: each.asked.count("ping") >= 3)
     assert a.fetching
+
+
+def test_who_finds_starts_itself_is_started_without_offsets_and_none_is_written(
+    broker: Broker, topic: str, start: Start
+) -> None:
+    a = start("a", auto_offset_reset="none", auto_commit=False)
+    a.until(started(6))
+    assert set(a.registry.values()) == {-1}
+    parts = [TopicPartition(topic, number) for number in range(6)]
+    with Admin(broker.bootstrap_servers) as admin:
+        assert set(admin.list_consumer_group_offsets(topic, parts).all().values()) == {None}
+        b = start("b")
+        b.until(started(3))
+        found = admin.list_consumer_group_offsets(topic, parts).all()
+        assert sorted(-1 if each is None else each.offset for each in found.values()) == [-1, -1, -1, 0, 0, 0]
 
 
 def test_wildcards(broker: Broker, topic: str, start: Start) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer
 from kohort.client.group.member import GroupMember
-from kohort.errors import CommitFailedError, InvalidInputError, KafkaError
+from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, OffsetError
 from kohort.ids import TopicPartition
 from tests.broker.literal_consumer import LiteralConsumer, eventually
 from tests.broker.raw import RawClient, create_topic
@@ -145,6 +145,26 @@ def test_commits_by_hand_are_taken_of_what_is_owned(topic: str, make: Make) -> N
         consumer.commit({theirs: 3})
 
 
+def test_none_is_an_error_and_nothing_is_committed(broker: Broker, topic: str, make: Make) -> None:
+    consumer = make(auto_offset_reset="none", session_timeout_ms=600)
+    with pytest.raises(OffsetError, match="has committed no offset"):
+        read(consumer, 1)
+    parts = [TopicPartition(topic, number) for number in range(4)]
+    for part in parts:
+        consumer.seek(part, 7)
+    assert len(read(consumer, 12)) == 12
+    consumer.commit()
+    assert {each.offset for each in consumer.committed(parts).values() if each} == {10}
+
+
+def test_members_are_shown_with_their_client_id(broker: Broker, topic: str, make: Make) -> None:
+    until_assigned(4, consumer := make(client_id="named", auto_offset_reset="latest"))
+    with Admin(broker.bootstrap_servers) as admin:
+        (member,) = admin.describe_consumer_groups([topic]).all()[topic].members
+    assert member.client_id == "named"
+    assert consumer.assignment()
+
+
 def test_it_shares_a_group_with_one_that_is_written_from_the_text(broker: Broker, topic: str, make: Make) -> None:
     literal = LiteralConsumer(broker.bootstrap_servers, topic, "literal", f'{{"{topic}":1}}')
     literal.until(lambda each: len(each.registry) == 4)
@@ -215,7 +235,7 @@ def test_the_other_face(broker: Broker, topic: str) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"auto_offset_reset": "none"}, "earliest or latest"),
+        ({"auto_offset_reset": "by_duration:PT1H"}, "earliest, latest or none"),
         ({"group_instance_id": "i"}, "no static members"),
     ],
 )

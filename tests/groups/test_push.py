@@ -27,7 +27,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.outcome import Meter, Rebalanced, ShownPushGroup, StartConsumer
 from kohort.groups.push.asking import first_ping_ms
-from kohort.ids import TopicPartition
+from kohort.ids import NO_POSITION, TopicPartition
 from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
 
 THIRD_MS = SESSION_MS // 3
@@ -55,6 +55,23 @@ def test_a_consumer_is_started_with_all_and_true_offsets(trial: PushTrial) -> No
 
 def test_largest_starts_at_the_end(trial: PushTrial) -> None:
     assert set(trial.consumer("a", from_begin=False).reads.values()) == {100}
+
+
+def test_who_finds_starts_itself_is_started_without_and_whoever_follows_has_what_it_commits(trial: PushTrial) -> None:
+    a = trial.consumer("a", from_begin=None, auto_commit=False)
+    assert a.reads == {("t", number): NO_POSITION for number in range(6)}
+    assert trial.committed() == NO_POSITION, "nobody has read it"
+    trial.consumer("c", from_begin=None, auto_commit=False).lose_connection()
+    trial.pass_time(SESSION_MS * 2)
+    assert len(a.reads) == 6
+    assert set(a.reads.values()) == {NO_POSITION}, "who is out has committed nothing"
+    assert trial.ask(OffsetCommit(trial.request(), "g", "a", -1, (OffsetToCommit("t", 0, 7),))).errors == (
+        ErrorCode.NONE,
+    )
+    b = trial.consumer("b", auto_commit=False)
+    trial.ask(LeaveGroup(trial.request(), "g", (LeavingMember("a"),)))
+    trial.run()
+    assert b.reads == {("t", 0): 7} | {("t", number): 0 for number in range(1, 6)}
 
 
 @pytest.mark.parametrize(

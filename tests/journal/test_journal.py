@@ -49,6 +49,7 @@ RECORDS: list[r.Record] = [
     r.PushGroupSaved("p", -1),
     r.PushMemberSaved("p", "c-1", "client", "/h", (("t", 2), ("u", 1)), None, False, 1, True, False, 6000),
     r.PushMemberSaved("p", "c-2", "", "/h", (), "f.*", True, 3, False, True, 6000),
+    r.PushMemberSaved("p", "c-3", "", "/h", (), "f.*", False, 1, False, None, 6000),
     r.PushOwned("p", "c-1", (r.TopicPartitions(_ID, (0, 2)),)),
     r.MemberSaved("h", "m", None, "r", "c", "/x", ("a", "b"), None, 5, "uniform"),
     r.MemberSaved("h", "m", "i", None, "c", "/x", (), "x.*", 5, None, 600, (r.ClassicProtocol("range", b"x"),)),

@@ -409,7 +409,8 @@ class RegisterConsumer:
         excluding: it reads the topics that the expression does not match.
         streams: of every topic that the expression finds.
         auto_commit: its answers to pings carry its positions.
-        from_begin: where a partition without a position is read from: its begin, or else its end.
+        from_begin: where a partition without a position is read from: its begin, or else its end. None: the consumer
+            finds that itself, and is started with NO_POSITION.
     """
 
     request: int
@@ -421,7 +422,7 @@ class RegisterConsumer:
     excluding: bool
     streams: int
     auto_commit: bool
-    from_begin: bool
+    from_begin: bool | None
     session_timeout_ms: int
     connection: int = NO_CONNECTION
 

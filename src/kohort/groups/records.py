@@ -351,7 +351,7 @@ class PushMemberSaved:
     excluding: bool
     streams: int
     auto_commit: bool
-    from_begin: bool
+    from_begin: bool | None
     session_timeout_ms: int
 
     @property

@@ -6,7 +6,10 @@ from typing import Any
 
 from kohort.groups.records import PushGroupSaved, PushMemberSaved, PushOwned, TopicPartitions
 from kohort.wire.message import Message
-from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, string, uuid
+from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, uuid
+
+END, BEGIN, NONE = range(3)
+"""Where a consumer reads a partition from that has no position; NONE: it finds that itself."""
 
 
 class PushGroupKey(Message, key=10010, versions=(0, 0)):
@@ -44,7 +47,7 @@ class PushMemberValue(Message, key=10011, versions=(0, 0)):
     excluding: bool = boolean()
     streams: int = int16()
     auto_commit: bool = boolean()
-    from_begin: bool = boolean()
+    reset: int = int8()  # END, BEGIN or NONE
     session_timeout_ms: int = int32()
 
 
@@ -88,7 +91,7 @@ def member_value(record: PushMemberSaved) -> Message:
         excluding=record.excluding,
         streams=record.streams,
         auto_commit=record.auto_commit,
-        from_begin=record.from_begin,
+        reset=NONE if record.from_begin is None else int(record.from_begin),
         session_timeout_ms=record.session_timeout_ms,
     )
 
@@ -106,7 +109,7 @@ def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMembe
         value.excluding,
         value.streams,
         value.auto_commit,
-        value.from_begin,
+        None if value.reset == NONE else value.reset == BEGIN,
         value.session_timeout_ms,
     )
 

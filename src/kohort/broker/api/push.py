@@ -34,8 +34,8 @@ from kohort.wire.schema import WireError
 
 log = logging.getLogger("kohort.broker")
 
-FROM_BEGIN = {"smallest": True, "largest": False}
-"""What `auto_offset_reset` says. Source: spec 4, RegisterConsumerRequest."""
+FROM_BEGIN = {"smallest": True, "largest": False, "none": None}
+"""What `auto_offset_reset` says. Source: spec 4, RegisterConsumerRequest; `none` is an addition."""
 
 
 def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Authorize | None = None) -> None:
@@ -98,7 +98,7 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, autho
         if topics.regex is not None:
             matcher(topics.regex)
         if asked.auto_offset_reset not in FROM_BEGIN:
-            raise WireError(f"auto_offset_reset {asked.auto_offset_reset[:100]!r} is not smallest or largest")
+            raise WireError(f"auto_offset_reset {asked.auto_offset_reset[:100]!r} is not smallest, largest or none")
     except (WireError, InvalidInputError) as error:
         request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
         return

@@ -36,7 +36,7 @@ from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError
-from kohort.ids import TopicPartition
+from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.cluster import MetadataRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
@@ -54,8 +54,9 @@ from kohort.wire.push import (
 from kohort.wire.schema import WireError
 
 log = logging.getLogger("kohort.client")
-RESETS = {"earliest": "smallest", "latest": "largest"}
-"""The text's words for `auto_offset_reset`; the coordinator finds begin or end."""
+RESETS = {"earliest": "smallest", "latest": "largest", "none": "none"}
+"""The text's words for `auto_offset_reset`; the coordinator finds begin or end. With the third, which is no word of the
+text's, it finds nothing: a partition without an offset is started without one."""
 NO_LEADER = -1
 SILENT_SHARE = 2 / 3
 """Of a session, which is two pings: after so long without one the coordinator is asked whether it lives."""
@@ -85,7 +86,7 @@ class PushMembership(Membership):
         if config.auto_offset_reset not in RESETS:
             raise InvalidInputError(
                 f"group.protocol=push: auto.offset.reset is {config.auto_offset_reset!r}; the coordinator finds begin "
-                "or end, so it must be earliest or latest"
+                "or end, so it must be earliest, latest or none"
             )
         if config.group_instance_id is not None:
             raise InvalidInputError("group.protocol=push has no static members: leave group.instance.id out")
@@ -290,6 +291,7 @@ class PushMembership(Membership):
         return [
             PositionedPartition(part.topic, self._leaders.get(part, NO_LEADER), part.partition, offset)
             for part, offset in self._registry.items()
+            if offset != NO_POSITION
         ]
 
     def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -319,7 +321,7 @@ class PushMembership(Membership):
         return ErrorCode.NONE
 
     def _settle_started(self) -> None:
-        self.starts = dict(self._registry)
+        self.starts = {part: offset for part, offset in self._registry.items() if offset != NO_POSITION}
         self._settle(tuple(sorted(self._registry)), None)
 
     def _revoke_held(self) -> None:

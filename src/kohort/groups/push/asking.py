@@ -38,7 +38,7 @@ from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.push import registration, rounds
 from kohort.groups.push.state import PushGroup, PushMember
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, PushOwned, Tombstone
-from kohort.ids import TopicPartition
+from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3
 """A consumer is asked something so often in its session."""
@@ -111,17 +111,22 @@ def stop(context: Context, push: PushGroup, member: PushMember) -> None:
 
 
 def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) -> None:
-    """It is to read these; what it owns is durable before it hears of it. First all of them need a position."""
+    """It is to read these; what it owns is durable before it hears of it.
+
+    First all of them need a position, unless the member finds it itself where there is none.
+    """
     member_id = member.session.subject
+    saved = push.members[member_id]
     named = named_pairs(context, want)
     offsets = context.ledger.groups[push.group_id].offsets
     missing = [part for part in named if part not in offsets]
-    if missing:
-        find(context, push, member, missing)
+    if missing and saved.from_begin is not None:
+        find(context, push, member, missing, from_begin=saved.from_begin)
         return
     if push.owned_by(member_id) != frozenset(named.values()):
         context.emit(PushOwned(push.group_id, member_id, pack(named.values())))
-    positions = tuple(Position(part.topic, part.partition, offsets[part].offset) for part in named)
+    at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
+    positions = tuple(Position(part.topic, part.partition, offset) for part, offset in at.items())
     send(context, push, member, Asking.START, StartConsumer(push.group_id, member_id, positions))
 
 
@@ -136,15 +141,15 @@ def named_pairs(context: Context, pairs: Pairs) -> dict[TopicPartition, Pair]:
     return dict(sorted(found.items()))
 
 
-def find(context: Context, push: PushGroup, member: PushMember, missing: list[TopicPartition]) -> None:
+def find(
+    context: Context, push: PushGroup, member: PushMember, missing: list[TopicPartition], *, from_begin: bool
+) -> None:
     """Have begin or end of these found, if that is not under way."""
     if member.finding >= 0:
         return
     member.finding = context.ticket()
-    saved = push.members[member.session.subject]
-    context.out.work.append(
-        FindOffsets(push.group_id, saved.member_id, member.finding, tuple(missing), saved.from_begin)
-    )
+    member_id = member.session.subject
+    context.out.work.append(FindOffsets(push.group_id, member_id, member.finding, tuple(missing), from_begin))
 
 
 def on_found(context: Context, event: OffsetsFound) -> None:
