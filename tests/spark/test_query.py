@@ -21,7 +21,7 @@ from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.options import parse_options
 from kohort.spark.query import Query
-from kohort.spark.query_member import long_batch_warning
+from kohort.spark.query_member import Limit, long_batch_warning
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
@@ -375,10 +375,11 @@ def test_a_long_batch_is_warned_of_once_and_where_nothing_is_heard_the_trigger_i
     stage.produce(10)
     query = closing(stage.query(**{"kafka.max.poll.interval.ms": BOUND_MS}))
     trigger(query, BatchOffset("q1"))
-    warning = long_batch_warning(BOUND_MS, heard=False)
+    bound = Limit("kafka.max.poll.interval.ms", BOUND_MS)
+    warning = long_batch_warning(bound, heard=False)
     until(lambda: warning in caplog.messages, "it is said as soon as it is seen")
     assert "trigger" in warning
-    assert "trigger" not in long_batch_warning(BOUND_MS, heard=True)
+    assert "trigger" not in long_batch_warning(bound, heard=True)
 
 
 def test_the_progress_names_the_group(stage: Stage) -> None:

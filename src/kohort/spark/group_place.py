@@ -17,7 +17,7 @@ from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.options import SourceOptions
 from kohort.spark.place import Held, Replay, surely
-from kohort.spark.query_member import PUSH, InGroup, Maker, Membership, OffsetKeeper, Outsider, given_away
+from kohort.spark.query_member import InGroup, Maker, Membership, OffsetKeeper, given_away
 from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, within
 
@@ -73,7 +73,7 @@ class GroupPlace:
     def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
         """What may be read now, with the start of each partition; None while that is being settled."""
         self._query, self._resumed = start.query, True
-        held = self._held(wait_ms, start.batch)
+        held = self._held(wait_ms)
         if held is None:
             return None
         held = self._present(held)
@@ -86,38 +86,18 @@ class GroupPlace:
             self._void.clear()
         return replace(held, starts=known, ids=self._topics.of(held.partitions))
 
-    def _held(self, wait_ms: float, batch: int) -> Held | None:
+    def _held(self, wait_ms: float) -> Held | None:
         if self._options.group_id is None:
             return Held(self._all_partitions())
         if self._group is None:
-            self._group = self._join(batch)
+            self._group = self._join()
         return self._group.held(wait_ms)
 
-    def _join(self, batch: int) -> InGroup:
+    def _join(self) -> InGroup:
         self._look()  # a topic that does not exist is an error at once
         if self._options.assign is not None:
             return OffsetKeeper(self._options)
-        if self._options.group_protocol == PUSH:
-            self._claim_beforehand(batch)
         return Membership(self._options, self._heard)
-
-    def _claim_beforehand(self, batch: int) -> None:
-        """Say where partitions start that the group has no offset for, before its coordinator does: at their beginning.
-
-        A group that has members takes nothing from who is none of them.
-        """
-        self._group = outsider = Outsider(self._options)
-        try:
-            taken = self._take(self._present(Held(self._all_partitions())), {}, batch)
-        finally:
-            self._group = None
-            outsider.close()
-        if taken is None and self._bound.kind != "earliest":
-            log.warning(
-                "group %s has members already, and its protocol is push: a partition that it has no offset for starts "
-                "at its beginning, whatever startingOffsets says",
-                self._options.group_id,
-            )
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kohort.client.group.member import GroupMember
 from kohort.client.net.thread_driver import ThreadClient
@@ -24,12 +24,23 @@ from kohort.spark.rebalances import Rebalances, Standing
 
 log = logging.getLogger("kohort.spark")
 
-PUSH = "push"
-"""The protocol in which a coordinator writes where partitions start that the group has no offset for."""
+FINDS_STARTS = {"auto.offset.reset": "none"}
+"""A query finds itself where a partition starts that the group has no offset for; a coordinator that pushes would write
+one else, and it would count as somebody's commit."""
 WATCH_MS = 1_000
 """How long the watching thread waits for a change before it looks whether it should end."""
 LEAVE_MS = 1_500
 """How long leaving may take: Spark does not wait for this process."""
+
+
+class Limit(NamedTuple):
+    """For how long a rebalance waits for a batch, and the option that says so."""
+
+    option: str
+    ms: int
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.ms}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +109,13 @@ class Membership:
             options: of the source.
             heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
         """
-        reset = {"auto.offset.reset": "earliest"} if options.group_protocol == PUSH else {}
         self._member = GroupMember(
             options.bootstrap_servers,
             str(options.group_id),
             topics=options.subscribe,
             pattern=options.subscribe_pattern,
             group_protocol=options.group_protocol,
-            **(client_settings(options) | reset),
+            **client_settings(options) | FINDS_STARTS,
         )
         self._lock = threading.Lock()
         self._busy = False
@@ -175,7 +185,6 @@ class Membership:
 
     def _advice(self, error: CommitFailedError | FencedError) -> str:
         """What to do about partitions that are others' by now, by its cause."""
-        config = self._member.config
         with self._lock:
             now = time.monotonic()
             ran_ms, gap_ms = (now - self._busy_since) * 1000, max(self._gap_s, now - self._looked_at) * 1000
@@ -185,9 +194,17 @@ class Membership:
             error,
             ran_ms,
             gap_ms,
-            session_ms=config.session_timeout_ms,
-            bound_ms=config.max_poll_interval_ms,
+            session_ms=self._member.config.session_timeout_ms,
+            bound=self._bound,
         )
+
+    @property
+    def _bound(self) -> Limit:
+        """For how long a rebalance waits for a batch: a coordinator that pushes evicts who keeps a Stop for a session."""
+        config = self._member.config
+        if config.group_protocol == "push":
+            return Limit("kafka.session.timeout.ms", config.session_timeout_ms)
+        return Limit("kafka.max.poll.interval.ms", config.max_poll_interval_ms)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
@@ -237,16 +254,16 @@ class Membership:
 
     def _warn_if_long(self) -> None:
         """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
-        bound_ms = self._member.config.max_poll_interval_ms
+        bound = self._bound
         with self._lock:
-            long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound_ms
+            long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound.ms
         if not long or self._warned:
             return
         self._warned = True
-        log.warning("%s", long_batch_warning(bound_ms, heard=self._heard()))
+        log.warning("%s", long_batch_warning(bound, heard=self._heard()))
 
 
-def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound_ms: int) -> str:
+def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: Limit) -> str:
     """What to do about a batch whose partitions were given to others.
 
     Args:
@@ -254,7 +271,7 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
         ran_ms: how long the batch ran.
         gap_ms: the longest time in it that this process did nothing at all.
         session_ms: after so much silence a member is evicted.
-        bound_ms: so long a rebalance waits for a batch.
+        bound: so long a rebalance waits for a batch.
     """
     if error.code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID):
         return "another process joined with its kafka.group.instance.id: give each query one of its own"
@@ -264,13 +281,13 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
             f"memory to spare), and kafka.session.timeout.ms={session_ms} evicts a member that is silent for longer: "
             "raise it above such pauses, or end them"
         )
-    if ran_ms >= bound_ms:
+    if ran_ms >= bound.ms:
         return (
-            f"the batch ran for {ran_ms / 1000:.0f} s, a rebalance waits for kafka.max.poll.interval.ms={bound_ms}: "
+            f"the batch ran for {ran_ms / 1000:.0f} s, a rebalance waits for {bound}: "
             "raise it above the longest batch, or make batches smaller (maxOffsetsPerTrigger)"
         )
     return (
-        f"the batch ran for {ran_ms / 1000:.0f} s, less than the {bound_ms / 1000:.0f} s that a rebalance waits: the "
+        f"the batch ran for {ran_ms / 1000:.0f} s, less than the {bound.ms / 1000:.0f} s that a rebalance waits: the "
         f"coordinator did not hear this member for kafka.session.timeout.ms={session_ms} (is the network at fault, or "
         "the broker?), or the member was removed from the group"
     )
@@ -281,15 +298,15 @@ def given_away(batch: int, error: CommitFailedError) -> str:
     return f"batch {batch} could not be committed, its partitions were given to others meanwhile: {error.message}"
 
 
-def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
+def long_batch_warning(bound: Limit, *, heard: bool) -> str:
     """What to say when a batch has been running for longer than a rebalance waits.
 
     Args:
-        bound_ms: how long it waits.
+        bound: how long it waits.
         heard: whether it is known that the sink is not done; else the query may only wait for its trigger.
     """
     text = (
-        f"a batch has been running for longer than kafka.max.poll.interval.ms={bound_ms}: when another member joins or "
+        f"a batch has been running for longer than {bound}: when another member joins or "
         "leaves now, the group does not wait for it, its partitions are given away, and it is read again"
     )
     if heard:
@@ -301,8 +318,8 @@ def long_batch_warning(bound_ms: int, *, heard: bool) -> str:
     )
 
 
-class Outsider:
-    """Keeps offsets in a group that it is no member of, as long as nobody is."""
+class OffsetKeeper:
+    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._held = Held(options.assigned())
@@ -330,15 +347,23 @@ class Outsider:
         """Commit next offsets with their maker's stamp as metadata, and wait.
 
         Raises:
-            CommitFailedError: the group has members.
+            InvalidInputError: the group has members.
             NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
         """
         ids, cluster = maker.ids_of(offsets), self._client.cluster
-        self._client.call(
-            commit_offsets(
-                cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+        try:
+            self._client.call(
+                commit_offsets(
+                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                )
             )
-        )
+        except CommitFailedError as error:
+            raise InvalidInputError(
+                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
+                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
+                "the members",
+                error.code,
+            ) from error
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
         """The group's offsets with their makers."""
@@ -350,26 +375,6 @@ class Outsider:
 
     def close(self) -> None:
         self._client.close(self._client.until_s(LEAVE_MS))
-
-
-class OffsetKeeper(Outsider):
-    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
-
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
-        """See `Outsider`.
-
-        Raises:
-            InvalidInputError: the group has members.
-        """
-        try:
-            super().commit(offsets, maker, timeout_ms)
-        except CommitFailedError as error:
-            raise InvalidInputError(
-                f"the group {self._group} has members, and takes no offsets from a query that names its partitions by "
-                "assign: give the query a group.id of its own, or subscribe instead of assign to be a member, or stop "
-                "the members",
-                error.code,
-            ) from error
 
 
 def _with_makers(
