@@ -14,7 +14,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
-from kohort.spark.query_member import Membership, advice
+from kohort.spark.query_member import Limit, Membership, advice
 from kohort.spark.rebalances import Standing
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -200,7 +200,7 @@ class Membership:
 
     @property
     def _bound(self) -> Limit:
-        """For how long a rebalance waits for a batch: a coordinator that pushes evicts who keeps a Stop for a session."""
+        """How long a rebalance waits for a batch; a coordinator that pushes evicts who keeps a Stop for a session."""
         config = self._member.config
         if config.group_protocol == "push":
             return Limit("kafka.session.timeout.ms", config.session_timeout_ms)

@@ -68,6 +68,7 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
     "pinned among others": ({"state": "pinned", "queries": ["a", "b"]}, "'q' is one of them"),
     "names without pinned": ({"queries": ["q"]}, "go together"),
     "another state": ({"state": "shared"}, "'partial' or 'pinned'"),
+    "the push protocol": ({"source": SOURCE | {"group.protocol": "push"}}, "no epoch to commit under"),
     "pinned in the consumer protocol": (
         {"state": "pinned", "queries": ["q"], "source": SOURCE | {"group.protocol": "consumer"}},
         "group.protocol=classic",

@@ -35,7 +35,7 @@ class GroupMember(Lookups):
         member.close()
 
     A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout
-    (`max_poll_interval_ms`) passes first, the coordinator goes on without it: the revocation turns into one with
+    (`max_poll_interval_ms`; in the push protocol a session) passes first, the coordinator goes on without it: the revocation turns into one with
     `lost=True`, and commits of the old generation raise CommitFailedError. There is no other time limit: a member that
     is not looked at stays a member.
     """

@@ -291,7 +291,6 @@ class PushMembership(Membership):
         return [
             PositionedPartition(part.topic, self._leaders.get(part, NO_LEADER), part.partition, offset)
             for part, offset in self._registry.items()
-            if offset != NO_POSITION
         ]
 
     def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
