@@ -35,9 +35,9 @@ class GroupMember(Lookups):
         member.close()
 
     A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout
-    (`max_poll_interval_ms`; in the push protocol a session) passes first, the coordinator goes on without it: the revocation turns into one with
-    `lost=True`, and commits of the old generation raise CommitFailedError. There is no other time limit: a member that
-    is not looked at stays a member.
+    (`max_poll_interval_ms`, in the push protocol a session) passes first, the coordinator goes on without it: the
+    revocation turns into one with `lost=True`, and commits of the old generation raise CommitFailedError. There is no
+    other time limit: a member that is not looked at stays a member.
     """
 
     def __init__(
