@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
+from bench.coordinator.pushed import PushMember
 from bench.coordinator.wire import Link
 from kohort.broker.descriptors import open_file_limit
 from kohort.broker.serving import new_loop
@@ -34,6 +35,8 @@ COMMITS = 8
 """The version of OffsetCommit that is measured."""
 SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort", "unnamed": ""}
 """What clients call themselves: a coordinator may treat them accordingly."""
+KINDS: dict[str, type[Member]] = {"classic": ClassicMember, "consumer": ConsumerMember, "push": PushMember}
+"""Members by protocol."""
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -89,7 +92,7 @@ class Load:
 
     def __init__(self, plan: Plan, protocol: str, groups: int, run: str) -> None:
         self.plan = plan
-        self._kind: type[Member] = ClassicMember if protocol == "classic" else ConsumerMember
+        self._kind = KINDS[protocol]
         self._run = run
         self.groups: dict[str, list[Member]] = {f"{run}-g{i}": [] for i in range(groups)}
         self.books = {group: Book() for group in self.groups}
@@ -98,9 +101,10 @@ class Load:
     def members(self) -> list[Member]:
         return [member for group in self.groups.values() for member in group]
 
-    def add(self, group: str) -> Member:
+    def add(self, group: str, plan: Plan | None = None) -> Member:
+        """One more, which sets out now; `plan` is its own, if it is not the others'."""
         self._count += 1
-        member = self._kind(self.plan, group, f"load-{self._count}", self.books[group])
+        member = self._kind(plan or self.plan, group, f"load-{self._count}", self.books[group])
         self.groups[group].append(member)
         member.start()
         return member
@@ -358,7 +362,7 @@ async def make_load(options: argparse.Namespace, address: Address | None = None)
     """
     here = host_and_port(options.bootstrap_server)
     run = f"load-{uuid.uuid4().hex[:8]}"
-    partitions = options.partitions or max(100, options.members // options.groups)
+    partitions = options.partitions or max(100, options.members // options.groups + 1)  # who joins gets one too
     plan = Plan(
         run,
         partitions,
@@ -426,11 +430,11 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--topics-at", default="", help="where topics are made, if not at the coordinator")
-    parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
+    parser.add_argument("--protocol", choices=tuple(KINDS), default="classic")
     parser.add_argument("--client", choices=tuple(SOFTWARE), default="java", help="whose name and habits")
     parser.add_argument("--members", type=int, default=100)
     parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--partitions", type=int, default=0, help="0: as many as members, at least 100")
+    parser.add_argument("--partitions", type=int, default=0, help="0: one more than members, at least 100")
     parser.add_argument("--client-id-length", type=int, default=0, help="pad client ids to so many characters")
     parser.add_argument("--heartbeat-ms", type=int, default=3_000)
     parser.add_argument("--session-ms", type=int, default=10_000)
