@@ -19,6 +19,7 @@ from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
 from bench.coordinator.pushed import PushMember
 from bench.coordinator.wire import Link
+from kohort import AsyncAdmin
 from kohort.broker.descriptors import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
@@ -87,6 +88,11 @@ async def prepare_topic(address: tuple[str, int], made_at: tuple[str, int], topi
         await asyncio.sleep(0.1)
 
 
+def group_name(run: str, number: int) -> str:
+    """Of a load's groups."""
+    return f"{run}-g{number}"
+
+
 class Load:
     """Members spread over groups; each event is timed until the whole of its group is stable again."""
 
@@ -94,7 +100,7 @@ class Load:
         self.plan = plan
         self._kind = KINDS[protocol]
         self._run = run
-        self.groups: dict[str, list[Member]] = {f"{run}-g{i}": [] for i in range(groups)}
+        self.groups: dict[str, list[Member]] = {group_name(run, number): [] for number in range(groups)}
         self.books = {group: Book() for group in self.groups}
         self._count = 0
 
@@ -133,9 +139,10 @@ class Load:
 
     async def until_stable(self) -> float:
         """Seconds until all groups are stable; raises TimeoutError with what is missing."""
-        return await self._until(self.stable)
+        return await self.until_reached(self.stable)
 
-    async def _until(self, reached: Callable[[], bool]) -> float:
+    async def until_reached(self, reached: Callable[[], bool]) -> float:
+        """As `until_stable`, for something else."""
         started = time.monotonic()
         while True:
             before = time.monotonic()
@@ -162,7 +169,7 @@ class Load:
             gone = members.pop(len(members) // 2)
             await (gone.leave() if name == "leave" else gone.crash())
         joiner = self.add(group) if name in ("join", "replace") else None
-        waited = await self._until(lambda: joiner is None or bool(joiner.owned))
+        waited = await self.until_reached(lambda: joiner is None or bool(joiner.owned))
         await self.until_stable()
         whole = time.monotonic() - started
         still = [value for member in members for value in member.heard.stood_still] or book.still
@@ -349,19 +356,30 @@ class Load:
     async def close(self) -> None:
         await asyncio.gather(*(member.crash() for member in self.members()))
 
+    async def drop_topic(self, servers: str) -> None:
+        """Delete what may be thousands of partitions, which the next load's coordinator would look after too."""
+        async with AsyncAdmin(servers) as admin:
+            await admin.delete_topics([self.plan.topic])
+
 
 Address: TypeAlias = Callable[[], tuple[str, int]]
 
 
-async def make_load(options: argparse.Namespace, address: Address | None = None) -> Load:
+def new_run() -> str:
+    """A name for a load: its topic's, and what those of its groups begin with."""
+    return f"load-{uuid.uuid4().hex[:8]}"
+
+
+async def make_load(options: argparse.Namespace, address: Address | None = None, run: str = "") -> Load:
     """A topic and as many members as asked for, which set out when this returns.
 
     Args:
         options: see `arguments`.
         address: where the coordinator is now; None: it stays where the options say.
+        run: the load's name, "": a new one.
     """
     here = host_and_port(options.bootstrap_server)
-    run = f"load-{uuid.uuid4().hex[:8]}"
+    run = run or new_run()
     partitions = options.partitions or max(100, options.members // options.groups + 1)  # who joins gets one too
     plan = Plan(
         run,
