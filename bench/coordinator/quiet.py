@@ -41,12 +41,12 @@ class Quiet:
     topics_at: str = ""
     real: int = 0
 
-    def cost(self, places: Sequence[Coordinator], besides: Callable[[], float] = lambda: 0.0) -> Sample:
+    def cost(self, places: Sequence[Coordinator], besides: Callable[[], float] | None = None) -> Sample:
         """The cores that coordinators take, each for an equal part of the members.
 
         Args:
             places: the coordinators.
-            besides: the processor seconds of who else works for them.
+            besides: the processor seconds of Kafka, where it works for them.
 
         Raises:
             RunFailed: the groups never became stable.
@@ -58,7 +58,7 @@ class Quiet:
             except TimeoutError as error:
                 raise RunFailed(str(error)) from error
 
-    async def _cost(self, places: Sequence[Coordinator], besides: Callable[[], float]) -> Sample:
+    async def _cost(self, places: Sequence[Coordinator], besides: Callable[[], float] | None) -> Sample:
         async with AsyncExitStack() as stack:
             running = []
             for place in places:
@@ -89,13 +89,13 @@ class Quiet:
         return running
 
     async def _watched(
-        self, places: Sequence[Coordinator], running: list[Load], besides: Callable[[], float]
+        self, places: Sequence[Coordinator], running: list[Load], besides: Callable[[], float] | None
     ) -> Sample:
         members = [member for each in running for member in each.members()]
         for member in members:
             member.heard.pings = 0
             member.heard.errors.clear()
-        began, used, others = time.monotonic(), [place.cpu_s() for place in places], besides()
+        began, used, others = time.monotonic(), [place.cpu_s() for place in places], besides() if besides else 0.0
         beats = await asyncio.gather(*(each.heartbeats(self.seconds) for each in running))
         took = time.monotonic() - began
         each_used = [place.cpu_s() - before for place, before in zip(places, used, strict=True)]
@@ -104,8 +104,9 @@ class Quiet:
             "heard/s": round(sum(beat["heartbeats_s"] for beat in beats) + sum(m.heard.pings for m in members) / took),
             "heartbeat p99_ms": max(beat["p99_ms"] for beat in beats),
             "errors": sum(sum(each.errors().values()) for each in running),
-            "besides, cores": round((besides() - others) / took, 3),
         }
+        if besides is not None:
+            facts["kafka's cores"] = round((besides() - others) / took, 3)
         for number, one in enumerate(each_used if len(places) > 1 else [], start=1):
             facts[f"cores of {number}"] = round(one / took, 3)
         return Sample(max(sum(each_used), 1e-3), took, facts)

@@ -21,7 +21,7 @@ from bench.harness import Contender, Figure, NotHere, Options, Parts, RunFailed,
 from bench.push import rounds
 from bench.push.rounds import EVENTS, Rounds
 
-SIZES = {100: 5, 1_000: 3, 5_000: 3}
+SIZES = {100: 3, 1_000: 3, 5_000: 2}
 """Members, and how many of each event one run has."""
 SESSION_MS = 6_000
 QUIET_S = 20.0
@@ -98,7 +98,7 @@ def played(place: Coordinator, protocol: str, members: int, repeats: int) -> Run
 
 def cores(members: int, options: Options, console: Console) -> Iterator[Figure]:
     """What quiet members cost: nobody comes or goes."""
-    title = f"push: cores for {members:,} members with sessions of {SESSION_MS // 1000} s"
+    title = f"push: cores for {members:,} members with sessions of {SESSION_MS // 1000} s, at a broker"
     if options.only not in title:
         return
     quiet = partial(Quiet, members=members, session_ms=SESSION_MS, seconds=QUIET_S, real=rounds.REAL)

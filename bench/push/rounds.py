@@ -24,8 +24,8 @@ from kohort.broker.serving import new_loop
 
 REAL = 10
 EVENTS = ("join", "leave", "crash")
-_SETTLE_S = 1.0
-"""Between events: all have been told of the last one, and what it left to write is written."""
+_SETTLE_S = 4.5
+"""Between events, a heartbeat interval and a half: sooner a classic group of ours can't tell all members at one moment."""
 
 
 class Rounds:
