@@ -9,12 +9,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+T = TypeVar("T")
 _MILLION = 1_000_000
 
 
@@ -70,6 +72,30 @@ class Contender:
 
     name: str
     run: Callable[[], Sample]
+
+
+class Parts(Generic[T]):
+    """Runs of which several contenders or figures show a part: each is made once, by who asks for it first."""
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self._run = run
+        self._made: list[T | NotHere | RunFailed] = []
+
+    def showing(self, part: Callable[[T], Sample]) -> Callable[[], Sample]:
+        """A contender's function: it shows this part of one run after the other, from the first on."""
+        numbers = count()
+        return lambda: part(self._of(next(numbers)))
+
+    def _of(self, number: int) -> T:
+        if number == len(self._made):
+            try:
+                self._made.append(self._run())
+            except (NotHere, RunFailed) as error:
+                self._made.append(error)
+        found = self._made[number]
+        if isinstance(found, NotHere | RunFailed):
+            raise found
+        return found
 
 
 @dataclass(slots=True)

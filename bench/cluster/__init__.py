@@ -1,4 +1,4 @@
-"""Coordinators over Kafka beside Kafka's own on the same node: latency, commits, cost of proofs, take-over, loading."""
+"""Coordinators over Kafka beside Kafka's own: latency, commits, cost of members and of proofs, take-over, loading."""
 
 from __future__ import annotations
 

@@ -12,16 +12,22 @@ from functools import partial
 
 from rich.console import Console
 
-from bench.cluster import costs, latency, loading, takeover
+from bench.cluster import costs, latency, loading, scale, standstill, takeover
 from bench.cluster.site import KAFKAS, Site, site, site_of_three
 from bench.coordinator.comparisons import Scenario, commit_rate, play
-from bench.coordinator.places import Coordinator
+from bench.coordinator.places import Coordinator, shorter
+from bench.coordinator.quiet import Quiet
 from bench.harness import Contender, Figure, NotHere, Options, RunFailed, Sample, compare
 
 _REQUESTS = 2_000
 _OFFSETS = 100_000
 _QUIET_S = 12.0
 _MEMBERS = 5_000
+_SHORT_MS = 3_000
+"""The shortest sessions that are measured."""
+_WATCHED_S = 20.0
+_PROVING = 50
+ONE, THREE = "one node", "three nodes"
 
 Taken = Iterator[Figure]
 
@@ -30,9 +36,10 @@ def figures(options: Options, console: Console) -> Taken:
     """Every figure whose title has the text asked for."""
     try:
         with site() as here:
-            for taken in (latencies, commits, quiet, ends, loads):
+            for taken in (latencies, commits, quiet, proofs, ends, silences, loads):
                 yield from taken(here, options, console)
-        yield from latencies_of_three(options, console)
+        yield from scales(options, console)
+        yield from three_nodes(options, console)
     except NotHere as error:
         console.print(f"coordinators over Kafka: {error}")
 
@@ -56,15 +63,19 @@ def _latency_titles(where: str) -> dict[str, int]:
     return {f"a commit, {where}, idle": 0, f"a commit, {where}, under {latency.OTHERS} others": latency.OTHERS}
 
 
-def latencies_of_three(options: Options, console: Console) -> Taken:
+def three_nodes(options: Options, console: Console) -> Taken:
     """On three nodes; started only where that is asked for."""
-    where = "three nodes"
-    if any(options.only in title for title in _latency_titles(where)):
+    titles = [*_latency_titles(THREE), _proofs_title(THREE), _silence_title(THREE)]
+    if any(options.only in title for title in titles):
         with site_of_three() as here:
-            yield from latencies(here, options, console, where)
+            for taken in (latencies, proofs, silences):
+                yield from taken(here, options, console, THREE)
+    title = "SIGKILL of the broker that leads the journal, three nodes"
+    if options.only in title:
+        yield _shown(title, standstill.elections(), options, console)
 
 
-def latencies(here: Site, options: Options, console: Console, where: str = "one node") -> Taken:
+def latencies(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
     """A commit beside a produce, one at a time."""
     for title, others in _latency_titles(where).items():
         if options.only in title:
@@ -110,6 +121,38 @@ def quiet(here: Site, options: Options, console: Console) -> Taken:
         if options.only in title:
             found = costs.quiet(here, members, groups, _QUIET_S, shards)
             yield _shown(title, found, options, console, "cores", base=1)
+
+
+def scales(options: Options, console: Console) -> Taken:
+    """Short sessions: one coordinator for all members, two for half of them each."""
+    each = [Quiet(name, options.records(_MEMBERS), _SHORT_MS, _WATCHED_S) for name in ("classic", "consumer")]
+    wanted = [one for one in each if options.only in scale.title_of(one)]
+    if wanted:
+        with site(shorter(_SHORT_MS)) as here:
+            for one in wanted:
+                yield scale.figure(here, one, options, console)
+
+
+def _proofs_title(where: str) -> str:
+    return f"what proofs cost an idle cluster, {where}"
+
+
+def proofs(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
+    """Members that only heartbeat, a group each, in as many shards."""
+    title = _proofs_title(where)
+    if options.only in title:
+        yield _shown(title, costs.proofs(here, _PROVING, _WATCHED_S), options, console, "cores")
+
+
+def _silence_title(where: str) -> str:
+    return f"a coordinator's host falls silent, {where}"
+
+
+def silences(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
+    """One of two coordinators stands still."""
+    title = _silence_title(where)
+    if options.only in title:
+        yield _shown(title, standstill.silences(here), options, console)
 
 
 def ends(here: Site, options: Options, console: Console) -> Taken:

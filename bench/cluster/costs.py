@@ -12,6 +12,7 @@ from bench.harness import Contender, RunFailed, Sample
 from kohort.broker.descriptors import open_file_limit
 from kohort.broker.serving import new_loop
 
+KAFKAS_CORES = "kafka's cores"
 _SETTLE_S = 4.0
 """A heartbeat interval and a bit: what joining left to do is done."""
 
@@ -46,8 +47,8 @@ def quiet(site: Site, members: int, groups: int, seconds: float, shards: int = S
             await running.close()
 
     async def watch(running: load.Load, at: Coordinator) -> Sample:
-        ours, kafka = at.name == OURS, site.kafkas
-        began, used, kafka_used = time.monotonic(), at.cpu_s(), kafka.cpu_s()
+        ours = at.name == OURS
+        began, used, kafka_used = time.monotonic(), at.cpu_s(), site.kafka_cpu_s()
         written = await appends(at) if ours else 0
         seen = await running.heartbeats(seconds)
         took = time.monotonic() - began
@@ -55,7 +56,7 @@ def quiet(site: Site, members: int, groups: int, seconds: float, shards: int = S
         used = at.cpu_s() - used
         if ours:
             facts["appends_s"] = round((await appends(at) - written) / took, 1)
-            facts["kafka's cores"] = round((kafka.cpu_s() - kafka_used) / took, 3)
+            facts[KAFKAS_CORES] = round((site.kafka_cpu_s() - kafka_used) / took, 3)
         return Sample(max(used, 1e-3), took, facts)
 
     def run(at: Coordinator) -> Sample:
@@ -68,3 +69,23 @@ def quiet(site: Site, members: int, groups: int, seconds: float, shards: int = S
             return run(coordinator)
 
     return [Contender(OURS, run_ours), Contender(KAFKAS, lambda: run(site.kafkas))]
+
+
+def proofs(site: Site, groups: int, seconds: float) -> list[Contender]:
+    """The cores that all processes take, Kafka's nodes too: without members, and with groups of one that heartbeat.
+
+    Kafka's own coordinator is beside them on one node; members of the load know one address, and on three nodes its
+    groups are at three.
+    """
+    (idle, _), (ours, theirs) = quiet(site, 0, 1, seconds, groups), quiet(site, groups, groups, seconds, groups)
+
+    def whole(of: Contender, name: str) -> Contender:
+        def run() -> Sample:
+            seen = of.run()
+            besides = seen.facts.get(KAFKAS_CORES, 0.0)
+            return Sample(seen.amount + besides * seen.seconds, seen.seconds, seen.facts | {"its own": seen.rate})
+
+        return Contender(name, run)
+
+    found = [whole(idle, f"{OURS}, no members"), whole(ours, f"{OURS}, {groups} groups of one")]
+    return found if len(site.nodes) > 1 else [*found, whole(theirs, f"{KAFKAS}, {groups} groups of one")]

@@ -38,12 +38,12 @@ Ask: TypeAlias = Callable[[Link], Awaitable[int]]
 """Sends one request; gives the error code in its answer."""
 
 
-def producing(topic: str, size: int = 100) -> Ask:
-    """A batch of one record for partition 0, without a producer id."""
+def producing(topic: str, size: int = 100, partition: int = 0) -> Ask:
+    """A batch of one record, without a producer id."""
 
     async def ask(link: Link) -> int:
         batch = build_batch([BatchRecord(0, time.time_ns() // 1_000_000, None, b"x" * size)])
-        part = ProduceRequest.TopicProduceData.PartitionProduceData(index=0, records=batch)
+        part = ProduceRequest.TopicProduceData.PartitionProduceData(index=partition, records=batch)
         data = ProduceRequest.TopicProduceData(name=topic, partition_data=[part])
         answer = await link.ask(ProduceRequest(acks=_ACKS_ALL, timeout_ms=_TIMEOUT_MS, topic_data=[data]), _PRODUCE)
         code: int = answer.responses[0].partition_responses[0].error_code
@@ -52,9 +52,9 @@ def producing(topic: str, size: int = 100) -> Ask:
     return ask
 
 
-def committing(topic: str) -> Ask:
-    """A commit of one partition by a simple consumer, in one group."""
-    group, offset = f"bench-{uuid.uuid4().hex[:8]}", 0
+def committing(topic: str, group: str = "") -> Ask:
+    """A commit of one partition by a simple consumer, in one group; "": in a new one."""
+    group, offset = group or f"bench-{uuid.uuid4().hex[:8]}", 0
 
     async def ask(link: Link) -> int:
         nonlocal offset

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.cluster.running import CoordinatorProcess
 from tests.support.apache_kafka import ApacheKafka
@@ -13,7 +13,7 @@ from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable
 
 from bench.coordinator.load import host_and_port
-from bench.coordinator.places import SETTINGS, Coordinator
+from bench.coordinator.places import SETTINGS, Coordinator, cpu_s_of
 from bench.coordinator.wire import Link
 from bench.harness import NotHere, RunFailed
 from kohort import Admin
@@ -27,9 +27,17 @@ OURS, KAFKAS = "kohort over Kafka", "Apache Kafka"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where figures are taken."""
+    """Where figures are taken.
+
+    Attributes:
+        kafka: the node that is asked.
+        common: settings of both sides.
+        nodes: all that there are.
+    """
 
     kafka: ApacheKafka
+    common: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
+    nodes: Sequence[ApacheKafka] = ()
 
     @property
     def kafkas(self) -> Coordinator:
@@ -37,11 +45,20 @@ class Site:
         kafka = self.kafka
         return Coordinator(KAFKAS, kafka.bootstrap_servers, kafka.kill, kafka.start, lambda: kafka.pid)
 
+    @property
+    def servers(self) -> str:
+        """Of all nodes."""
+        return ",".join(node.bootstrap_servers for node in self.nodes)
+
+    def kafka_cpu_s(self) -> float:
+        """What all nodes have used."""
+        return sum(cpu_s_of(node.pid) for node in self.nodes)
+
     def settings(self, shards: int = SHARDS) -> tuple[str, ...]:
         """Of coordinators that share a fresh journal."""
         name = uuid.uuid4().hex[:8]
         chosen = {
-            **SETTINGS,
+            **self.common,
             "journal.partitions": str(shards),
             "journal.topic": f"__groups-{name}",
             "placement.group": f"__coordinators-{name}",
@@ -51,7 +68,7 @@ class Site:
     def start(self, settings: tuple[str, ...]) -> CoordinatorProcess:
         """A coordinator of those that share these settings; it serves when this returns."""
         try:
-            return CoordinatorProcess(self.kafka.bootstrap_servers, *settings)
+            return CoordinatorProcess(self.servers, *settings)
         except AssertionError as error:
             raise RunFailed(str(error)) from error
 
@@ -59,7 +76,7 @@ class Site:
     def ours(self, shards: int = SHARDS) -> Iterator[Coordinator]:
         """One coordinator of ours with a fresh journal. It is not started again."""
         with self.start(self.settings(shards)) as running:
-            yield Coordinator(OURS, running.address, running.kill, lambda: None, lambda: running.process.pid)
+            yield as_coordinator(running)
 
     def new_topic(self, partitions: int) -> str:
         """A fresh topic at Kafka."""
@@ -67,6 +84,11 @@ class Site:
         with Admin(self.kafka.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(name, partitions)]).all()
         return name
+
+
+def as_coordinator(running: CoordinatorProcess) -> Coordinator:
+    """One of ours, which is not started again."""
+    return Coordinator(OURS, running.address, running.kill, lambda: None, lambda: running.process.pid)
 
 
 async def described(address: str) -> DescribeCoordinatorsResponse:
@@ -78,18 +100,21 @@ async def described(address: str) -> DescribeCoordinatorsResponse:
 
 
 @contextmanager
-def site() -> Iterator[Site]:
+def site(common: Mapping[str, str] = SETTINGS) -> Iterator[Site]:
     """A fresh node.
+
+    Args:
+        common: settings of Kafka's coordinator and of ours.
 
     Raises:
         NotHere: there is no Apache Kafka on this machine.
     """
     try:
-        kafka = ApacheKafka(SETTINGS)
+        kafka = ApacheKafka(common)
     except MavenUnavailable as error:
         raise NotHere(str(error)) from error
     with kafka:
-        yield Site(kafka)
+        yield Site(kafka, common, [kafka])
 
 
 @contextmanager
@@ -104,4 +129,4 @@ def site_of_three() -> Iterator[Site]:
             nodes = stack.enter_context(three_nodes())
         except MavenUnavailable as error:
             raise NotHere(str(error)) from error
-        yield Site(nodes[0])
+        yield Site(nodes[0], nodes=nodes)

@@ -33,6 +33,21 @@ def owner_of(index: int, running: list[CoordinatorProcess]) -> CoordinatorProces
     return next(one for one in running if one.address == address)
 
 
+def until_spread(running: list[CoordinatorProcess]) -> None:
+    """Return once each has as many shards as another.
+
+    Raises:
+        RunFailed: they never do.
+    """
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        owners = asyncio.run(described(running[0].address)).owners
+        if len({owners.count(owner) for owner in owners}) == 1 and len(set(owners)) == len(running):
+            return
+        time.sleep(_LOOK_S)
+    raise RunFailed("the shards are not spread over the coordinators")
+
+
 async def _answers(address: tuple[str, int], group: str) -> None:
     """Return once a coordinator answers for a group."""
     link = await Link.open(*address, "probe")

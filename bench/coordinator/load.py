@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 
 from bench.coordinator.book import Book
 from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Member, Plan
+from bench.coordinator.pushed import PushMember
 from bench.coordinator.wire import Link
+from kohort import AsyncAdmin
 from kohort.broker.descriptors import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
@@ -34,6 +36,8 @@ COMMITS = 8
 """The version of OffsetCommit that is measured."""
 SOFTWARE = {"java": "apache-kafka-java", "librdkafka": "librdkafka", "kohort": "kohort", "unnamed": ""}
 """What clients call themselves: a coordinator may treat them accordingly."""
+KINDS: dict[str, type[Member]] = {"classic": ClassicMember, "consumer": ConsumerMember, "push": PushMember}
+"""Members by protocol."""
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -84,23 +88,29 @@ async def prepare_topic(address: tuple[str, int], made_at: tuple[str, int], topi
         await asyncio.sleep(0.1)
 
 
+def group_name(run: str, number: int) -> str:
+    """Of a load's groups."""
+    return f"{run}-g{number}"
+
+
 class Load:
     """Members spread over groups; each event is timed until the whole of its group is stable again."""
 
     def __init__(self, plan: Plan, protocol: str, groups: int, run: str) -> None:
         self.plan = plan
-        self._kind: type[Member] = ClassicMember if protocol == "classic" else ConsumerMember
+        self._kind = KINDS[protocol]
         self._run = run
-        self.groups: dict[str, list[Member]] = {f"{run}-g{i}": [] for i in range(groups)}
+        self.groups: dict[str, list[Member]] = {group_name(run, number): [] for number in range(groups)}
         self.books = {group: Book() for group in self.groups}
         self._count = 0
 
     def members(self) -> list[Member]:
         return [member for group in self.groups.values() for member in group]
 
-    def add(self, group: str) -> Member:
+    def add(self, group: str, plan: Plan | None = None) -> Member:
+        """One more, which sets out now; `plan` is its own, if it is not the others'."""
         self._count += 1
-        member = self._kind(self.plan, group, f"load-{self._count}", self.books[group])
+        member = self._kind(plan or self.plan, group, f"load-{self._count}", self.books[group])
         self.groups[group].append(member)
         member.start()
         return member
@@ -129,9 +139,10 @@ class Load:
 
     async def until_stable(self) -> float:
         """Seconds until all groups are stable; raises TimeoutError with what is missing."""
-        return await self._until(self.stable)
+        return await self.until_reached(self.stable)
 
-    async def _until(self, reached: Callable[[], bool]) -> float:
+    async def until_reached(self, reached: Callable[[], bool]) -> float:
+        """As `until_stable`, for something else."""
         started = time.monotonic()
         while True:
             before = time.monotonic()
@@ -158,7 +169,7 @@ class Load:
             gone = members.pop(len(members) // 2)
             await (gone.leave() if name == "leave" else gone.crash())
         joiner = self.add(group) if name in ("join", "replace") else None
-        waited = await self._until(lambda: joiner is None or bool(joiner.owned))
+        waited = await self.until_reached(lambda: joiner is None or bool(joiner.owned))
         await self.until_stable()
         whole = time.monotonic() - started
         still = [value for member in members for value in member.heard.stood_still] or book.still
@@ -345,20 +356,31 @@ class Load:
     async def close(self) -> None:
         await asyncio.gather(*(member.crash() for member in self.members()))
 
+    async def drop_topic(self, servers: str) -> None:
+        """Delete what may be thousands of partitions, which the next load's coordinator would look after too."""
+        async with AsyncAdmin(servers) as admin:
+            await admin.delete_topics([self.plan.topic])
+
 
 Address: TypeAlias = Callable[[], tuple[str, int]]
 
 
-async def make_load(options: argparse.Namespace, address: Address | None = None) -> Load:
+def new_run() -> str:
+    """A name for a load: its topic's, and what those of its groups begin with."""
+    return f"load-{uuid.uuid4().hex[:8]}"
+
+
+async def make_load(options: argparse.Namespace, address: Address | None = None, run: str = "") -> Load:
     """A topic and as many members as asked for, which set out when this returns.
 
     Args:
         options: see `arguments`.
         address: where the coordinator is now; None: it stays where the options say.
+        run: the load's name, "": a new one.
     """
     here = host_and_port(options.bootstrap_server)
-    run = f"load-{uuid.uuid4().hex[:8]}"
-    partitions = options.partitions or max(100, options.members // options.groups)
+    run = run or new_run()
+    partitions = options.partitions or max(100, options.members // options.groups + 1)  # who joins gets one too
     plan = Plan(
         run,
         partitions,
@@ -426,11 +448,11 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--topics-at", default="", help="where topics are made, if not at the coordinator")
-    parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
+    parser.add_argument("--protocol", choices=tuple(KINDS), default="classic")
     parser.add_argument("--client", choices=tuple(SOFTWARE), default="java", help="whose name and habits")
     parser.add_argument("--members", type=int, default=100)
     parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--partitions", type=int, default=0, help="0: as many as members, at least 100")
+    parser.add_argument("--partitions", type=int, default=0, help="0: one more than members, at least 100")
     parser.add_argument("--client-id-length", type=int, default=0, help="pad client ids to so many characters")
     parser.add_argument("--heartbeat-ms", type=int, default=3_000)
     parser.add_argument("--session-ms", type=int, default=10_000)

@@ -81,6 +81,7 @@ class Heard:
     latencies: list[float] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
     stood_still: list[float] = field(default_factory=list)
+    pings: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
 

@@ -22,7 +22,28 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": "10000",
 }
 """The same for both: heartbeats every 3 s, sessions of 10 s."""
+
+
+def shorter(session_ms: int) -> dict[str, str]:
+    """The same with sessions of so long, and three heartbeats in each."""
+    session, interval = str(session_ms), str(session_ms // 3)
+    return {
+        **SETTINGS,
+        "group.min.session.timeout.ms": session,
+        "group.consumer.min.heartbeat.interval.ms": interval,
+        "group.consumer.heartbeat.interval.ms": interval,
+        "group.consumer.min.session.timeout.ms": session,
+        "group.consumer.session.timeout.ms": session,
+    }
+
+
 TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s_of(pid: int) -> float:
+    """What a process has used, in CPU seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +58,7 @@ class Coordinator:
 
     def cpu_s(self) -> float:
         """What the process has used, in CPU seconds."""
-        fields = Path(f"/proc/{self.pid()}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_S
+        return cpu_s_of(self.pid())
 
     def memory_mib(self) -> float:
         """Its resident memory."""
@@ -47,17 +67,20 @@ class Coordinator:
 
 
 @contextmanager
-def coordinators(more: Mapping[str, str] | None = None) -> Iterator[list[Coordinator]]:
+def coordinators(
+    more: Mapping[str, str] | None = None, settings: Mapping[str, str] = SETTINGS
+) -> Iterator[list[Coordinator]]:
     """Ours, and Apache Kafka where it can run, both fresh.
 
     Args:
         more: settings of ours alone.
+        settings: of both.
     """
     with ExitStack() as running:
-        ours = running.enter_context(Broker(config={**SETTINGS, **(more or {})}))
+        ours = running.enter_context(Broker(config={**settings, **(more or {})}))
         found = [Coordinator("kohort", ours.bootstrap_servers, ours.kill, ours.restart, lambda: ours.pid)]
         with suppress(MavenUnavailable):
-            kafka = running.enter_context(ApacheKafka(SETTINGS))
+            kafka = running.enter_context(ApacheKafka(settings))
             found.append(
                 Coordinator("Apache Kafka", kafka.bootstrap_servers, kafka.kill, kafka.start, lambda: kafka.pid)
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from kohort.wire import framing
 
@@ -25,7 +25,7 @@ class Link(asyncio.Protocol):
         self._idle: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int, client_id: str) -> Link:
+    async def open(cls, host: str, port: int, client_id: str) -> Self:
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: cls(client_id), host, port)
         return link
@@ -66,12 +66,18 @@ class Link(asyncio.Protocol):
                 return
             frame = bytes(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
-            _, key, version, future = self._waiting.popleft()
-            if key == RAW:
-                future.set_result(frame)
-            elif not future.done():
-                _, message = framing.decode_response(framing.APIS[key].response, version, frame)
-                future.set_result(message)
+            self.take(frame)
+
+    def take(self, frame: bytes) -> None:
+        """A whole frame has come: the answer to what was asked first."""
+        _, key, version, future = self._waiting.popleft()
+        if future.done():
+            return
+        if key == RAW:
+            future.set_result(frame)
+        else:
+            _, message = framing.decode_response(framing.APIS[key].response, version, frame)
+            future.set_result(message)
 
     def ask(self, request: Any, version: int) -> asyncio.Future[Any]:
         """Send now; the future holds the decoded response."""

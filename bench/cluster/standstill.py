@@ -1,0 +1,312 @@
+"""How long groups get no answer: a coordinator's host falls silent; a broker dies that leads the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TypeAlias
+
+from tests.support.apache_kafka import ApacheKafka
+
+from bench.cluster.latency import Ask, committing, producing
+from bench.cluster.site import KAFKAS, OURS, Site, described, site_of_three
+from bench.cluster.takeover import owner_of, until_spread
+from bench.coordinator.load import LOOK_S, host_and_port
+from bench.coordinator.members import NOT_YET
+from bench.coordinator.wire import Link
+from bench.harness import Contender, Parts, RunFailed, Sample
+from kohort.errors import ErrorCode
+from kohort.wire.cluster import MetadataRequest
+from kohort.wire.groups import FindCoordinatorRequest
+from kohort.wire.offsets import OffsetFetchRequest
+
+GROUPS = 8
+SESSION_S = 6.0
+"""After so long without a word of it a coordinator of ours has lost its shards; `placement.session.timeout.ms`."""
+KAFKA_SESSION_S = 3.0
+"""The same of a broker of the three nodes; `broker.session.timeout.ms`."""
+_ANSWER_S = 1.0
+"""Who is silent for so long is asked anew."""
+_WITHIN_S = 90.0
+_AROUND_S = 2.0
+
+Address: TypeAlias = tuple[str, int]
+Where: TypeAlias = Callable[[str], Awaitable[Address | None]]
+"""Who has a group; None: nobody can be named now."""
+
+
+def new_group() -> str:
+    """A name."""
+    return f"bench-{uuid.uuid4().hex[:8]}"
+
+
+async def found(asked: Address, group: str) -> Address | None:
+    """Whom a node names as a group's coordinator."""
+    with suppress(OSError, TimeoutError):
+        link = await Link.open(*asked, "bench")
+        with suppress(ConnectionError):
+            request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+            answer = (await asyncio.wait_for(link.ask(request, 4), _ANSWER_S)).coordinators[0]
+            link.abort()
+            return (answer.host, answer.port) if answer.error_code == 0 else None
+    return None
+
+
+async def offset_of(at: Address, group: str) -> int | None:
+    """The offset that a coordinator tells of a group; None: it does not answer for it yet."""
+    with suppress(OSError, TimeoutError):
+        link = await Link.open(*at, "bench")
+        asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+        request = link.ask(OffsetFetchRequest(groups=[asked]), 8)
+        try:
+            answer = (await asyncio.wait_for(request, _ANSWER_S)).groups[0]
+        finally:
+            link.abort()
+        if answer.error_code == 0:
+            return int(answer.topics[0].partitions[0].committed_offset) if answer.topics else -1
+        if answer.error_code not in NOT_YET:
+            raise RunFailed(f"group {group}: {ErrorCode(answer.error_code).name}")
+    return None
+
+
+async def until_answered(where: Where, groups: list[str]) -> float:
+    """Seconds until all groups are answered for, with what was committed last."""
+    started = time.monotonic()
+    for group in groups:
+        while True:
+            at = await where(group)
+            seen = None if at is None else await offset_of(at, group)
+            if seen is not None:
+                break
+            if time.monotonic() > started + _WITHIN_S:
+                raise RunFailed(f"group {group} is not answered for")
+            await asyncio.sleep(LOOK_S)
+        if seen != 1:
+            raise RunFailed(f"group {group}: the offset committed was 1, and is {seen}")
+    return time.monotonic() - started
+
+
+async def committed(at: Address, topic: str, count: int) -> list[str]:
+    """So many groups of the coordinator at an address, each with an offset of 1."""
+    groups: list[str] = []
+    link = await Link.open(*at, "bench")
+    until = time.monotonic() + _WITHIN_S
+    group = new_group()
+    while len(groups) < count:
+        if time.monotonic() > until:
+            raise RunFailed(f"{at[0]}:{at[1]} is the coordinator of no group")
+        code = await committing(topic, group)(link)
+        if code == ErrorCode.NONE:
+            groups.append(group)
+        elif code not in NOT_YET:
+            raise RunFailed(f"a commit is refused: {ErrorCode(code).name}")
+        if code in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR):
+            group = new_group()
+        else:
+            await asyncio.sleep(LOOK_S)  # the group is looked for at Kafka's own coordinator first
+    link.abort()
+    return groups
+
+
+def silent(site: Site, how: signal.Signals) -> Sample:
+    """One of two coordinators of ours hears a signal; seconds until the other answers for its groups."""
+    topic = site.new_topic(1)
+    with ExitStack() as stack:
+        settings = site.settings()
+        running = [stack.enter_context(site.start(settings)) for _ in range(2)]
+        until_spread(running)
+        victim = owner_of(0, running)
+        other = next(one for one in running if one is not victim)
+        address = host_and_port(other.address)
+
+        async def where(_: str) -> Address:
+            return address
+
+        groups = asyncio.run(committed(host_and_port(victim.address), topic, GROUPS))
+        victim.process.send_signal(how)
+        seconds = asyncio.run(until_answered(where, groups))
+        return Sample(1.0, seconds, {"s": round(seconds, 3), "beyond the session, s": round(seconds - SESSION_S, 3)})
+
+
+def silent_broker(site: Site) -> Sample:
+    """The same for Kafka's own coordinators: one of three brokers stands still."""
+    topic = site.new_topic(1)
+    asyncio.run(_whole(site))
+    victim = site.nodes[-1]
+    asked = host_and_port(site.nodes[0].bootstrap_servers)
+    groups = asyncio.run(committed(host_and_port(victim.bootstrap_servers), topic, GROUPS))
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        seconds = asyncio.run(until_answered(partial(found, asked), groups))
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+    beyond = round(seconds - KAFKA_SESSION_S, 3)
+    return Sample(1.0, seconds, {"s": round(seconds, 3), "beyond the session, s": beyond})
+
+
+async def _whole(site: Site) -> None:
+    """Return once all brokers are there, and each coordinates groups: leaders move back some time after a return."""
+    asked = host_and_port(site.nodes[0].bootstrap_servers)
+    until = time.monotonic() + _WITHIN_S * 5
+    seen: set[Address | None] = set()
+    while len(seen) < len(site.nodes):
+        if time.monotonic() > until:
+            raise RunFailed("a broker coordinates nothing")
+        for _ in range(10 * len(site.nodes)):
+            seen.add(await found(asked, new_group()))
+        seen.discard(None)
+        if len(seen) < len(site.nodes):
+            seen.clear()
+            await asyncio.sleep(1)
+
+
+def silences(site: Site) -> list[Contender]:
+    """A host that stands still, a process that ends; where there are several nodes, one of Kafka's own too."""
+    contenders = [
+        Contender(f"{OURS}, SIGSTOP", lambda: silent(site, signal.SIGSTOP)),
+        Contender(f"{OURS}, SIGKILL", lambda: silent(site, signal.SIGKILL)),
+    ]
+    if len(site.nodes) > 1:
+        contenders.append(Contender(f"{KAFKAS}, SIGSTOP", lambda: silent_broker(site)))
+    return contenders
+
+
+class Asking:
+    """Asks the same again and again, of whoever is to be asked.
+
+    Attributes:
+        answered: when it was last answered.
+        gap: the longest time between two answers.
+    """
+
+    def __init__(self, reach: Callable[[], Awaitable[Address | None]], ask: Ask, within_s: float = _ANSWER_S) -> None:
+        self._reach, self._ask, self._within_s = reach, ask, within_s
+        self.answered = 0.0
+        self.gap = 0.0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        link: Link | None = None
+        while True:
+            try:
+                if link is None:
+                    at = await self._reach()
+                    link = None if at is None else await Link.open(*at, "bench")
+                code = -1 if link is None else await asyncio.wait_for(self._ask(link), self._within_s)
+            except (OSError, TimeoutError):
+                code = -1
+            if code == 0:
+                now = time.monotonic()
+                if self.answered:
+                    self.gap = max(self.gap, now - self.answered)
+                self.answered = now
+            else:
+                if link is not None:
+                    link.abort()
+                    link = None
+                await asyncio.sleep(LOOK_S)
+
+
+async def leader(asked: Address, topic: str, partition: int) -> int:
+    """The node that leads a partition, as another node knows; -1: nobody."""
+    with suppress(OSError, TimeoutError):
+        link = await Link.open(*asked, "bench")
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
+        answer = await asyncio.wait_for(link.ask(request, 12), _ANSWER_S)
+        link.abort()
+        for each in answer.topics[0].partitions:
+            if each.partition_index == partition and each.error_code == 0:
+                return int(each.leader_id)
+    return -1
+
+
+def _node(site: Site, number: int) -> ApacheKafka:
+    return site.nodes[number - 1]
+
+
+async def _led_by(site: Site, asked: Address, number: int) -> tuple[str, int]:
+    """A topic, and its partition that a node leads."""
+    while True:
+        topic = await asyncio.to_thread(site.new_topic, 3)
+        for partition in range(3):
+            if await leader(asked, topic, partition) == number:
+                return topic, partition
+
+
+async def _election(site: Site) -> dict[str, Sample]:
+    settings = site.settings(shards=1)
+    journal = next(word for word in settings if word.startswith("journal.topic=")).partition("=")[2]
+    with ExitStack() as stack:
+        ours = await asyncio.to_thread(lambda: stack.enter_context(site.start(settings)))
+        first = host_and_port(site.nodes[0].bootstrap_servers)
+        number = await leader(first, journal, 0)
+        victim = _node(site, number)
+        asked = next(host_and_port(node.bootstrap_servers) for node in site.nodes if node is not victim)
+        topic, partition = await _led_by(site, asked, number)
+        (group,) = await committed(host_and_port(victim.bootstrap_servers), topic, 1)
+
+        async def to_leader() -> Address | None:
+            now = await leader(asked, topic, partition)
+            return None if now < 0 else host_and_port(_node(site, now).bootstrap_servers)
+
+        async def to_ours() -> Address:
+            return host_and_port(ours.address)
+
+        watched = {
+            "produce, acks=all": Asking(to_leader, producing(topic, partition=partition)),
+            f"commit, {OURS}": Asking(to_ours, committing(topic), _WITHIN_S),
+            f"commit, {KAFKAS}": Asking(lambda: found(asked, group), committing(topic, group)),
+        }
+        before = (await described(ours.address)).shards[0]
+        await _through(victim, list(watched.values()))
+        after = (await described(ours.address)).shards[0]
+        samples = {name: Sample(1.0, one.gap, {"s": round(one.gap, 3)}) for name, one in watched.items()}
+        samples[f"commit, {OURS}"].facts["reloads"] = after.term - before.term
+        return samples
+
+
+async def _through(victim: ApacheKafka, watched: list[Asking]) -> None:
+    """Ask before, during and after a node's death."""
+    tasks = [asyncio.create_task(one.run()) for one in watched]
+    try:
+        await _answered(watched, 0.0)
+        await asyncio.sleep(_AROUND_S)
+        for one in watched:
+            one.gap = 0.0
+        killed = time.monotonic()
+        await asyncio.to_thread(victim.kill)
+        await _answered(watched, killed + _AROUND_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answered(watched: list[Asking], since: float) -> None:
+    """Return once all have been answered after a time."""
+    until = time.monotonic() + _WITHIN_S
+    while not all(one.answered > since for one in watched):
+        if time.monotonic() > until:
+            raise RunFailed("not all are answered again")
+        await asyncio.sleep(LOOK_S)
+
+
+def _one_election() -> dict[str, Sample]:
+    with site_of_three() as site:
+        return asyncio.run(_election(site))
+
+
+def elections() -> list[Contender]:
+    """What is asked while a broker dies that leads the journal: one death shows all, on three new nodes each time."""
+    runs = Parts(_one_election)
+
+    def of(name: str) -> Contender:
+        return Contender(name, runs.showing(lambda samples: samples[name]))
+
+    return [of("produce, acks=all"), of(f"commit, {OURS}"), of(f"commit, {KAFKAS}")]

@@ -1,0 +1,95 @@
+"""Consumers of ours among the light members of a group, in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from types import TracebackType
+from typing import Self
+
+from bench.coordinator.book import Book
+from bench.coordinator.members import Plan
+
+_PATIENCE_S = 30.0
+
+
+class RealMember:
+    """One of them, as it tells of itself.
+
+    Attributes:
+        owned: what it holds.
+        stood_still: how long it held nothing, each time.
+    """
+
+    def __init__(self) -> None:
+        self.owned: frozenset[int] = frozenset()
+        self.stood_still: list[float] = []
+        self._stopped_at: float | None = None
+
+    def tell(self, book: Book, at_s: float, owned: frozenset[int]) -> None:
+        """It has changed what it holds."""
+        if not owned:
+            self._stopped_at = at_s
+        elif self._stopped_at is not None:
+            self.stood_still.append(at_s - self._stopped_at)
+            self._stopped_at = None
+        book.release(self, self.owned - owned)
+        book.take(self, owned)
+        self.owned = owned
+
+
+class RealMembers:
+    """So many members of one group.
+
+        async with RealMembers(plan, "push", group, 10, book) as real:
+            real.members
+
+    Args:
+        plan: of the light ones; a session is the same.
+        protocol: of the group.
+        group: its name.
+        count: how many.
+        book: what each holds is written there.
+    """
+
+    def __init__(self, plan: Plan, protocol: str, group: str, count: int, book: Book) -> None:
+        host, port = plan.address()
+        settings: dict[str, str | int] = {"group_protocol": protocol, "auto_offset_reset": "earliest"}
+        if protocol != "consumer":
+            settings["session_timeout_ms"] = plan.session_ms
+        if protocol == "classic":
+            settings["heartbeat_interval_ms"] = plan.heartbeat_ms
+            settings["partition_assignment_strategy"] = "range"
+        self._command = [f"{host}:{port}", group, plan.topic, str(count), json.dumps(settings)]
+        self._book = book
+        self._reading: asyncio.Task[None] | None = None
+        self.members = [RealMember() for _ in range(count)]
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.runners.real_members", *self._command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            number, at_s, owned = json.loads(line)
+            self.members[number].tell(self._book, at_s, frozenset(owned))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _PATIENCE_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        assert self._reading is not None
+        await self._reading

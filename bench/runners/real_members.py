@@ -1,0 +1,64 @@
+"""Consumers of ours in one group, each polling in a thread, that say what they hold.
+
+`python -m bench.runners.real_members SERVERS GROUP TOPIC COUNT SETTINGS`; SETTINGS is JSON. Each change is a line
+`[NUMBER, SECONDS, [PARTITION…]]` by the clock that all processes of a machine share (`time.monotonic`). They leave when
+standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from kohort import Consumer, RebalanceListener, TopicPartition
+
+_saying = threading.Lock()
+
+
+class _Holding(RebalanceListener):
+    """What one consumer has, told with each change."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._held: set[int] = set()
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self._held.update(each.partition for each in partitions)
+        self._say()
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._held.difference_update(each.partition for each in partitions)
+        self._say()
+
+    def _say(self) -> None:
+        with _saying:
+            print(json.dumps([self._number, time.monotonic(), sorted(self._held)]), flush=True)
+
+
+def _live(number: int, servers: str, group: str, topic: str, settings: dict[str, Any], ending: threading.Event) -> None:
+    with Consumer(servers, group_id=group, **settings) as consumer:
+        consumer.subscribe([topic], listener=_Holding(number))
+        while not ending.is_set():
+            consumer.poll()
+
+
+def main(servers: str, group: str, topic: str, count: str, settings: str) -> None:
+    """Run them until standard input ends."""
+    ending = threading.Event()
+    threads = [
+        threading.Thread(target=_live, args=(number, servers, group, topic, json.loads(settings), ending))
+        for number in range(int(count))
+    ]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    ending.set()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:6])
