@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from kohort.client.net.cluster import ANY, Coordinator, Node, parse_address
 from kohort.client.net.coordinators import ASKED_MS
 from kohort.client.net.links import Address, ConnectionFailed
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.client.net.reaching import SILENT_MS
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
@@ -234,7 +236,22 @@ def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection
 
 def test_one_that_answers_again_is_asked_again() -> None:
     world = three()
-    health = world.cluster.links.health(Address("127.0.0.1", 9092))
-    health.silent = True
+    world.cluster.links.is_silent(Address("127.0.0.1", 9092))
     world.call(world.cluster.send(MetadataRequest(topics=[]), Node(1), lane="own"))
-    assert not health.silent
+    assert world.cluster.links.health(Address("127.0.0.1", 9092)).silent_until_ms == 0
+
+
+def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
+    """Those that are not there were asked without end, and time stood still meanwhile."""
+    world = three()
+    world.cut()
+    world.cluster.links.is_silent(Address("127.0.0.1", 9092))
+    world.refuse = {9093, 9094}
+    before = world.runtime.now_ms
+    world.call(world.cluster.refresh_metadata(60_000))
+    assert world.runtime.now_ms - before <= SILENT_MS + ASKED_MS
+    for patience_ms in (0.5, 20, 100):
+        world.cut()
+        world.cluster.links.is_silent(Address("127.0.0.1", 9092))
+        with contextlib.suppress(RetriableError):
+            world.call(world.cluster.send(MetadataRequest(topics=[]), ANY, timeout_ms=patience_ms))

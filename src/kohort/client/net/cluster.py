@@ -397,29 +397,29 @@ class Cluster:
             try:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
             except TimedOutError:
-                self.links.health(address).silent = True
+                self.links.is_silent(address)
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
                     raise ConnectionFailed(self.unreachable() or str(error)) from error
-                await self.runtime.sleep(self._soonest_ms(to))
+                await self.runtime.sleep(max(1.0, self._soonest_ms(to)))
 
     def _nodes(self, to: AnyNode | AnyCoordinator) -> list[tuple[int, Address]]:
         named = self._coordinators.own if isinstance(to, AnyCoordinator) else self.metadata.brokers
-        known = [(broker.id, broker.address) for broker in named.values()]
-        if known and not all(self.links.health(address).failures for _, address in known):
-            return known
-        return known + [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
+        known, health = [(broker.id, broker.address) for broker in named.values()], self.links.health
+        if not known or all(health(address).failures for _, address in known):
+            known += [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
+        # An idle connection to a machine that stands still stands too, and is the least busy of all.
+        return [node for node in known if health(node[1]).silent_until_ms <= self.runtime.now_ms] or known
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
         nodes = self._nodes(to)
-        health, load = self.links.health, self.links.load
-        standing = [(health(node[1]).silent, busy, node) for node in nodes if (busy := load(node[0])) is not None]
-        if standing and not (best := min(standing))[0]:
-            return best[2]
-        self._next_any += 1  # an idle connection to a machine that stands still stands too
+        standing = [(load, node) for node in nodes if (load := self.links.load(node[0])) is not None]
+        if standing:
+            return min(standing)[1]
+        self._next_any += 1
         turned = [nodes[(self._next_any + step) % len(nodes)] for step in range(len(nodes))]
-        return min(turned, key=lambda node: (health(node[1]).silent, health(node[1]).retry_at_ms))
+        return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
 
     def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
         soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes(to))

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from kohort.client.net.claimed import Claimed
 from kohort.client.net.notices import fault
-from kohort.client.net.reaching import NodeHealth, Reaching, explained
+from kohort.client.net.reaching import SILENT_MS, NodeHealth, Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
@@ -214,7 +214,7 @@ class Links:
             return
         self.bytes_received += len(frame)
         if (health := self._health.get(link.address)) is not None:
-            health.silent = False
+            health.silent_until_ms = 0.0
         if link.claimed is not None:
             if not link.claimed.came(frame):
                 self.fail(link, "the broker asks more than it was answered")
@@ -323,6 +323,10 @@ class Links:
     def health(self, address: Address) -> NodeHealth:
         return self._health.setdefault(address, NodeHealth())
 
+    def is_silent(self, address: Address) -> None:
+        """It has not answered in time."""
+        self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
+
     def load(self, node: int) -> int | None:
         """Requests in flight to a node over all lanes; None when no connection stands."""
         standing = [link for link in self._links.values() if link.node == node and link.state is LinkState.READY]
@@ -416,7 +420,7 @@ class Links:
     def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
-        self.health(link.address).silent = True
+        self.is_silent(link.address)
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 

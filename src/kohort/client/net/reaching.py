@@ -17,6 +17,8 @@ from kohort.client.net.runtime import Runtime
 from kohort.client.settings import ConnectionConfig
 
 A = TypeVar("A")
+SILENT_MS = 10_000
+"""Whoever did not answer in time is passed over for so long, where there are others."""
 log = logging.getLogger("kohort.client")
 
 
@@ -26,13 +28,13 @@ class NodeHealth:
 
     Attributes:
         failures: in a row.
-        silent: a connection that came up, or a request, was not answered, and nothing has been since.
+        silent_until_ms: it has not answered in time: so long others are asked before it.
     """
 
     failures: int = 0
     retry_at_ms: float = 0.0
     last_error: str = ""
-    silent: bool = False
+    silent_until_ms: float = 0.0
 
 
 class Reaching:
