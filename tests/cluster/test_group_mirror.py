@@ -278,6 +278,38 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
     play(zookeeper, story)
 
 
+def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be written is missing in ZooKeeper, and nobody deleted it."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        change = ZooKeeperSession.change
+
+        async def away(self: ZooKeeperSession, *changes: Change) -> bool:
+            raise ZooKeeperAway("no connection")
+
+        shards.show(1)
+        await mirror.settle()
+        assert shards.told == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
+        await mirror.settle()  # the rebalance is done
+        monkeypatch.setattr(ZooKeeperSession, "change", away)
+        for _ in range(3):
+            with pytest.raises(ZooKeeperAway):
+                await mirror.settle()
+        monkeypatch.setattr(ZooKeeperSession, "change", change)
+        await mirror.settle()
+        assert len(shards.told) == 1
+        assert mirrors.data(OWNER) == "a-0"
+        mirror._owners_look_s = 0
+        mirrors.look.delete(mirrors.root + OWNER)
+        await mirror.settle()
+        assert len(shards.told) == 2, "this one was deleted"
+
+    play(zookeeper, story)
+
+
 def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
     """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
 
