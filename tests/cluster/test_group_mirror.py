@@ -310,6 +310,27 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
     play(zookeeper, story)
 
 
+def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was not the one to write reads again what is there, on the same connection too."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(5)
+        for _ in range(3):
+            await mirror.settle()
+        with monkeypatch.context() as patched:
+            patched.setattr(ZooKeeperDoor, "guard", lambda _: None)
+            await mirror.settle()
+        mirrors.look.set(mirrors.root + OFFSET, b"999")
+        mirrors.look.create(f"{mirrors.root}{OFFSETS}/theirs/t/1-0", b"1", makepath=True)
+        for _ in range(2):
+            await mirror.settle()
+        assert mirrors.data(OFFSET) == "5"
+        assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/theirs") is None
+
+    play(zookeeper, story)
+
+
 def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
     """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
 

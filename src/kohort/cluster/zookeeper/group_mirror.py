@@ -172,7 +172,7 @@ class GroupMirror:
         self._news = asyncio.Event()
         self._known: dict[int, dict[str, MirroredGroup]] = {}
         self._connection = 0
-        self._tops_due = True
+        self._tops_due = self._names_due = True
         self.meter = MirrorMeter()
 
     def soon(self, *_: object) -> None:
@@ -205,10 +205,11 @@ class GroupMirror:
         """
         guard = self._door.guard()
         if guard is None:
+            self._connection = 0  # another process may write meanwhile
             return
         began_s = time.monotonic()
         if self._connection != self._door.connections:  # what was seen before may be of another time
-            self._connection, self._tops_due = self._door.connections, True
+            self._connection, self._tops_due, self._names_due = self._door.connections, True, True
             for group in self._groups():
                 group.nodes = None
         if self._tops_due:
@@ -219,7 +220,11 @@ class GroupMirror:
         here = {shard.index: shard for shard in self._host.groups if shard.loaded and shard.index in guard.shards}
         for index in self._known.keys() - here.keys():
             del self._known[index]
-        there = await self._names() if here.keys() - self._known.keys() else {}
+        there = await self._names() if self._names_due or here.keys() - self._known.keys() else {}
+        if self._names_due:  # another process may have written of groups that are not here
+            for index, known in self._known.items():
+                known.update({name: MirroredGroup(name) for name in there.get(index, set()) - known.keys()})
+            self._names_due = False
         for index, shard in here.items():
             is_new = index not in self._known
             known = self._known.get(index) or {name: MirroredGroup(name) for name in there.get(index, ())}
