@@ -278,6 +278,59 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
     play(zookeeper, story)
 
 
+def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be written is missing in ZooKeeper, and nobody deleted it."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        change = ZooKeeperSession.change
+
+        async def away(self: ZooKeeperSession, *changes: Change) -> bool:
+            raise ZooKeeperAway("no connection")
+
+        shards.show(1)
+        await mirror.settle()
+        assert shards.told == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
+        await mirror.settle()  # the rebalance is done
+        monkeypatch.setattr(ZooKeeperSession, "change", away)
+        for _ in range(3):
+            with pytest.raises(ZooKeeperAway):
+                await mirror.settle()
+        monkeypatch.setattr(ZooKeeperSession, "change", change)
+        await mirror.settle()
+        assert len(shards.told) == 1
+        assert mirrors.data(OWNER) == "a-0"
+        mirror._owners_look_s = 0
+        mirrors.look.delete(mirrors.root + OWNER)
+        await mirror.settle()
+        assert len(shards.told) == 2, "this one was deleted"
+
+    play(zookeeper, story)
+
+
+def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was not the one to write reads again what is there, on the same connection too."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(5)
+        for _ in range(3):
+            await mirror.settle()
+        with monkeypatch.context() as patched:
+            patched.setattr(ZooKeeperDoor, "guard", lambda _: None)
+            await mirror.settle()
+        mirrors.look.set(mirrors.root + OFFSET, b"999")
+        mirrors.look.create(f"{mirrors.root}{OFFSETS}/theirs/t/1-0", b"1", makepath=True)
+        for _ in range(2):
+            await mirror.settle()
+        assert mirrors.data(OFFSET) == "5"
+        assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/theirs") is None
+
+    play(zookeeper, story)
+
+
 def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
     """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
 

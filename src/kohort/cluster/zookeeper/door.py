@@ -277,7 +277,9 @@ class ZooKeeperDoor:
             elif node.data == str(mine.candidate.id).encode():  # an earlier session's, of this id, which is ours
                 await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
             else:
-                self._refused_by = await self._refusing(node, mine)
+                before, self._refused_by = self._refused_by, await self._refusing(node, mine)
+                if self.placement is not None and self._refused_by not in (None, before):
+                    log.error("placement: no longer in office: %s", self._has_path(self._refused_by.candidate))
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
@@ -416,9 +418,11 @@ class ZooKeeperDoor:
         if self._sole and holder is None:
             holder = self._taken_by
         if holder is not None:
-            text = f"ZooKeeper at {self.session.address}: {holder.id} at {holder.address} has this path"
-            advice = "a broker keeps its data for itself and shares no path; name another one, as HOST:PORT/other"
-            raise KafkaError(f"{text}; {advice}", ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+            raise KafkaError(self._has_path(holder), ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+
+    def _has_path(self, holder: Candidate) -> str:
+        text = f"ZooKeeper at {self.session.address}: {holder.id} at {holder.address} has this path"
+        return f"{text}; a broker keeps its data for itself and shares no path; name another one, as HOST:PORT/other"
 
     async def _check_root(self) -> None:
         """Raises KafkaError where the nodes of a Kafka of the ZooKeeper age are."""

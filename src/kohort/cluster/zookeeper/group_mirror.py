@@ -101,6 +101,7 @@ class Plan:
         deletes: those below others before them.
         marks: that a group's owners are all there: after everything else.
         done: the groups that are written then, with what was; None: they are gone.
+        owners: those whose owners are written then.
     """
 
     creates: list[Change] = field(default_factory=list)
@@ -108,6 +109,7 @@ class Plan:
     deletes: list[Change] = field(default_factory=list)
     marks: list[Change] = field(default_factory=list)
     done: list[tuple[MirroredGroup, ShownPushGroup | None]] = field(default_factory=list)
+    owners: list[tuple[MirroredGroup, ShownPushGroup]] = field(default_factory=list)
 
     def put(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
         """Have a node hold this, and those above it be there."""
@@ -151,15 +153,26 @@ class GroupMirror:
         host: GroupHost,
         interval_s: float = INTERVAL_S,
         now_s: Callable[[], float] = time.monotonic,
+        owners_look_s: float = OWNERS_LOOK_S,
     ) -> None:
-        """`host`: whose groups they are; `now_s`: the clock by which owners are looked at once a minute."""
+        """A mirror that has read nothing yet.
+
+        Args:
+            door: through which it writes.
+            host: whose groups they are.
+            interval_s: see `INTERVAL_S`.
+            now_s: the clock by which owners are looked at.
+            owners_look_s: owners of a group that does not change are looked at so often.
+        """
         self._door = door
         self._host = host
         self._interval_s = interval_s
         self._now_s = now_s
+        self._owners_look_s = owners_look_s
         self._news = asyncio.Event()
         self._known: dict[int, dict[str, MirroredGroup]] = {}
         self._connection = 0
+        self._tops_due = self._names_due = True
         self.meter = MirrorMeter()
 
     def soon(self, *_: object) -> None:
@@ -192,19 +205,26 @@ class GroupMirror:
         """
         guard = self._door.guard()
         if guard is None:
+            self._connection = 0  # another process may write meanwhile
             return
         began_s = time.monotonic()
         if self._connection != self._door.connections:  # what was seen before may be of another time
-            self._connection = self._door.connections
-            for top in (OWNERS, OFFSETS):
-                await self._door.session.make_path(top)
+            self._connection, self._tops_due, self._names_due = self._door.connections, True, True
             for group in self._groups():
                 group.nodes = None
+        if self._tops_due:
+            for top in (OWNERS, OFFSETS):
+                await self._door.session.make_path(top)
+            self._tops_due = False
         plan = Plan()
         here = {shard.index: shard for shard in self._host.groups if shard.loaded and shard.index in guard.shards}
         for index in self._known.keys() - here.keys():
             del self._known[index]
-        there = await self._names() if here.keys() - self._known.keys() else {}
+        there = await self._names() if self._names_due or here.keys() - self._known.keys() else {}
+        if self._names_due:  # another process may have written of groups that are not here
+            for index, known in self._known.items():
+                known.update({name: MirroredGroup(name) for name in there.get(index, set()) - known.keys()})
+            self._names_due = False
         for index, shard in here.items():
             is_new = index not in self._known
             known = self._known.get(index) or {name: MirroredGroup(name) for name in there.get(index, ())}
@@ -280,7 +300,7 @@ class GroupMirror:
     async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, came: bool) -> None:
         first, was_told = group.nodes is None, group.told
         now_s = self._now_s()
-        is_due = now_s - group.looked_s > OWNERS_LOOK_S
+        is_due = now_s - group.looked_s > self._owners_look_s
         changed = shown.settled and not group.told and group.registered != shown.owners
         if group.nodes is None:
             group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
@@ -327,6 +347,7 @@ class GroupMirror:
         for path, data in wanted.items():
             plan.put(group, path, data, OWNERS)
         plan.mark(group, checksum(shown.owners))
+        plan.owners.append((group, shown))
 
     def _plan_offsets(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan) -> None:
         top = group.offsets_path
@@ -362,6 +383,7 @@ class GroupMirror:
             await self._send(guard, plan.deletes, window=1)
             await self._send(guard, plan.marks, window=WINDOW)
         except BaseException:
+            self._tops_due = True
             for group, _ in plan.done:
                 group.nodes = None  # what is there is not known
             raise
@@ -370,8 +392,8 @@ class GroupMirror:
                 self._known.get(self._host.groups.index_of(group.name), {}).pop(group.name, None)
                 continue
             group.written = dict(shown.offsets)
-            if shown.settled and not group.told:
-                group.registered = dict(shown.owners)
+        for group, shown in plan.owners:
+            group.registered = dict(shown.owners)
 
     async def _send(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
         """In multis, so many on their way at once.

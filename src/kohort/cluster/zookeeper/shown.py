@@ -16,7 +16,7 @@ from kohort.broker.run import RunningBroker
 from kohort.cluster.doors.placement import Candidate
 from kohort.cluster.patience import patiently
 from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
-from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
 from kohort.errors import InvalidInputError, KafkaError
 
@@ -51,17 +51,19 @@ def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
 class BrokerInZooKeeper:
     """See the module's text, and `broker.run.Beside`."""
 
-    def __init__(self, address: str, session_ms: int = SESSION_MS) -> None:
+    def __init__(self, address: str, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S) -> None:
         """Does nothing yet.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH].
             session_ms: a broker silent for so long may be followed by another one.
+            owners_look_s: see `GroupMirror`.
 
         Raises:
             InvalidInputError: no such address.
         """
         self._door = ZooKeeperDoor(address, session_ms, sole=True)
+        self._owners_look_s = owners_look_s
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
 
@@ -77,7 +79,7 @@ class BrokerInZooKeeper:
         self._beside(self._show_life(), "life of the loop")
         await patiently("ZooKeeper", lambda: self._door.open(me, node.groups.count))
         log.info("broker %d at %s is the coordinator", me.id, me.address)
-        mirror = self._mirror = GroupMirror(self._door, node)
+        mirror = self._mirror = GroupMirror(self._door, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.soon
         self._door.listen(mirror.soon)
