@@ -7,6 +7,7 @@ import pytest
 from kohort.client.consumer import fetching
 from kohort.client.consumer.subscription import Position
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
+from kohort.wire.cluster import MetadataResponse
 from kohort.wire.data import FetchResponse
 from tests.client.virtual import PARK
 from tests.client.written_log import A0, A1, Log, offsets
@@ -220,3 +221,30 @@ def test_an_answer_to_what_was_asked_before_a_seek_does_not_move_the_next_fetch(
     log.world.handlers["Fetch"] = log.fetch
     log.world.answer(request, log.fetch(request.message, request.version))
     assert offsets(log.poll(), A0)[:2] == [70, 71]
+
+
+def test_an_answer_that_comes_when_another_broker_has_long_answered_is_not_used() -> None:
+    """The leader stood still, and was replaced; when it woke it answered, and its records were handed out again."""
+    log = Log({A0: 100})
+    log.world.handlers["Fetch"] = lambda message, version: PARK
+    log.world.run(10)
+    (late,) = log.world.parked_named("Fetch")
+    metadata = log.world.handlers["Metadata"]
+
+    def moved(message: object, version: int) -> MetadataResponse:
+        answer: MetadataResponse = metadata(message, version)
+        answer.brokers.append(MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=9093))
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                partition.leader_id = 2
+        return answer
+
+    log.world.handlers["Metadata"] = moved
+    log.world.handlers["Fetch"] = log.fetch
+    log.world.call(log.world.cluster.refresh_metadata())
+    seen = offsets(log.poll(), A0)
+    assert seen
+    log.world.answer(late, log.fetch(late.message, late.version))
+    while len(seen) < 100:
+        seen += offsets(log.poll(), A0)
+    assert seen == list(range(100))

@@ -296,7 +296,7 @@ class Fetcher:
             for part in topic.partitions:
                 partition = TopicPartition(name, part.partition_index)
                 entry, state = asked.get(partition), self.partitions.get(partition)
-                if entry is not None and state is not None and state.position_version == entry.position_version:
+                if entry is not None and state is not None and _goes_on(state, entry):
                     self._take_partition(fetched, partition, entry, state, part)
         if fetched.sets:
             self.fetched_bytes += fetched.bytes
@@ -385,6 +385,16 @@ class Fetcher:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:
             self._timer_ms = when
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())
+
+
+def _goes_on(state: PartitionState, asked: _Asked) -> bool:
+    """Whether what was asked for is what comes next: one that stood still answers when another has long done so."""
+    position = state.fetch_position
+    return (
+        position is not None
+        and position.offset == asked.position.offset
+        and state.position_version == asked.position_version
+    )
 
 
 def _fetchable(state: PartitionState, now_ms: float) -> bool:
