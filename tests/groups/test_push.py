@@ -498,7 +498,8 @@ def test_commits_by_hand_are_taken_of_what_is_owned_until_the_stop_is_answered(t
 
 
 def test_where_another_s_partition_is_may_be_said_again_with_metadata(trial: PushTrial) -> None:
-    a, b = trial.consumer("a", auto_commit=False), trial.consumer("b")
+    a = trial.consumer("a", auto_commit=False)
+    trial.consumer("b")
     owned = min(a.partitions)
     assert commit(trial, "a", owned) is ErrorCode.NONE
     assert commit(trial, "b", owned, offset=9, metadata="left to a") is ErrorCode.NONE
@@ -517,6 +518,14 @@ def test_of_a_partition_that_nobody_reads_anyone_in_the_group_may_say_where_it_b
         assert trial.ask(OffsetCommit(trial.request(), "g", "a", 0, (said,))).errors == (error,)
     moved = OffsetToCommit("unread", 0, 6)
     assert trial.ask(OffsetCommit(trial.request(), "g", "a", 0, (moved,))).errors == (ErrorCode.ILLEGAL_GENERATION,)
+
+
+def test_the_first_offset_of_a_partition_is_its_owner_s_to_say(trial: PushTrial) -> None:
+    a = trial.consumer("a", auto_commit=False, from_begin=None)
+    trial.consumer("b", auto_commit=False, from_begin=None)
+    owned = min(a.partitions)
+    assert commit(trial, "b", owned) is ErrorCode.ILLEGAL_GENERATION
+    assert commit(trial, "a", owned) is ErrorCode.NONE
 
 
 def test_a_commit_is_taken_per_partition(trial: PushTrial) -> None:

@@ -118,7 +118,9 @@ def test_what_no_run_reads_again_is_not_passed_over_by_the_next(servers: str, tm
     assert sorted(query.read) == [(0, offset) for offset in range(EACH)]
 
 
-def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(servers: str, tmp_path: Path, protocol: str) -> None:
+def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(
+    servers: str, tmp_path: Path, protocol: str
+) -> None:
     query = Query(servers, tmp_path, 1, protocol)
     query.run("owned", fails_at=1)
     with query.member() as other:

@@ -1,7 +1,7 @@
 """Who may commit in a push group by hand: a member, of partitions that it owns, until its Stop is answered.
 
-Of other partitions it may say again where they are, with metadata of its own, or where they are to begin that nobody has
-ever read: that moves nobody.
+Of other partitions it may say again where they are, with metadata of its own, and of one that nobody owns a first
+offset: that moves nobody.
 """
 
 from __future__ import annotations
