@@ -131,6 +131,11 @@ class PushTrial(Trial):
         connection = more.pop("connection", len(self.consumers) + 1)
         return PushConsumer(self, name, connection, **more)
 
+    def saved(self, partition: int) -> tuple[int, str]:
+        """A committed offset with its metadata."""
+        found = self.machine.context.ledger.groups["g"].offsets["t", partition]
+        return found.offset, found.metadata
+
     def run(self) -> None:
         """Those that answer have answered all."""
         while waiting := [each for each in self.consumers.values() if each.answers and each.owed]:

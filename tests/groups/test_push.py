@@ -472,9 +472,11 @@ def test_who_does_not_come_back_is_expired(trial: PushTrial) -> None:
 # -- commits and administration
 
 
-def commit(trial: PushTrial, member_id: str, partition: int, generation: int = 0) -> ErrorCode:
-    event = OffsetCommit(trial.request(), "g", member_id, generation, (OffsetToCommit("t", partition, 9),))
-    error: ErrorCode = trial.ask(event).errors[0]
+def commit(
+    trial: PushTrial, member_id: str, partition: int, generation: int = 0, offset: int = 9, metadata: str = ""
+) -> ErrorCode:
+    said = OffsetToCommit("t", partition, offset, metadata=metadata)
+    error: ErrorCode = trial.ask(OffsetCommit(trial.request(), "g", member_id, generation, (said,))).errors[0]
     return error
 
 
@@ -487,12 +489,43 @@ def test_commits_by_hand_are_taken_of_what_is_owned_until_the_stop_is_answered(t
     trial.consumer("b")
     assert commit(trial, "a", 0) is ErrorCode.NONE
     a.answer()
-    assert commit(trial, "a", 0) is ErrorCode.ILLEGAL_GENERATION
+    assert commit(trial, "a", 0, offset=10) is ErrorCode.ILLEGAL_GENERATION
     a.answers = True
     trial.run()
     owned = min(a.partitions)
     assert commit(trial, "a", owned) is ErrorCode.NONE
+    assert commit(trial, "b", owned, offset=10) is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_where_another_s_partition_is_may_be_said_again_with_metadata(trial: PushTrial) -> None:
+    a = trial.consumer("a", auto_commit=False)
+    trial.consumer("b")
+    owned = min(a.partitions)
+    assert commit(trial, "a", owned) is ErrorCode.NONE
+    assert commit(trial, "b", owned, offset=9, metadata="left to a") is ErrorCode.NONE
+    assert trial.saved(owned) == (9, "left to a")
+    for offset in (8, 10):
+        assert commit(trial, "b", owned, offset=offset, metadata="moved") is ErrorCode.ILLEGAL_GENERATION
+    assert commit(trial, "x", owned, offset=9, metadata="nobody's") is ErrorCode.UNKNOWN_MEMBER_ID
+    assert trial.saved(owned) == (9, "left to a")
+
+
+def test_of_a_partition_that_nobody_reads_anyone_in_the_group_may_say_where_it_begins(trial: PushTrial) -> None:
+    trial.consumer("a")
+    trial.set_topics(t=6, unread=1)
+    for partition, error in ((0, ErrorCode.NONE), (1, ErrorCode.ILLEGAL_GENERATION)):
+        said = OffsetToCommit("unread", partition, 5)
+        assert trial.ask(OffsetCommit(trial.request(), "g", "a", 0, (said,))).errors == (error,)
+    moved = OffsetToCommit("unread", 0, 6)
+    assert trial.ask(OffsetCommit(trial.request(), "g", "a", 0, (moved,))).errors == (ErrorCode.ILLEGAL_GENERATION,)
+
+
+def test_the_first_offset_of_a_partition_is_its_owner_s_to_say(trial: PushTrial) -> None:
+    a = trial.consumer("a", auto_commit=False, from_begin=None)
+    trial.consumer("b", auto_commit=False, from_begin=None)
+    owned = min(a.partitions)
     assert commit(trial, "b", owned) is ErrorCode.ILLEGAL_GENERATION
+    assert commit(trial, "a", owned) is ErrorCode.NONE
 
 
 def test_a_commit_is_taken_per_partition(trial: PushTrial) -> None:

@@ -31,6 +31,7 @@ class Place:
 
     servers: str
     admin: Admin
+    protocol: str = "classic"
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     @property
@@ -77,6 +78,7 @@ class Place:
             "kafka.bootstrap.servers": self.servers,
             "subscribe": self.topic(),
             "group.id": self.group,
+            "group.protocol": self.protocol,
             "startingOffsets": "earliest",
             "columns": "value,topic,partition,offset",
             "kafka.metadata.max.age.ms": 500,

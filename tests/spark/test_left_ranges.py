@@ -21,7 +21,10 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.ids import TopicPartition
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.parametrize("protocol", ["classic", "push"]),
+]
 EACH = 10
 """Records in each partition."""
 
@@ -33,12 +36,12 @@ class Failed(Exception):
 class Query:
     """A query with one checkpoint: `run` starts it, and it reads what there is."""
 
-    def __init__(self, servers: str, folder: Path, partitions: int) -> None:
+    def __init__(self, servers: str, folder: Path, partitions: int, protocol: str) -> None:
         self.topic = self.group = f"t-{uuid.uuid4().hex[:8]}"
         self.partitions = [TopicPartition(self.topic, number) for number in range(partitions)]
         self.read: list[tuple[int, int]] = []
         self.committed_at_sink: list[dict[int, int]] = []
-        self.admin, self._servers, self._folder = Admin(servers), servers, folder
+        self.admin, self._servers, self._folder, self.protocol = Admin(servers), servers, folder, protocol
         self.admin.create_topics([NewTopic(self.topic, partitions)]).all()
         with Producer(servers) as producer:
             for number in range(EACH * partitions):
@@ -47,6 +50,17 @@ class Query:
     def committed(self) -> dict[int, int]:
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
         return {tp.partition: one.offset for tp, one in found.items() if one is not None}
+
+    def member(self) -> GroupMember:
+        """Another one of its group."""
+        return GroupMember(
+            self._servers,
+            self.group,
+            topics=[self.topic],
+            group_protocol=self.protocol,
+            heartbeat_interval_ms=100,
+            auto_offset_reset="earliest",
+        )
 
     def run(self, planned: str, *, fails_at: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
         """One run, on a thread of its own: it installs no signal handler there."""
@@ -66,6 +80,7 @@ class Query:
                 "kafka.bootstrap.servers": self._servers,
                 "subscribe": self.topic,
                 "group.id": self.group,
+                "group.protocol": self.protocol,
                 "startingOffsets": "earliest",
                 "plannedRanges": planned,
                 "kafka.heartbeat.interval.ms": "100",
@@ -94,19 +109,21 @@ def servers() -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
-def test_what_no_run_reads_again_is_not_passed_over_by_the_next(servers: str, tmp_path: Path) -> None:
+def test_what_no_run_reads_again_is_not_passed_over_by_the_next(servers: str, tmp_path: Path, protocol: str) -> None:
     """plannedRanges=none: the checkpoint says that the first batch reached its end, which nobody has read."""
-    query = Query(servers, tmp_path, 1)
+    query = Query(servers, tmp_path, 1, protocol)
     query.run("none", fails_at=1)
     query.run("none", fails_at=1)
     query.run("none")
     assert sorted(query.read) == [(0, offset) for offset in range(EACH)]
 
 
-def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(servers: str, tmp_path: Path) -> None:
-    query = Query(servers, tmp_path, 1)
+def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(
+    servers: str, tmp_path: Path, protocol: str
+) -> None:
+    query = Query(servers, tmp_path, 1, protocol)
     query.run("owned", fails_at=1)
-    with GroupMember(servers, query.group, topics=[query.topic]) as other:
+    with query.member() as other:
         other.wait_assignment(STILL_S * 1000)
         other.commit({query.partitions[0]: 4})
     query.run("owned", fails_at=1)
@@ -115,10 +132,9 @@ def test_a_range_left_to_another_member_is_not_committed_before_it_is_read(serve
     assert query.committed_at_sink[-1] == {0: 4}, "what is committed has been in a sink"
 
 
-def test_a_range_left_to_a_member_that_ends_without_a_commit_is_read(servers: str, tmp_path: Path) -> None:
-    query = Query(servers, tmp_path, 2)
-    query.run("owned", fails_at=1)
-    with GroupMember(servers, query.group, topics=[query.topic], heartbeat_interval_ms=100) as other:
+def run_beside_one_that_only_holds(query: Query) -> None:
+    """The query runs again, and leaves a partition to another member, which commits nothing and ends."""
+    with query.member() as other:
         other.wait_assignment(STILL_S * 1000)
 
         def share() -> None:
@@ -128,5 +144,17 @@ def test_a_range_left_to_a_member_that_ends_without_a_commit_is_read(servers: st
 
         query.run("owned", meanwhile=share)
     assert len(query.read) == EACH
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["committed", "deleted"])
+def test_a_range_left_to_a_member_that_ends_without_a_commit_is_read(
+    servers: str, tmp_path: Path, protocol: str, deleted: bool
+) -> None:
+    """Also where the group's offsets are gone; a push group's coordinator has found another one for the member then."""
+    query = Query(servers, tmp_path, 2, protocol)
+    query.run("owned", fails_at=1)
+    if deleted:
+        query.admin.delete_consumer_group_offsets(query.group, query.partitions).all()
+    run_beside_one_that_only_holds(query)
     query.run("owned")
     assert sorted(query.read) == [(number, offset) for number in (0, 1) for offset in range(EACH)]

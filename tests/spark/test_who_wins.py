@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, place, values_of
+from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, values_of
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
-from kohort import Broker
+from kohort import Admin, Broker
 from kohort.cli.app import run as kohort
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.spark.batch_offset import Stamp
 
-__all__ = ["own_signals", "place"]
+__all__ = ["own_signals"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
 
 FIRST_MS = 1_700_000_000_000
@@ -28,6 +28,13 @@ FIRST_MS = 1_700_000_000_000
 def servers(our_broker: Broker) -> str:
     """What the lines depend on of a broker is the same everywhere: tests/peers."""
     return our_broker.bootstrap_servers
+
+
+@pytest.fixture(params=["classic", "push"])
+def place(servers: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Whose queries are members by this protocol."""
+    with Admin(servers) as admin:
+        yield Place(servers, admin, request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -312,9 +319,9 @@ def test_saved_offsets_of_just_before_the_last_batch_count_without_their_metadat
     assert filled.committed() == {0: 20, 1: 20}
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_reset_while_members_run_is_refused(filled: Place, protocol: str) -> None:
-    with Run(filled.options(**{"group.protocol": protocol})) as run:
+@pytest.mark.parametrize("place", ["classic", "consumer", "push"], indirect=True)
+def test_a_reset_while_members_run_is_refused(filled: Place) -> None:
+    with Run(filled.options()) as run:
         assert run.read(20) == list(range(20))
         with pytest.raises(KafkaError):
             commit(filled, 0, 0)

@@ -290,8 +290,8 @@ class GroupPlace:
 
         A new owner's commit between the look and this one is set back: a coordinator takes any member's offset for any
         partition, and knows no "only if it is still so". That owner's next commit mends it; should it end before,
-        records are read again, and none is lost. To leave the partitions of others alone would lose the records of an
-        owner that ends before its first commit.
+        records are read again, and none is lost. One that pushes takes it only if it is still so. To leave the
+        partitions of others alone would lose the records of an owner that ends before its first commit.
         """
         group = self._group
         if group is None:

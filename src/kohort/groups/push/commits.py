@@ -1,4 +1,8 @@
-"""Who may commit in a push group by hand: a member, of partitions that it owns, until its Stop is answered."""
+"""Who may commit in a push group by hand: a member, of partitions that it owns, until its Stop is answered.
+
+Of other partitions it may say again where they are, with metadata of its own, and of one that nobody owns a first
+offset: that moves nobody.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +23,24 @@ def may_commit(context: Context, push: PushGroup, event: OffsetCommit) -> ErrorC
 
 
 def refused_offsets(context: Context, push: PushGroup, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
-    """The partitions that the member does not own by the coordinator's word, or has given up."""
+    """The partitions that the member would move, and does not own by the coordinator's word, or has given up."""
     member = push.present.get(event.member_id)
     if member is None:
         return {}
     topics, holders = context.image.topics, push.holders
-    owned = set()
-    if not member.ending:
-        for offset in event.offsets:
-            topic = topics.get(offset.topic)
-            if topic is not None and holders.get((topic.id, offset.partition)) == event.member_id:
-                owned.add((offset.topic, offset.partition))
-    named = ((offset.topic, offset.partition) for offset in event.offsets)
-    return {part: ErrorCode.ILLEGAL_GENERATION for part in named if part not in owned}
+    known = context.ledger.groups[push.group_id].offsets
+    refused = {}
+    for offset in event.offsets:
+        part = (offset.topic, offset.partition)
+        topic, at = topics.get(offset.topic), known.get(part)
+        if topic is None or offset.partition >= topic.partitions:
+            refused[part] = ErrorCode.ILLEGAL_GENERATION
+            continue
+        holder = holders.get((topic.id, offset.partition))
+        moves = holder is not None if at is None else at.offset != offset.offset
+        if moves and (member.ending or holder != event.member_id):
+            refused[part] = ErrorCode.ILLEGAL_GENERATION
+    return refused
 
 
 def may_commit_in_transaction(context: Context, push: PushGroup, event: TxnOffsetCommit) -> ErrorCode:
