@@ -25,7 +25,7 @@ from kohort.broker.serving import new_loop
 REAL = 10
 EVENTS = ("join", "leave", "crash")
 _SETTLE_S = 4.5
-"""Between events, a heartbeat interval and a half: sooner a classic group can't tell all members at one moment."""
+"""A heartbeat interval and a half: sooner a classic group of ours can't tell all members at one moment."""
 
 
 class Rounds:
