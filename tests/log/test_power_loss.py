@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ from simulation.files import DeadError, Files, Volume
 from simulation.world import World
 
 from kohort.ids import TopicPartition
-from kohort.log import LogStore, OpenOptions, PartitionLog
+from kohort.log import LogStore, OpenOptions, PartitionLog, compact_now
 from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS
 from kohort.log.compaction import Compaction
 from kohort.log.damage import ASIDE, DamagedError
@@ -390,6 +391,31 @@ def test_a_power_loss_does_not_bring_an_earlier_compactions_file_back() -> None:
             again = PartitionLog.open(Path("/data/t-0"), config, lost)
             assert again.recovery.damages == []
             assert latest(again) == wanted
+
+
+def test_the_index_of_a_compacted_file_is_replaced_and_never_cut_off_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone vouches for gaps. A second power loss while it was made anew left zeros, which accused a batch."""
+    log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), segment_bytes=100_000))
+    for number in range(30):
+        log.append(keyed((b"k%d" % (number % 7), b"%d" % number * 20)), NOW)
+    log.roll()
+    compact_now(log, NOW)
+    wanted, index = latest(log), log.segments[0].path.with_suffix(".index")
+    before, inode = index.read_bytes(), index.stat().st_ino
+    seen: list[bytes] = []
+    opened = os.open
+
+    def watched(path: os.PathLike[str] | str, flags: int, mode: int = 0o777) -> int:
+        seen.append(index.read_bytes())
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watched)
+    again = PartitionLog.open(log.path, log.config, POWER_LOST)
+    assert latest(again) == wanted and again.recovery.damages == []
+    assert before and set(seen) == {before} == {index.read_bytes()}
+    assert index.stat().st_ino != inode, "another file has its place"
 
 
 def test_what_is_set_aside_is_on_the_disk_before_it_is_cut_off() -> None:

@@ -76,7 +76,7 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
 class OffsetIndex:
     """Offset to position; offsets are relative to the segment's base."""
 
-    __slots__ = ("_flushed", "_fs", "_path", "offsets", "positions")
+    __slots__ = ("_flushed", "_fs", "_path", "_replaces", "offsets", "positions")
 
     def __init__(self, path: str, fs: FileSystem = SYSTEM) -> None:
         self._path = path
@@ -84,6 +84,7 @@ class OffsetIndex:
         self.offsets = array("i")
         self.positions = array("i")
         self._flushed = 0
+        self._replaces = False  # the file has entries that are made anew
 
     def load(self, log_size: int) -> bool:
         """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes.
@@ -148,18 +149,36 @@ class OffsetIndex:
             self._fs.truncate(self._path, entries * _OFFSET_ENTRY.size)
             self._flushed = entries
 
+    def make_anew(self, entries: int) -> None:
+        """Keep the first `entries`; the file stays as it is until `flush` puts a new one, synced, in its place.
+
+        Of a compacted segment the index alone vouches for gaps: cut off in place and lost with the machine it may be
+        zeros, which would accuse a batch.
+        """
+        del self.offsets[entries:]
+        del self.positions[entries:]
+        if self._flushed > entries:
+            self._flushed, self._replaces = entries, True
+
     def reset(self) -> None:
         """Forget everything and start an empty file."""
         del self.offsets[:]
         del self.positions[:]
-        self._flushed = 0
+        self._flushed, self._replaces = 0, False
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
         """Write the entries that the file lacks."""
+        pack = _OFFSET_ENTRY.pack
+        if self._replaces:
+            new = f"{self._path}.tmp"
+            _create(new, self._fs)
+            append_to_file(new, b"".join(map(pack, self.offsets, self.positions)), self._fs)
+            sync_file(new, self._fs)
+            self._fs.replace(new, self._path)
+            self._flushed, self._replaces = len(self.offsets), False
         start = self._flushed
         if len(self.offsets) > start:
-            pack = _OFFSET_ENTRY.pack
             append_to_file(self._path, b"".join(map(pack, self.offsets[start:], self.positions[start:])), self._fs)
             self._flushed = len(self.offsets)
 

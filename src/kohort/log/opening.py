@@ -110,7 +110,8 @@ def load(
         times.reset()
     _load_transactions(segment, report)
     if verify_offset is not None:
-        index.truncate(index.before_offset(verify_offset - segment.base_offset) + 1)
+        drop = index.make_anew if segment.gaps and following is not None else index.truncate
+        drop(index.before_offset(verify_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
     inherited = Inherited(file_size, closed=following is not None)
