@@ -363,7 +363,11 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     again = Worker(region, "m2", sinks[1], name)
     until(lambda: len(region.describe().members) == 2, "somebody writes there again")
     region.reset("a person", to_initial=True, empty_sinks=True)
-    until(lambda: both() == Counter(range(2400)) and min(one.published() for one in sinks) > seen.sequence, "all again")
+
+    def emptied() -> bool:
+        return all(() in one.sequences.values() for one in sinks)
+
+    until(lambda: emptied() and both() == Counter(range(2400)), "both were emptied, and show all again")
     workers[0].close()
     again.close()
 
