@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from kohort.log.filesystem import SYSTEM, FileSystem, read_file, sync_file
+from kohort.log.filesystem import SYSTEM, FileSystem, read_file, sync_file, write_file
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
@@ -172,9 +172,7 @@ class OffsetIndex:
         pack = _OFFSET_ENTRY.pack
         if self._replaces:
             new = f"{self._path}.tmp"
-            _create(new, self._fs)
-            append_to_file(new, b"".join(map(pack, self.offsets, self.positions)), self._fs)
-            sync_file(new, self._fs)
+            write_file(new, b"".join(map(pack, self.offsets, self.positions)), self._fs, sync=True)
             self._fs.replace(new, self._path)
             self._flushed, self._replaces = len(self.offsets), False
         start = self._flushed
