@@ -236,7 +236,7 @@ def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection
 
 def test_one_that_answers_again_is_asked_again() -> None:
     world = three()
-    world.cluster.links.is_silent(Address("127.0.0.1", 9092))
+    world.cluster.links.note_silence(Address("127.0.0.1", 9092))
     world.call(world.cluster.send(MetadataRequest(topics=[]), Node(1), lane="own"))
     assert world.cluster.links.health(Address("127.0.0.1", 9092)).silent_until_ms == 0
 
@@ -245,13 +245,13 @@ def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
     """Those that are not there were asked without end, and time stood still meanwhile."""
     world = three()
     world.cut()
-    world.cluster.links.is_silent(Address("127.0.0.1", 9092))
+    world.cluster.links.note_silence(Address("127.0.0.1", 9092))
     world.refuse = {9093, 9094}
     before = world.runtime.now_ms
     world.call(world.cluster.refresh_metadata(60_000))
     assert world.runtime.now_ms - before <= SILENT_MS + ASKED_MS
     for patience_ms in (0.5, 20, 100):
         world.cut()
-        world.cluster.links.is_silent(Address("127.0.0.1", 9092))
+        world.cluster.links.note_silence(Address("127.0.0.1", 9092))
         with contextlib.suppress(RetriableError):
             world.call(world.cluster.send(MetadataRequest(topics=[]), ANY, timeout_ms=patience_ms))

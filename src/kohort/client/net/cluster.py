@@ -397,7 +397,7 @@ class Cluster:
             try:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
             except TimedOutError:
-                self.links.is_silent(address)
+                self.links.note_silence(address)
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:

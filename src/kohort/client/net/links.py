@@ -323,7 +323,7 @@ class Links:
     def health(self, address: Address) -> NodeHealth:
         return self._health.setdefault(address, NodeHealth())
 
-    def is_silent(self, address: Address) -> None:
+    def note_silence(self, address: Address) -> None:
         """It has not answered in time."""
         self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
 
@@ -420,7 +420,7 @@ class Links:
     def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
-        self.is_silent(link.address)
+        self.note_silence(link.address)
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
