@@ -133,6 +133,7 @@ class Plan:
         steps: in the order of their times.
         heal_ms: when all faults end.
         kept: numbers of the steps that are played; None: all.
+        coordinators: how many there are, where they are over Kafka.
     """
 
     seed: int
@@ -142,6 +143,7 @@ class Plan:
     steps: tuple[Step, ...]
     heal_ms: int
     kept: tuple[int, ...] | None = None
+    coordinators: int = 3
 
     def keep(self, numbers: Iterable[int]) -> Plan:
         """The plan with these steps only."""

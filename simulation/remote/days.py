@@ -11,9 +11,9 @@ from simulation.network import Weather
 from simulation.plan import MODERN, Plan, Step
 from simulation.process import Habits
 from simulation.push_steps import LITERAL
-from simulation.remote.fleet import COORDINATORS
 
-SERVING = COORDINATORS
+SERVING = Plan.coordinators
+"""Whoever has the shard: one more than there are."""
 QUICK = GroupConfig(
     initial_rebalance_delay_ms=0,
     consumer_session_timeout_ms=6_000,

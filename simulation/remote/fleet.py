@@ -7,17 +7,16 @@ from typing import Any
 
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
-from kohort.groups.config import GroupConfig
 from kohort.groups.events import TopicImage
 from simulation.checkers import Checkers
 from simulation.network import Connection, Network
+from simulation.plan import Plan
 from simulation.push_gate import Respond
 from simulation.remote.coordinator import Coordinator
 from simulation.remote.kafka import Kafka
 from simulation.remote.zookeeper import ZooKeeper
 from simulation.world import Chance, World
 
-COORDINATORS = 3
 ASTRAY = 0.1
 """So often a client asks one that does not know better."""
 NOWHERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -75,15 +74,16 @@ class Fleet:
         coordinators: by number.
     """
 
-    def __init__(self, world: World, network: Routes, config: GroupConfig, checkers: Checkers, mutant: Any) -> None:
+    def __init__(self, world: World, network: Routes, plan: Plan, checkers: Checkers, mutant: Any) -> None:
         self.world = world
-        self.config = config
+        self.config = plan.config
         self.chance = world.stream("fleet")
         self.kafka = Kafka(world)
         self.zookeeper = ZooKeeper(world)
         places = self.kafka, self.zookeeper
         self.coordinators = [
-            Coordinator(number, world, network, places, config, checkers, mutant) for number in range(COORDINATORS)
+            Coordinator(number, world, network, places, plan.config, checkers, mutant)
+            for number in range(plan.coordinators)
         ]
         network.coordinators = self.coordinators
         network.server_sees_close = network.closed

@@ -14,7 +14,7 @@ from simulation.plan import CLASSIC, MODERN, Draft, Plan, Step
 from simulation.property import Checker, Holder
 from simulation.push_steps import LITERAL, OWN
 from simulation.remote.checkers import DoorChecker, KeptAliveChecker, OvertakenChecker, WholeAppendChecker
-from simulation.remote.fleet import COORDINATORS, Fleet, Routes
+from simulation.remote.fleet import Fleet, Routes
 from simulation.run import SHORTEST_MS, Run
 from simulation.world import Chance
 
@@ -39,6 +39,8 @@ TROUBLE = {
     "retire": 8,
     "door_down": 3,
 }
+MANY = 16
+"""Coordinators of one run in ten: candidates that have nothing, all of which have to agree who has the shard."""
 EVERY_MS = 6_000
 LOOK_MS = 500
 PAUSES_MS = (300, 1_500, 4_000, 8_000, 20_000)
@@ -51,9 +53,11 @@ def remote_plan(seed: int) -> Plan:
     steps = [placed_here(step) for step in plan.steps if step.what not in ELSEWHERE]
     chance, at_ms = Chance(f"{seed}/remote"), 3_000.0
     every_ms = chance.choice((EVERY_MS, EVERY_MS // 2, 3 * EVERY_MS))
+    if Chance(f"{seed}/coordinators").likely(0.1):
+        plan = replace(plan, coordinators=MANY)
     while (at_ms := at_ms + chance.expovariate(1 / every_ms)) < plan.heal_ms:
         number = 10_000 + len(steps)
-        steps.append(Step(number, int(at_ms), *trouble(chance)))
+        steps.append(Step(number, int(at_ms), *trouble(chance, plan.coordinators)))
     return replace(plan, steps=tuple(sorted(steps, key=lambda step: (step.at_ms, step.number))))
 
 
@@ -66,10 +70,12 @@ def placed_here(step: Step) -> Step:
     return replace(step, details={**step.details, "kind": other})
 
 
-def trouble(chance: Chance) -> tuple[str, dict[str, Any]]:
+def trouble(chance: Chance, coordinators: int) -> tuple[str, dict[str, Any]]:
     """One thing that goes wrong."""
     what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
-    which = chance.upto(COORDINATORS)
+    which = chance.upto(coordinators)
+    if coordinators == MANY and chance.likely(0.5):
+        which = coordinators  # else most of it would befall those that have nothing
     details: dict[str, dict[str, Any]] = {
         "kill": {"down_ms": chance.choice((0, 500, 3_000, 10_000))},
         "stop": {"which": which, "duration_ms": chance.choice(PAUSES_MS)},
@@ -115,14 +121,15 @@ class RemoteRun(Run):
         holders: list[Holder] = self.members  # type: ignore[assignment]
         self.checkers = Checkers(self.world, holders, self.plan.config, kinds)
         machine = None if self._planted else mutant
-        self.server = self.fleet = Fleet(self.world, routes, self.plan.config, self.checkers, machine)  # type: ignore[assignment]
+        self.server = self.fleet = Fleet(self.world, routes, self.plan, self.checkers, machine)  # type: ignore[assignment]
         self._administrator.network = routes
         self.door = routes
 
     def _chosen(self, which: int) -> Any:
         """One by its number; one number more stands for whoever serves."""
         serving = [one for one in self.fleet.coordinators if one.shard is not None]
-        return self.fleet.coordinators[which] if which < COORDINATORS else (serving or self.fleet.coordinators)[0]
+        everyone = self.fleet.coordinators
+        return everyone[which] if which < len(everyone) else (serving or everyone)[0]
 
     def do_kill(self, down_ms: int) -> None:
         """A coordinator dies and comes back."""
