@@ -81,9 +81,9 @@ class Servers:
         self.coordinators[number].kill()
 
     def stop_coordinator(self, number: int) -> None:
-        """End it cleanly."""
-        code = self.coordinators[number].stop()
-        assert code == 0, f"coordinator {number} ended with {code}:\n{self.coordinators[number].log}"
+        """End it cleanly; one that was begun a moment ago, and has not come to its first word, ends as any process."""
+        code, log = self.coordinators[number].stop(), self.coordinators[number].log
+        assert code == 0 or (code == -signal.SIGTERM and not log), f"coordinator {number} ended with {code}:\n{log}"
 
     def restart_coordinator(self, number: int) -> None:
         """A process of the same address and id, which is not waited for."""
