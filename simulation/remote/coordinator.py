@@ -114,7 +114,8 @@ class Coordinator(Server):
         self._driver = LifeDriver(self.world, self.chance, self, life)
         self._loop = loop = VirtualLoop(self.world, life)  # type: ignore[abstract]  # what it lacks is not called
         self._client = KafkaClient(self.world, self.chance, self.kafka, life, self.name)
-        self.groups = GroupShards(lambda: 0, self._make)
+        self.groups = GroupShards(self._next_token, self._make)
+        self.groups.on_end = self._given_up
         with_loop(loop, lambda: loop.create_task(self._enter(loop, life)))
 
     async def _enter(self, loop: VirtualLoop, life: Life) -> None:
@@ -173,6 +174,7 @@ class Coordinator(Server):
         async def leave() -> None:
             assert door is not None
             await door.retire()
+            await self.tenures.handed_over()
             self.world.after(0, lambda: self.crash(down_ms) if life is self.life else None)
 
         if door is not None and loop is not None and door.placement is not None:
@@ -194,9 +196,10 @@ class Coordinator(Server):
     def _follow(self) -> None:
         """Begin or end the shard, as the map says now."""
         self.tenures.follow()
-        if 0 not in self.groups and self.shard is not None:
-            self.world.tell(f"{self.name}: gives the shard up")
-            self.shard = None
+
+    def _given_up(self, index: int) -> None:
+        self.world.tell(f"{self.name}: gives the shard up")
+        self.shard = None
 
     def _open_journal(self, index: int) -> KafkaJournal:
         assert self._client is not None
@@ -206,6 +209,10 @@ class Coordinator(Server):
         )
         self._kafka_journal = KafkaJournal(self._client, TOPIC, index, settings)
         return self._kafka_journal
+
+    def _next_token(self) -> int:
+        self._token += 1
+        return self._token
 
     def _make(self, index: int, term: int) -> Shard:
         assert self._driver is not None

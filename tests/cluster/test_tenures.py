@@ -151,6 +151,71 @@ def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        host.door.give(OTHER.id, OTHER.id, ME.id)
+        host.tenures.follow()
+        host.tenures.follow()
+        assert await host.commit(0) is ErrorCode.NONE, "nobody else serves it yet"
+        host.fence(0, 1_000)
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        await host.tenures.handed_over()
+        assert host.tenures.held.keys() == {2} and host.here() == [2]
+        assert "taken over" not in caplog.text and not host.tenures.fences, "that was the plan"
+
+    caplog.set_level("WARNING")
+    run(tmp_path, test)
+
+
+def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
+
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        host.door.give(OTHER.id, OTHER.id, ME.id)
+        host.tenures.follow()
+        await host.tenures.handed_over()
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        assert host.tenures.held.keys() == {2} and host.here() == [2]
+
+    run(tmp_path, test)
+
+
+def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
+
+    async def test(host: Host) -> None:
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.begin(ME)
+        await host.tenures.settled()
+        began_s = host.tenures.held[0].began_s
+        host.door.give(OTHER.id, OTHER.id, ME.id)
+        host.tenures.follow()
+        host.door.placement = None
+        host.tenures.follow()
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.follow()
+        passed = asyncio.Event()
+        host.loop.call_later(2 * tenures.LEAVING_S, passed.set)  # behind the end, on the same clock
+        await passed.wait()
+        assert await host.commit(0) is ErrorCode.NONE
+        assert host.tenures.held[0].began_s == began_s
+        host.fence(0, 1_000)
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        await until(lambda: host.tenures.fences == {0: 1})
+
+    run(tmp_path, test)
+
+
 def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.door.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))

@@ -21,6 +21,7 @@ from kohort.groups.events import (
     Heartbeat,
     JoinGroup,
     LeaveGroup,
+    ListGroups,
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
@@ -96,6 +97,22 @@ class GroupShards:
         if shard is not None:
             shard.close()
             self.on_end(index)
+
+    def let_go(self, index: int) -> bool:
+        """Another process is to have a shard: that it fences it is no trouble then. Gives whether it serves here."""
+        shard = self._shards.get(index)
+        if shard is None or not shard.loaded:
+            return False
+        shard.let_go = True
+        return True
+
+    def keep(self, index: int) -> None:
+        """It is not to have it after all."""
+        self._shards[index].let_go = False
+
+    def prove(self, index: int) -> None:
+        """Have a shard find out whether another has fenced it."""
+        self.ask_at(index, ListGroups(self._token(), states=("none",)), lambda _: None)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards

@@ -223,6 +223,7 @@ class RunningCoordinator:
             await peers.close()
             try:
                 await asyncio.wait_for(self._door.retire(), RETIRE_S)
+                await self.host.tenures.handed_over()
             except (TimeoutError, KafkaError) as error:
                 log.warning("the shards could not be handed over (%s): others take them", error or "no answer")
         for task in self._tasks:

@@ -3,13 +3,16 @@
 | what happens | what is done |
 |---|---|
 | the map gives a shard | it begins, under a term that no shard had here before |
-| the map takes a shard | it ends; who waits looks for the coordinator again |
+| the map takes a shard | it serves until the next owner fences it, `LEAVING_S` at most: clients look for it then |
 | another coordinator has fenced it | after a pause the door is asked, and the shard begins if the map still gives it |
 | its journal can't be read | it stays as it is: its clients are told, and somebody has to decide |
 
 Who was fenced goes by no map from before: one that is cut off from the door would take its shards back from their owner
 for as long as it is. Two that the door tells different things would fence each other for ever; the pause grows with
 each fence.
+
+Who serves on for a moment answers nothing that is not so: the journal says whose a shard is, the map whose it is to be.
+Clients are sent away when the next owner has begun to read, and not already when the map has changed.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ PAUSE_MAX_S = 20.0
 """Epochs of a transactional id are 32,767: two that fence each other this often use them up in a week."""
 SETTLED_S = 60.0
 """A shard that served for so long was ours: the next pause is the first one again."""
+LEAVING_S = 1.0
+"""An owner that has not fenced a shard so long after the map gave it to it may never come."""
+LOOK_S = 0.02
+"""Who waits to be fenced looks this often."""
 
 
 @dataclass(slots=True)
@@ -47,6 +54,7 @@ class Tenure:
         load_s: how long that took; None: it has not loaded.
         fences: how often another coordinator took it over since it was given to this one.
         pauses: those that were not followed by a time of peace.
+        leaving: ends it; the map gives it to another. None: it is to stay.
     """
 
     index: int
@@ -56,6 +64,7 @@ class Tenure:
     fences: int = 0
     pauses: int = 0
     again: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    leaving: asyncio.TimerHandle | None = None
 
 
 class Tenures:
@@ -94,7 +103,7 @@ class Tenures:
         """The shards that the map gives to this process."""
         placement, me = self._door.placement, self._me
         if placement is None or me is None:
-            return frozenset(self.held)  # nobody says anything else: the journal decides
+            return frozenset(self.held) - self._leaving()  # nobody says anything else: the journal decides
         named = placement.candidate(me.id)
         same = named is not None and named.incarnation == me.incarnation
         return placement.of(me.id) if same else frozenset()
@@ -102,10 +111,13 @@ class Tenures:
     def follow(self) -> None:
         """Begin and end shards as the map says; to be called whenever it may have changed."""
         mine = self.mine()
-        gone = sorted(self.held.keys() - mine)
+        leaving = self._leaving()
+        gone = sorted(self.held.keys() - mine - leaving)
         new = sorted(mine - self.held.keys())
         for index in gone:
-            self._end(index)
+            self._leave(self.held[index])
+        for index in mine & leaving:
+            self._stay(self.held[index])
         for index in new:
             self.held[index] = Tenure(index)
             self._begin(self.held[index])
@@ -122,6 +134,13 @@ class Tenures:
     def _is_settled(self) -> bool:
         here = {shard.index for shard in self._groups if shard.loaded or shard.phase.ended}
         return self.mine() == self.held.keys() == here
+
+    async def handed_over(self) -> None:
+        """Return once no shard is here that the map gives to another."""
+        while leaving := self._leaving():
+            for index in leaving:
+                self._groups.prove(index)  # it hears of a fence
+            await asyncio.sleep(LOOK_S)
 
     def open_journal(self, index: int) -> KafkaJournal:
         """The journal of a shard that begins."""
@@ -142,6 +161,9 @@ class Tenures:
         self._loop.call_soon(self._news.set)
         tenure = self.held.get(index)
         if tenure is None or not isinstance(error, FencedError):
+            return
+        if tenure.leaving is not None:
+            self._end(index)
             return
         if tenure.load_s is not None and time.monotonic() - tenure.began_s > SETTLED_S:
             tenure.pauses = 0
@@ -172,10 +194,29 @@ class Tenures:
         tenure.began_s, tenure.load_s = time.monotonic(), None
         self._groups.begin(tenure.index, next(self._terms))
 
+    def _leaving(self) -> frozenset[int]:
+        return frozenset(index for index, tenure in self.held.items() if tenure.leaving is not None)
+
+    def _leave(self, tenure: Tenure) -> None:
+        """Let the next owner have it."""
+        if self._groups.let_go(tenure.index):
+            tenure.leaving = self._loop.call_later(LEAVING_S, self._end, tenure.index)
+        else:
+            self._end(tenure.index)
+
+    def _stay(self, tenure: Tenure) -> None:
+        """The map has given it back."""
+        assert tenure.leaving is not None
+        tenure.leaving.cancel()
+        tenure.leaving = None
+        self._groups.keep(tenure.index)
+
     def _end(self, index: int) -> None:
         tenure = self.held.pop(index)
-        if tenure.again is not None:
-            tenure.again.cancel()
+        self._loop.call_soon(self._news.set)
+        for waited in (tenure.again, tenure.leaving):
+            if waited is not None:
+                waited.cancel()
         self._groups.end(index)
         if tenure.journal is not None:
             tenure.journal.close()

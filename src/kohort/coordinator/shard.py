@@ -81,6 +81,9 @@ class Shard:
     """The coordinator of the groups whose names hash to one journal partition.
 
     It knows no loop: its driver gives it turns and time.
+
+    Attributes:
+        let_go: another process is to have it: being fenced is what is waited for.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Shard:
     ) -> None:
         self.index = index
         self.phase = Phase.LOADING
+        self.let_go = False
         self._journal = journal
         self._term = term
         self._config = config
@@ -360,7 +364,8 @@ class Shard:
             if proven_ms is None
             else f"; its own last append was sent {self._driver.now().mono_ms - proven_ms} ms before"
         )
-        self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
+        if not self.let_go:
+            self._driver.error(f"shard {self.index}: another coordinator has taken over: {error}{since}")
         self._ended(Phase.FENCED, error)
 
     def _ended(self, phase: Phase, error: Exception) -> None:
