@@ -15,8 +15,8 @@ from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tom
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World
 
-LATE_MS = 1_000
-"""The coordinator's tick may be so late."""
+LATE_MS = 2_000
+"""The coordinator's tick may be a second late, and a session counted from a load over Kafka begins a second later."""
 Key = tuple[str, str]
 """Group and member id."""
 
