@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.client.consumer import fetching
+from kohort.client.consumer.doubt import BEHIND_MS, CONFIRM_MS
 from kohort.client.consumer.subscription import Position
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
 from kohort.wire.cluster import MetadataResponse
@@ -142,6 +143,50 @@ def test_without_a_policy_an_offset_out_of_range_is_an_error_that_a_seek_ends() 
         log.poll()
     log.core.seek(A0, Position(95))
     assert offsets(log.poll(), A0) == list(range(95, 100))
+
+
+def test_who_is_to_be_asked_again_later_than_another_is_asked_again() -> None:
+    """The timer of the earlier one was all that there was: the later one waited until something else happened."""
+    log = Log({A0: 20, A1: 20})
+    log.core.pause([A1])
+    log.errors = dict.fromkeys((A0, A1), ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    log.world.run(10)
+    log.world.run(50)
+    log.core.pause([A0])
+    log.core.resume([A1])
+    log.world.run(10)
+    log.errors.clear()
+    assert offsets(log.poll(timeout_ms=2_000), A1) == list(range(20))
+
+
+@pytest.mark.parametrize("epoch", [-1, 3])
+def test_a_leader_that_stood_still_does_not_reset_what_its_successor_has(epoch: int) -> None:
+    """It woke, and did not have what another consumer had read from its successor: reading began at 0 again."""
+    log = Log({A0: 50})
+    metadata = log.world.handlers["Metadata"]
+    log.core.seek(A0, Position(80, epoch))
+    late_ms = 600 if epoch < 0 else 6_000
+    assert log.poll(timeout_ms=late_ms) == [] and log.world.sent("Fetch")
+
+    def moved(message: object, version: int) -> MetadataResponse:
+        answer: MetadataResponse = metadata(message, version)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                partition.leader_epoch = 3
+        return answer
+
+    log.world.handlers["Metadata"] = moved
+    log.ends[A0] = 100
+    assert offsets(log.poll(), A0) == list(range(80, 100))
+
+
+@pytest.mark.parametrize(("epoch", "patience_ms"), [(-1, CONFIRM_MS), (0, 0), (7, BEHIND_MS)])
+def test_that_a_position_is_not_there_is_believed_in_the_end(epoch: int, patience_ms: int) -> None:
+    log = Log({A0: 50})
+    log.core.seek(A0, Position(80, epoch))
+    began_ms = log.world.runtime.now_ms
+    assert offsets(log.poll(timeout_ms=60_000), A0)[:1] == [0]
+    assert patience_ms <= log.world.runtime.now_ms - began_ms < patience_ms + 1_000
 
 
 def test_truncation_is_found_and_reading_goes_on_where_both_histories_agree() -> None:

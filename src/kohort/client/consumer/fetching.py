@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kohort.client.consumer.doubt import patience_ms
 from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry
 from kohort.client.consumer.fetch_session import FetchSession
@@ -205,7 +206,10 @@ class Fetcher:
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
-            if not _fetchable(state, now) or (bounded and self.kept_records(partition) >= wanted):
+            if state.retry_at_ms > now:
+                self._pump_at(state.retry_at_ms)  # the timer may have been set for another one, who was earlier
+                continue
+            if not _fetchable(state) or (bounded and self.kept_records(partition) >= wanted):
                 continue
             node = self._node(partition, state)
             if node < 0:
@@ -315,6 +319,7 @@ class Fetcher:
         if part.error_code:
             self._failed(partition, state, ErrorCode.of(part.error_code), part.damage)
             return
+        state.doubted_ms = None
         state.high_watermark, state.log_start, state.last_stable = (
             part.high_watermark,
             part.log_start_offset,
@@ -347,8 +352,11 @@ class Fetcher:
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.replica is not None:
                 state.replica = None
-            else:
+            elif self._believed(partition, state):
                 self._on_out_of_range(partition)
+            else:
+                self.cluster.request_metadata()
+                self._later(state)
         elif code in MOVED or (code.retriable and code is not ErrorCode.CORRUPT_MESSAGE):
             state.replica = None
             self.cluster.request_metadata()
@@ -356,6 +364,14 @@ class Fetcher:
         else:
             self.partitions.fail(partition, error_for(code, f"{partition} can't be read: {damage or code.text}"))
         self._changed()
+
+    def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
+        """Whether it was said for long enough that the position is not there."""
+        position, now_ms = state.fetch_position, self.cluster.runtime.now_ms
+        assert position is not None
+        if state.doubted_ms is None:
+            state.doubted_ms = now_ms
+        return now_ms - state.doubted_ms >= patience_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
         """Metadata, but not again before the retry backoff is over."""
@@ -397,11 +413,5 @@ def _goes_on(state: PartitionState, asked: _Asked) -> bool:
     )
 
 
-def _fetchable(state: PartitionState, now_ms: float) -> bool:
-    return (
-        state.fetch_position is not None
-        and not state.paused
-        and state.reset is None
-        and state.broken is None
-        and state.retry_at_ms <= now_ms
-    )
+def _fetchable(state: PartitionState) -> bool:
+    return state.fetch_position is not None and not state.paused and state.reset is None and state.broken is None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from uuid import UUID
 
 from kohort.calls import checked, checked_call
+from kohort.client.consumer.doubt import CONFIRM_MS
 from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
@@ -146,9 +147,16 @@ class RangeReader(Lookups):
         cluster, partition = self._client.cluster, of.partition
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
+        doubted_ms: float | None = None
         while True:
             answer = await cluster.retrying(partial(self._attempt, of, offset), f"fetch of {partition}", limit_ms)
             if answer is None:
+                now_ms = cluster.runtime.now_ms
+                doubted_ms = now_ms if doubted_ms is None else doubted_ms
+                if now_ms - doubted_ms < CONFIRM_MS:
+                    await cluster.runtime.sleep(self.config.retry_backoff_ms)
+                    await self._look_again(of)
+                    continue
                 offset = await self._resume(of, offset, end, fail)
                 if offset >= end:
                     return _Answer(memoryview(b""), [], offset, offset)

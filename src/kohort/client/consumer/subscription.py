@@ -41,6 +41,7 @@ class PartitionState:
         reset: The policy or timestamp being asked for; None when the position stands.
         high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
         replica: Where to fetch instead of at the leader (KIP-392), or None.
+        doubted_ms: Since when brokers say that they do not have the position, while that is not believed; None: never.
         broken: Why it can't be read on; raised by the next poll that reaches it.
         wanted: The group wants it back, and it is held a while longer: nothing of it is returned.
         withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is
@@ -57,6 +58,7 @@ class PartitionState:
     last_stable: int = -1
     replica: int | None = None
     replica_until_ms: float = 0.0
+    doubted_ms: float | None = None
     broken: KafkaError | None = None
     retry_at_ms: float = 0.0
     wanted: bool = False
@@ -203,6 +205,7 @@ class Partitions:
 
     def _begin_era(self, state: PartitionState) -> None:
         state.position_version = next(self._versions)
+        state.doubted_ms = None
         self.voided += 1
 
     def consumed(self, partition: TopicPartition, position: Position) -> None:
