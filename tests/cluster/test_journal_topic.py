@@ -24,8 +24,8 @@ from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.topic import journal_topic
 from kohort.errors import NotAuthorizedError, TimedOutError
-from kohort.wire.cluster import DescribeConfigsResponse
-from tests.client.virtual import VirtualCluster
+from kohort.wire.cluster import DescribeConfigsResponse, MetadataResponse
+from tests.client.virtual import PARK, VirtualCluster
 from tests.cluster.journals import Holder, client, committed
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.secured_kafka import SecuredKafka
@@ -137,6 +137,39 @@ def test_a_broker_that_forgets_transactional_ids_early_is_refused() -> None:
     settings = JournalSettings(topic="__groups", partitions=1)
     with pytest.raises(JournalRefused, match=r"broker 1 has transactional\.id\.expiration\.ms.*172800000 or more"):
         virtual.call(journal_topic(virtual.cluster, settings))
+
+
+def test_a_broker_that_stands_still_is_not_waited_for_once_the_cluster_has_lost_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A coordinator that was started while one of three slept came up a minute later."""
+    virtual = VirtualCluster(topics={"__groups": 1})
+    metadata, beside = virtual.handlers["Metadata"], [2]
+
+    def with_another(message: Any, version: int) -> Any:
+        answer = metadata(message, version)
+        for node in beside:
+            broker = MetadataResponse.MetadataResponseBroker(node_id=node, host="127.0.0.1", port=9_000 + node)
+            answer.brokers.append(broker)
+        return answer
+
+    def configs(message: Any, _: int) -> Any:
+        asked = message.resources[0]
+        if asked.resource_name == "2":
+            return PARK
+        result = DescribeConfigsResponse.DescribeConfigsResult(
+            resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[]
+        )
+        return DescribeConfigsResponse(results=[result])
+
+    virtual.handlers |= {"Metadata": with_another, "DescribeConfigs": configs}
+    settings = JournalSettings(topic="__groups", partitions=1, replication_factor=1)
+    task = virtual.runtime.spawn(journal_topic(virtual.cluster, settings))
+    virtual.run(5_000)
+    assert not task.done
+    beside.clear()
+    virtual.finish(task, 10_000)
+    assert "broker 2 is away" in caplog.text
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:

@@ -16,7 +16,7 @@ from kohort.client.admin.values import ConfigEntry, ConfigResource, NewTopic, Re
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import TopicInfo
 from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, error_for
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, error_for
 
 BATCH_BYTES_MAX: Final = 32 << 20
 """One append is one batch, since several are not atomic; a group's record takes 16 MiB at most, and others go with it.
@@ -30,6 +30,10 @@ TRANSACTIONAL_ID_EXPIRATION_MS_MIN: Final = 2 * 86_400_000
 """Epochs are renewed daily, by which the transactional id lives."""
 _SEEN_MS: Final = 30_000
 """A topic that was made is known to all brokers by then."""
+_BROKER_MS: Final = 3_000
+"""A broker that has not said by then what it is set to may stand still."""
+_AWAY_MS: Final = 30_000
+"""A broker that stands still is no part of the cluster any more by then."""
 
 _Check: TypeAlias = tuple[str, str, Callable[[str], bool], str]
 """A property, what it is set to, whether a value will do, and why not."""
@@ -162,8 +166,7 @@ async def _check_brokers(cluster: Cluster) -> None:
         "transactional.id.expiration.ms": TRANSACTIONAL_ID_EXPIRATION_MS_MIN,
     }
     for broker in sorted(cluster.metadata.brokers):
-        resource = ConfigResource(ResourceType.BROKER, str(broker))
-        entries = await _described(cluster, resource, "DESCRIBE_CONFIGS on the cluster")
+        entries = await _broker_entries(cluster, broker)
         for key, limit in limits.items():
             value = _value(entries, key)
             if value is not None and int(value) < limit:
@@ -173,8 +176,26 @@ async def _check_brokers(cluster: Cluster) -> None:
                 )
 
 
-async def _described(cluster: Cluster, resource: ConfigResource, right: str) -> dict[str, ConfigEntry]:
-    found = await describe_configs(cluster, [resource])
+async def _broker_entries(cluster: Cluster, broker: int) -> dict[str, ConfigEntry]:
+    """What a broker is set to; nothing of one that has left the cluster meanwhile, which has nobody write."""
+    resource, runtime = ConfigResource(ResourceType.BROKER, str(broker)), cluster.runtime
+    deadline_ms = runtime.now_ms + _AWAY_MS
+    while True:
+        try:
+            return await _described(cluster, resource, "DESCRIBE_CONFIGS on the cluster", _BROKER_MS)
+        except RetriableError:
+            await cluster.refresh_metadata()
+            if broker not in cluster.metadata.brokers:
+                log.warning("broker %d is away: whether it forgets producers too early is not known", broker)
+                return {}
+            if runtime.now_ms > deadline_ms:
+                raise
+
+
+async def _described(
+    cluster: Cluster, resource: ConfigResource, right: str, timeout_ms: float | None = None
+) -> dict[str, ConfigEntry]:
+    found = await describe_configs(cluster, [resource], timeout_ms=timeout_ms)
     error = found.errors.get(resource)
     if error is not None:
         raise _right(error, right)
