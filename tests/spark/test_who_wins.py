@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, values_of
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
-from kohort import Admin, Broker
+from kohort import Admin, Broker, TopicPartition
 from kohort.cli.app import run as kohort
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.consumer.range_reader import RangeReader, When
+from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.spark.batch_offset import Stamp
@@ -356,6 +358,25 @@ def test_an_offset_without_records_is_data_loss(filled: Place, halfway: Checkpoi
         else:
             left = range(30, 40) if why == "retention" else range(40)
             assert run.read(len(left)) == list(left)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["fail", "go on"])
+def test_a_leader_that_stood_still_takes_no_records_away(
+    filled: Place, halfway: Checkpoint, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """It wakes, takes itself for the leader still, and ends before what was read from its successor."""
+    stale, real = iter(range(3)), RangeReader.present_offsets
+
+    def asleep(self: RangeReader, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        found = real(self, wanted)
+        if set(wanted.values()) == {"latest"} and next(stale, None) is not None:
+            found = {tp: replace(at, offset=3) for tp, at in found.items()}
+        return found
+
+    monkeypatch.setattr(RangeReader, "present_offsets", asleep)
+    with Run(filled.options(failOnDataLoss=str(strict).lower()), halfway) as run:
+        assert run.read(20) == list(range(20, 40))
+    assert next(stale, None) is None
 
 
 GROUPED = pytest.mark.parametrize("grouped", [True, False], ids=["group", "alone"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kohort.client.consumer.doubt import CONFIRM_MS
 from kohort.client.consumer.range_reader import RangeReader, When
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
@@ -20,6 +22,7 @@ log = logging.getLogger("kohort.spark")
 
 SAMPLE_RECORDS = 256
 """How many records are looked at to learn their size."""
+ASKED_AGAIN_S = 0.1
 REACH_MS = 10_000
 """How long a read tries to reach a broker before it fails: wrong addresses and wrong security settings are found when
 it starts. What has been reached once is waited for as long as `default.api.timeout.ms` says."""
@@ -129,6 +132,20 @@ class Catalog:
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last one of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "latest"))
+
+    def ends_beyond(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The ends of partitions that seemed to end before these positions.
+
+        They are asked for until they do not, for as long as a leader may say so that stood still, and that another has
+        replaced. Then records are gone.
+        """
+        until_s = time.monotonic() + CONFIRM_MS / 1000
+        while True:
+            self.present({tp.topic for tp in positions})  # whom else is there to ask
+            ends = self.ends(positions)
+            if all(at <= ends[tp] for tp, at in positions.items() if tp in ends) or time.monotonic() > until_s:
+                return ends
+            time.sleep(ASKED_AGAIN_S)
 
     def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
         return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}

@@ -71,6 +71,9 @@ def within(
         OffsetError: records are gone, and that is to end the query.
     """
     settled = dict(positions)
+    beyond = {tp: at for tp, at in positions.items() if tp in ends and at > ends[tp]}
+    if beyond:
+        ends = {tp: end for tp, end in ends.items() if tp not in beyond} | catalog.ends_beyond(beyond)
     for tp, at in positions.items():
         if tp not in ends or beginnings.get(tp, 0) <= at <= ends[tp]:
             continue
