@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper

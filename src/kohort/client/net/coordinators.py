@@ -34,8 +34,8 @@ ASKED_MS = 3_000
 """Whoever says nothing for so long, where another one could be asked as well, is left for that: it may stand still."""
 
 PATIENCE_MAX_MS = 30_000
-"""As long as Kafka's own clients wait for an answer unless they are told otherwise: what every broker has in memory takes
-none longer. A longer `request_timeout_ms` is meant for requests that work long."""
+"""As long as Kafka's own clients wait for an answer unless they are told otherwise: what every broker has in memory
+takes none longer. A longer `request_timeout_ms` is meant for requests that work long."""
 
 REACHED_MS = 1_500
 """A coordinator of kohort's to which there is no connection within so long is looked up again: others may have its

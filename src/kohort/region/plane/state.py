@@ -345,7 +345,7 @@ class Plane:
         return able[0] if able else None
 
     def needs(self, place: str) -> bool:
-        """Whether someone must publish in a place, or empty it once the topic has the reset that waits or is under way."""
+        """Whether someone must publish in a place, or empty it once the topic has the reset that waits or is coming."""
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
         return place in self.owed or any(place in manifest.places for manifest in self.emptying)
