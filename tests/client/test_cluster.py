@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
 
 from kohort.client.net.cluster import ANY, Coordinator, Node, parse_address
-from kohort.client.net.coordinators import ASKED_MS
+from kohort.client.net.coordinators import ASKED_MS, PATIENCE_MAX_MS
 from kohort.client.net.links import Address, ConnectionFailed
 from kohort.client.net.reaching import SILENT_MS
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
@@ -255,3 +256,33 @@ def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
         world.cluster.links.note_silence(Address("127.0.0.1", 9092))
         with contextlib.suppress(RetriableError):
             world.call(world.cluster.send(MetadataRequest(topics=[]), ANY, timeout_ms=patience_ms))
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+def test_the_patience_with_brokers_that_are_silent_grows_to_a_bound(refreshes: bool) -> None:
+    """It doubled up to the request's time-out: one that stood still was waited for as long as for a slow request."""
+    world = VirtualCluster(settings={"request_timeout_ms": 600_000, "default_api_timeout_ms": 600_000})
+    world.handlers["Metadata"] = lambda message, version: PARK
+    asking = world.cluster.refresh_metadata(300_000) if refreshes else world.cluster.describe_topics(["a"], 300_000)
+    with pytest.raises(TimedOutError):
+        world.call(asking)
+    asked_ms = [request.at_ms for request in world.sent("Metadata")]
+    waited_ms = [after - before for before, after in itertools.pairwise(asked_ms)]
+    assert waited_ms[:4] == [pytest.approx(ASKED_MS * 2**number, abs=1_100) for number in range(4)], "all may be slow"
+    assert len(waited_ms) > 8 and max(waited_ms) <= PATIENCE_MAX_MS + 1_100
+
+
+def test_no_refusal_makes_the_patience_with_one_that_is_silent_longer() -> None:
+    """After a minute in which no broker was there the first that stood still was waited for half a minute."""
+    world = three()
+    world.cut()
+    world.refuse = {9092, 9093, 9094}
+    asking = world.runtime.spawn(world.cluster.refresh_metadata(300_000))
+    world.run(world.runtime.now_ms + 60_000)
+    assert not asking.done
+    alive = world.handlers["Metadata"]
+    world.handlers["Metadata"] = lambda message, version: PARK if not world.parked else alive(message, version)
+    world.refuse, back_ms = set(), world.runtime.now_ms
+    world.finish(asking)
+    assert len(world.parked_named("Metadata")) == 1
+    assert world.runtime.now_ms - back_ms <= ASKED_MS + 2_000

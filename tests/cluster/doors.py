@@ -1,19 +1,25 @@
-"""Doors in ZooKeeper for tests: several of them on one loop that turns, and a client that looks at their nodes."""
+"""Doors for tests: several of one kind on one loop that turns, in ZooKeeper or as a group on Kafka."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from kazoo.client import KazooClient
 
+from kohort.client.settings import ConnectionConfig
+from kohort.cluster.doors.group_door import HEARTBEAT_MS, GroupDoor
 from kohort.cluster.doors.placement import Candidate
 from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper.nodes import IDS
+from kohort.cluster.zookeeper.session import SessionState
 
 SHARDS = 10
 SESSION_MS = 2_000
-_ROOTS = itertools.count()
+_NUMBERS = itertools.count()
 _INCARNATIONS = itertools.count()
 
 
@@ -30,34 +36,44 @@ async def until(condition: Callable[[], object], what: str) -> None:
     raise AssertionError(f"did not happen: {what}")
 
 
-class Doors:
-    """Doors under a path of their own, whose loop turns, and a client that looks at their nodes."""
+D = TypeVar("D", ZooKeeperDoor, GroupDoor)
 
-    def __init__(self, address: str) -> None:
-        self.root = f"/doors-{next(_ROOTS)}/deep"
-        self.address = address + self.root
-        self.open: dict[int, ZooKeeperDoor] = {}
-        self.look = KazooClient(address)
 
-    async def enter(self, me: Candidate) -> ZooKeeperDoor:
-        door = ZooKeeperDoor(self.address, SESSION_MS)
+class Doors(ABC, Generic[D]):
+    """Doors of one place, closed at the end.
+
+    Attributes:
+        server: where they are looked for.
+        open: by the candidate's id.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.open: dict[int, D] = {}
+        self._every: list[D] = []
+
+    @abstractmethod
+    def door(self) -> D:
+        """One that is not open."""
+
+    @abstractmethod
+    def reaches(self, door: D) -> bool:
+        """Whether a door has its server, as far as it knows."""
+
+    @abstractmethod
+    def comes_back(self, number: int) -> Callable[[], object]:
+        """What holds once a candidate that lives was removed after now, and is there again."""
+
+    @abstractmethod
+    async def end_without_leaving(self, number: int) -> None:
+        """As a process ends that is killed."""
+
+    async def enter(self, me: Candidate) -> D:
+        door = self.door()
         await door.open(me, SHARDS)
         self.open[me.id] = door
+        self._every.append(door)
         return door
-
-    def data(self, path: str) -> bytes:
-        found: bytes = self.look.get(self.root + path)[0]
-        return found
-
-    def owner(self, path: str) -> int | None:
-        stat = self.look.exists(self.root + path)
-        return None if stat is None else stat.ephemeralOwner
-
-    async def turn(self) -> None:
-        while True:
-            for door in list(self.open.values()):
-                door.alive()
-            await asyncio.sleep(0.05)
 
     async def agreed(self, *ids: int) -> None:
         """All doors have one map, in which just these have shards, and one of them is in office."""
@@ -72,35 +88,103 @@ class Doors:
 
         await until(agree, f"one map for {ids}: {[door.placement for door in self.open.values()]}")
 
+    async def turn(self) -> None:
+        while True:
+            for door in list(self.open.values()):
+                door.alive()
+            await asyncio.sleep(0.05)
+
+    async def begin(self) -> None:
+        """What the test itself needs of the place."""
+
+    async def end(self) -> None:
+        for door in self._every:
+            await door.close()
+
+
+class ZooKeeperDoors(Doors[ZooKeeperDoor]):
+    """Doors under a path of their own, and a client that looks at their nodes."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.root = f"/doors-{next(_NUMBERS)}/deep"
+        self.look = KazooClient(server)
+
+    def door(self) -> ZooKeeperDoor:
+        return ZooKeeperDoor(self.server + self.root, SESSION_MS)
+
+    def reaches(self, door: ZooKeeperDoor) -> bool:
+        return door.session.state is SessionState.CONNECTED
+
+    def comes_back(self, number: int) -> Callable[[], object]:
+        path = f"{self.root}{IDS}/{number}"
+        made = self.look.exists(path).czxid
+        return lambda: (stat := self.look.exists(path)) and stat.czxid > made
+
     async def end_without_leaving(self, number: int) -> None:
-        """As a process ends that is killed: its session goes on, its client does nothing more."""
+        """Its session goes on, its client does nothing more."""
         door = self.open.pop(number)
         keeper = door._keeper
         assert keeper is not None
         keeper.cancel()
         await asyncio.wait([keeper])
 
+    def data(self, path: str) -> bytes:
+        found: bytes = self.look.get(self.root + path)[0]
+        return found
 
-def run(address: str, story: Callable[[Doors], Awaitable[None]]) -> None:
+    def owner(self, path: str) -> int | None:
+        stat = self.look.exists(self.root + path)
+        return None if stat is None else stat.ephemeralOwner
+
+    async def begin(self) -> None:
+        await asyncio.to_thread(self.look.start)
+
+    async def end(self) -> None:
+        await super().end()
+        await asyncio.to_thread(self.look.stop)
+        await asyncio.to_thread(self.look.close)
+
+
+class GroupDoors(Doors[GroupDoor]):
+    """Doors of a group of their own."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(server)
+        self.config = ConnectionConfig(bootstrap_servers=(server,))
+        self.group = f"placement-{next(_NUMBERS)}"
+        self.heartbeat_ms = HEARTBEAT_MS
+
+    def door(self) -> GroupDoor:
+        return GroupDoor(self.config, self.group, heartbeat_ms=self.heartbeat_ms)
+
+    def reaches(self, door: GroupDoor) -> bool:
+        return door._last_trouble is None
+
+    def comes_back(self, number: int) -> Callable[[], object]:
+        door = self.open[number]
+        before = door._generation
+        return lambda: door._generation > before
+
+    async def end_without_leaving(self, number: int) -> None:
+        client = self.open.pop(number)._client
+        assert client is not None
+        await client.close()
+
+
+AnyDoors = ZooKeeperDoors | GroupDoors
+"""Where a case holds for either."""
+These = TypeVar("These", bound=AnyDoors)
+
+
+def run(doors: These, story: Callable[[These], Awaitable[None]]) -> None:
     async def play() -> None:
-        doors = Doors(address)
-        await asyncio.to_thread(doors.look.start)
+        await doors.begin()
         turning = asyncio.create_task(doors.turn())
-        every: list[ZooKeeperDoor] = []
-        enter = doors.enter
-
-        async def kept(me: Candidate) -> ZooKeeperDoor:
-            every.append(door := await enter(me))
-            return door
-
-        doors.enter = kept  # type: ignore[method-assign]
         try:
             await story(doors)
         finally:
             turning.cancel()
-            for door in every:
-                await door.close()
-            await asyncio.to_thread(doors.look.stop)
-            await asyncio.to_thread(doors.look.close)
+            await doors.end()
 
     asyncio.run(play())

@@ -13,7 +13,7 @@ import pytest
 
 from kohort.cluster.zookeeper.nodes import EPOCH, TOPICS, Office
 from kohort.errors import NotFoundError
-from tests.cluster.doors import Doors, candidate, run, until
+from tests.cluster.doors import ZooKeeperDoors, candidate, run, until
 from tests.cluster.test_zookeeper_door import topic
 from tests.support.zookeeper_ensemble import COUNT, Ensemble, ensemble
 
@@ -36,7 +36,7 @@ def three() -> Iterator[Ensemble]:
 def test_each_server_killed_in_turn(three: Ensemble) -> None:
     """Candidates come and go, and topics are mirrored, with any one server down, and all agree again each time."""
 
-    async def story(doors: Doors) -> None:
+    async def story(doors: ZooKeeperDoors) -> None:
         for number in (1, 2, 3):
             await doors.enter(candidate(number))
         await doors.agreed(1, 2, 3)
@@ -64,13 +64,13 @@ def test_each_server_killed_in_turn(three: Ensemble) -> None:
             await asyncio.to_thread(three.wait)
         assert Office.from_bytes(doors.data(EPOCH)).epoch >= COUNT + 1
 
-    run(three.address, story)
+    run(ZooKeeperDoors(three.address), story)
 
 
 def test_ensemble_without_a_majority(three: Ensemble) -> None:
     """The map is gone by for as long as nobody can be asked, and sessions that ended meanwhile are begun anew."""
 
-    async def story(doors: Doors) -> None:
+    async def story(doors: ZooKeeperDoors) -> None:
         for number in (1, 2):
             await doors.enter(candidate(number))
         await doors.agreed(1, 2)
@@ -88,4 +88,4 @@ def test_ensemble_without_a_majority(three: Ensemble) -> None:
         await doors.enter(candidate(3))
         await doors.agreed(1, 2, 3)
 
-    run(three.address, story)
+    run(ZooKeeperDoors(three.address), story)

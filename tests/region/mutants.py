@@ -136,6 +136,13 @@ def _one_is_enough(plane: Plane, place: str) -> None:
 _PAID = Plane.paid
 
 
+def _waits_for_who_has_gone(plane: Plane, place: str) -> None:
+    plane.paid(place)
+    for one in [one for one in plane.members.values() if one.left and not plane.needs(one.sink)]:
+        members.let_leave(plane, one)
+    cuts.commit_if_whole(plane)
+
+
 def _forgets_places(plane: Plane) -> None:
     plane.places = set()
     _COMMIT(plane)
@@ -170,6 +177,10 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
     "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
     "the next is committed while one of two sinks is not published": _instead(Plane, "paid", _one_is_enough),
+    "who leaves is not needed before the topic has a reset": _instead(
+        Plane, "needs", lambda plane, place: place in plane.owed
+    ),
+    "a reset waits for who has published and gone": _instead(cuts, "_paid", _waits_for_who_has_gone),
     "where the region has published is forgotten": _instead(cuts, "commit_if_whole", _forgets_places),
     "nobody is asked to publish": _instead(members, "offer_publish", lambda plane: None),
     "who died is not missed": _instead(members, "gone", lambda plane, one, cause: plane.drop(one)),

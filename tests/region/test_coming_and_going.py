@@ -187,22 +187,6 @@ def test_who_closes_while_it_publishes_ends_when_it_is_told_to() -> None:
     assert ends(machine, does.Ordered(told.Stop(3, "", "")))
 
 
-def test_who_has_published_or_was_overtaken_in_that_ends_at_once() -> None:
-    for after in (
-        does.PublishEnded(7, ""),
-        does.Ordered(told.Publish(3, 8, ())),
-        does.Ordered(told.Completed(3, 8, 6)),
-    ):
-        machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
-        machine.step(does.Connected())
-        machine.step(does.Ordered(told.Welcome(3, 5, 7, ("q",))))
-        machine.step(does.Ordered(told.Publish(3, 7, ())))
-        machine.step(after)
-        if isinstance(after, does.Ordered) and isinstance(after.order, told.Publish):
-            machine.step(does.PublishEnded(8, ""))
-        assert ends(machine, does.Closing())
-
-
 def ends(machine: MemberMachine, *events: does.Event) -> bool:
     """Whether a member ends over events."""
     return any(isinstance(effect, does.End) for event in events for effect in machine.step(event))

@@ -9,6 +9,16 @@ from tests.region.world.world import World
 
 SEEDS = 150
 """`python -m tests.region --seeds 20000` plays more."""
+SEEN_AT = {
+    "a reset waits for who has published and gone": 40,
+    "partitions are let go in the middle of a batch": 22,
+    "starts are handed out at any time": 147,
+    "what is held is let go with a sequence that does not cover it": 52,
+    "where the region has published is forgotten": 17,
+    "who is late is waited for": 42,
+    "who leaves is not needed before the topic has a reset": 35,
+}
+"""Looked at first."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 25))
@@ -24,8 +34,9 @@ def test_a_bad_time_and_a_good_one(first: int) -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_planted_fault_is_seen(name: str) -> None:
+    first = SEEN_AT.get(name, 0)
     with MUTANTS[name]():
-        for seed in range(SEEDS):
+        for seed in (*range(first, SEEDS), *range(first)):
             try:
                 World(seed).play()
             except Exception:  # noqa: BLE001 - a violation, or the machine's own assertion

@@ -256,17 +256,16 @@ def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     assert {one.partition: one.offset for one in driven.machine.holds()} == {0: 80, 1: 71}, "it was complete"
 
 
-def test_who_closes_leaves_with_the_next_sequence_or_at_once_if_it_holds_nothing() -> None:
-    driven = reading()
-    driven.do(happens.Closing())
-    assert driven.said(told.Leave)
-    assert not driven.effects(happens.End)
-    driven.do(told.Stop(3, "", ""))
-    assert driven.effects(happens.End) == [happens.End("", "")]
+def test_who_closes_ends_when_it_is_told_to() -> None:
+    """With the next sequence, or at once if it holds nothing: the control plane knows what it is needed for."""
     idle = Driven()
-    idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)), happens.Closing())
-    assert idle.said(told.Leave)
-    assert idle.effects(happens.End)
+    idle.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
+    for driven in (reading(), idle):
+        driven.do(happens.Closing())
+        assert driven.said(told.Leave)
+        assert not driven.effects(happens.End)
+        driven.do(told.Stop(3, "", ""))
+        assert driven.effects(happens.End) == [happens.End("", "")]
 
 
 def test_why_it_can_not_go_on_is_said_to_the_next_control_plane_too() -> None:
@@ -287,4 +286,5 @@ def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut
     driven.do(told.Drain(4, CUT))
     assert not driven.effects(happens.Quiesce)
     driven.do(told.Reset(4, 6, 7, None), happens.WentBack(6))
-    assert driven.effects(happens.End), "it was to be closed"
+    assert driven.said(told.Leave), "it was to be closed"
+    assert not driven.effects(happens.Poll) and not driven.said(told.AskStarts)

@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kohort.region.facts import Epoch, Initial, Manifest, Shown, Stopped
-from kohort.region.messages import AskReset, Report
+from kohort.region.messages import AskReset, Report, Stop
 from kohort.region.parts import part_of
 from kohort.region.plane import events as plane_events
 from kohort.region.plane.machine import RegionMachine
+from kohort.region.plane.state import Phase
 from kohort.region.serving import LOOK_S
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
@@ -37,6 +38,7 @@ class Plane:
         self.clients: dict[int, Member] = {}
         self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
         self.machine = RegionMachine(world.stored.known(), world.config, self.clock.now_ms)
+        self._emptying: list[Manifest] = []  # on their way to the topic
         self._writes: list[Callable[[], None]] = []
         self._wrote_ms = self.clock.now_ms
         for process in sorted(set(self.machine.plane.expected.values()) - {""}):
@@ -53,6 +55,7 @@ class Plane:
         if not self.alive:
             return
         self._check_cut()
+        self._check_reset()
         due = self.machine.due_ms()
         if due is not None and due <= self.clock.now_ms and self.clock.now_ms >= self.sleeps_until_ms:
             self.step(plane_events.Tick())
@@ -80,6 +83,14 @@ class Plane:
             self.cutting_since_ms = self.clock.now_ms
         elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:
             raise ViolatedError(f"{self.machine.state.name} since {self.cutting_since_ms} ms")
+
+    def _check_reset(self) -> None:
+        """No reset that the topic has waits for nobody."""
+        plane = self.machine.plane
+        if self.machine.state is not RegionState.RESETTING or plane.saved_floor < plane.floor:
+            return
+        if not any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+            raise ViolatedError("all are back, and the region goes on waiting")
 
     def send_in(self, connection: int, report: Report) -> None:
         self._in_order(connection, lambda: self.step(plane_events.Heard(connection, report)))
@@ -131,11 +142,24 @@ class Plane:
         if late:
             raise ViolatedError(f"the region runs while {', '.join(late)} goes back")
 
+    def _check_is_not_needed(self, member: Member) -> None:
+        """Who leaves is not the last in a place that a reset to the initial state empties, or is about to."""
+        place, stored = member.disk.place, self.world.stored
+        pending = self.machine.plane.pending
+        coming = any(place in manifest.places for manifest in self._emptying)
+        waits = pending is not None and pending.initial and place in stored.places
+        owed = stored.empties and place in stored.owed and self.term == stored.term
+        others = [one for one in self.clients.values() if one is not member and one.disk.place == place]
+        if (coming or waits or owed) and not others:
+            raise ViolatedError(f"{member.name} is let go, and nobody else could empty {place}")
+
     def carry_out(self, effect: plane_events.Effect) -> None:
         match effect:
             case plane_events.Say(connection, order):
                 client = self.clients.get(connection)
                 if client is not None:
+                    if isinstance(order, Stop) and not order.cause:
+                        self._check_is_not_needed(client)
                     key = -connection
                     at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(key, 0))
                     self.world.busy[key] = at_ms
@@ -145,6 +169,7 @@ class Plane:
                 if client is not None:
                     self.clock.after(100, lambda: client.disconnect(connection))
             case plane_events.Save():
+                self._emptying += [fact for fact in effect.facts if isinstance(fact, Manifest)]
                 self._write(lambda: self._save(effect))
             case plane_events.Commit():
                 self._write(lambda: self._commit(effect))
@@ -177,7 +202,7 @@ class Plane:
         self._wrote_ms = self.clock.now_ms
         self._writes[0]()
 
-    def _answer(self, event: plane_events.Event) -> None:
+    def _answer(self, event: plane_events.Event, then: Callable[[], None] = lambda: None) -> None:
         """The answer to a write takes its time, and is lost when the process dies meanwhile; then comes the next."""
 
         def arrive() -> None:
@@ -185,6 +210,7 @@ class Plane:
                 self.clock.after(self.sleeps_until_ms - self.clock.now_ms, arrive)
             elif self.alive:
                 self.step(event)
+                then()
                 del self._writes[0]
                 if self._writes:
                     self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
@@ -208,7 +234,10 @@ class Plane:
                     stored.show(fact)
                 case _:
                     raise AssertionError(fact)
-        self._answer(plane_events.Saved(effect.token))
+        self._answer(plane_events.Saved(effect.token), lambda: self._is_saved(effect))
+
+    def _is_saved(self, effect: plane_events.Save) -> None:
+        self._emptying = [manifest for manifest in self._emptying if manifest not in effect.facts]
 
     def _commit(self, effect: plane_events.Commit) -> None:
         stored = self.world.stored

@@ -25,7 +25,8 @@ READ_MS = 10_000
 """So long after the last fault nothing goes back any more, and so long records still come then."""
 TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
-    *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold", "back to the start"),
+    *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
+    *("back to the start", "leave at the start"),
 )
 
 
@@ -127,8 +128,16 @@ class World:
             case "sleep":
                 if plane is not None:
                     plane.sleeps_until_ms = self.clock.now_ms + chance.randint(100, 4_000)
+            case "leave at the start":
+                if plane is not None and member is not None:
+                    plane.ask_for_the_initial_state()
+                    self.clock.after(chance.randint(1, 100), lambda: self._close(member))
             case _ if member is not None:
                 self._afflict(kind, member)
+
+    def _close(self, member: Member) -> None:
+        if member.alive:
+            member.step(member_events.Closing())
 
     def _afflict(self, kind: str, member: Member) -> None:
         chance = self.clock.chance
@@ -138,7 +147,7 @@ class World:
             case "cut":
                 member.cut_off()
             case "close":
-                member.step(member_events.Closing())
+                self._close(member)
             case "evict":
                 self.group.lose_heartbeats(member)
             case "doze":
@@ -181,6 +190,9 @@ class World:
         state = self.plane.machine.state
         if state not in (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING):
             raise ViolatedError(f"the region is {state.name} long after all faults have ended")
+        stay = [one.name for one in self.living() if one.machine.closing]
+        if stay:
+            raise ViolatedError(f"{', '.join(stay)} wanted to leave, and is not told to")
         if self.unpublished():
             raise ViolatedError(f"sequence {self.stored.sequence} was never published to {self.stored.owed}")
         for place, disk in self.disks.items():

@@ -26,12 +26,12 @@ NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.coordinators import ASKED_MS, REACHED_MS, Coordinators
+from kohort.client.net.coordinators import REACHED_MS, Coordinators, Patience
 from kohort.client.net.links import Address, ConnectionFailed, Link, Links
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
@@ -246,12 +246,10 @@ class Cluster:
         self, topics: Iterable[str] | None, timeout_ms: float | None = None
     ) -> dict[str, TopicInfo]:
         """Ask for these topics now (None: all); the answer is merged and returned, errors per topic inside."""
-        names = None if topics is None else sorted(set(topics))
-
-        longer = itertools.count()
+        names, patience = None if topics is None else sorted(set(topics)), Patience()
 
         async def attempt() -> dict[str, TopicInfo]:
-            await self._ask_metadata(names, ASKED_MS * 2 ** next(longer))
+            await self._ask_metadata(names, patience)
             found = self.metadata.topics
             return dict(found) if names is None else {name: found[name] for name in names if name in found}
 
@@ -440,11 +438,11 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
-        failures = 0
+        failures, patience = 0, Patience()
         topics = self._wanted()
         while True:
             try:
-                return await self._ask_metadata(topics, ASKED_MS * 2**failures)
+                return await self._ask_metadata(topics, patience)
             except RetriableError:
                 failures += 1
                 wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
@@ -467,10 +465,11 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None, patience_ms: float = float("inf")) -> None:
+    async def _ask_metadata(self, topics: list[str] | None, patience: Patience | None = None) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
-        answer = await self.send(request, ANY, timeout_ms=min(patience_ms, self.config.request_timeout_ms))
+        with nullcontext(self.config.request_timeout_ms) if patience is None else patience as most_ms:
+            answer = await self.send(request, ANY, timeout_ms=min(most_ms, self.config.request_timeout_ms))
         if not answer.brokers:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the broker knows no brokers yet")
         self._merge(answer, topics)

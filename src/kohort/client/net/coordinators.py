@@ -30,13 +30,34 @@ R = TypeVar("R", bound=Message)
 LIST_AGE_MS = 10_000
 """A look-up asks for the coordinators anew when they were named longer ago: so long one that is new is not known."""
 
-
 ASKED_MS = 3_000
 """Whoever says nothing for so long, where another one could be asked as well, is left for that: it may stand still."""
+
+PATIENCE_MAX_MS = 30_000
+"""As long as Kafka's own clients wait for an answer unless they are told otherwise: what every broker has in memory
+takes none longer. A longer `request_timeout_ms` is meant for requests that work long."""
 
 REACHED_MS = 1_500
 """A coordinator of kohort's to which there is no connection within so long is looked up again: others may have its
 groups by now. More than the backoff of a connection that was refused."""
+
+
+class Patience:
+    """How long a broker is waited for that is asked for what others could say as well.
+
+    Longer after each that was silent, for all may be slow; not after a refusal, which tells nothing of that. Ask within
+    its `with`.
+    """
+
+    def __init__(self) -> None:
+        self.ms = ASKED_MS
+
+    def __enter__(self) -> int:
+        return self.ms
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and issubclass(kind, TimedOutError):
+            self.ms = min(2 * self.ms, PATIENCE_MAX_MS)
 
 
 class Asking(Protocol):

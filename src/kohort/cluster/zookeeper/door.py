@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kohort.cluster.doors.placement import Candidate, Placement, placed
 from kohort.cluster.doors.placement_codec import from_bytes, placement_fields, read_placement, to_bytes
@@ -41,6 +40,8 @@ log = logging.getLogger("kohort.cluster")
 SESSION_MS = 6_000
 _REACH_MS = 15_000
 _OPEN_MS = 30_000
+_LAST_WORD_MS = 1_000
+"""So long one that stops waits for answers: a few milliseconds are usual, and a session of 6 s would do the same."""
 _AGAIN_S = 0.5
 """After a failure that no watch tells the end of."""
 _TRIES = 10
@@ -95,7 +96,7 @@ class ZooKeeperDoor:
         self._mirror = TopicMirror(self.session, self._look.set)
         self._settled = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._asides: set[asyncio.Task[None]] = set()
+        self._deposing: set[asyncio.Task[None]] = set()
 
     # Door.
 
@@ -121,7 +122,11 @@ class ZooKeeperDoor:
 
     def suspect(self, candidate: Candidate) -> None:
         """Deletes the nodes of that process, if it lives it makes them again."""
-        self._aside(self._depose(candidate))
+        if self._keeper is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._depose(candidate))
+        self._deposing.add(task)
+        task.add_done_callback(self._deposing.discard)
 
     async def retire(self) -> None:
         """See `Door`."""
@@ -146,13 +151,15 @@ class ZooKeeperDoor:
         self.session.alive()
 
     async def close(self) -> None:
-        """See `Door`."""
-        tasks = [task for task in (self._keeper, *self._asides) if task is not None]
-        self._keeper, self.in_office = None, False
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        """See `Door`. Whom it has suspected is deposed first: nobody else may know of that."""
+        keeper, self._keeper, self.in_office = self._keeper, None, False
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        if self._deposing:
+            _, late = await asyncio.wait(self._deposing, timeout=_LAST_WORD_MS / 1000)
+            for task in late:
+                task.cancel()
         await self.session.close()
 
     # Topics.
@@ -343,6 +350,12 @@ class ZooKeeperDoor:
         return found
 
     async def _depose(self, candidate: Candidate) -> None:
+        try:
+            await self._delete_nodes(candidate)
+        except KafkaError as error:
+            log.warning("placement: a suspicion could not be told: %s", error)
+
+    async def _delete_nodes(self, candidate: Candidate) -> None:
         path = f"{IDS}/{candidate.id}"
         node = await self.session.read(path)
         registration = None if node is None else _read_registration(str(candidate.id), node)
@@ -431,17 +444,6 @@ class ZooKeeperDoor:
                 text = f"ZooKeeper at {self.session.address}: {path} is there, so a Kafka keeps its topics here"
                 advice = "they would be written over; name a path of the coordinators' own, as HOST:PORT/kohort"
                 raise KafkaError(f"{text}; {advice}", ErrorCode.INVALID_CONFIG)
-
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
-        async def guarded() -> None:
-            try:
-                await work
-            except KafkaError as error:
-                log.warning("placement: a suspicion could not be told: %s", error)
-
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._asides.add(task)
-        task.add_done_callback(self._asides.discard)
 
     def _require_mine(self) -> Registration:
         if self._mine is None:

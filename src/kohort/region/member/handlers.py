@@ -238,7 +238,6 @@ def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bo
         return False
     counts = counts and member.contributed == sequence
     member.sequence, member.went_back = sequence, False
-    member.publishing = 0  # another has published what came before
     member.do(happens.Retire(sequence, retired, counts=counts))
     if counts:
         for part, end in member.ends.items():
@@ -261,8 +260,6 @@ def reset(member: Member, order: told.Reset) -> None:
         return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
-    if member.publishing != order.sequence:
-        member.publishing = 0
     member.went_back = member.going_back = True
     member.begins.clear()
     member.do(happens.StopPolling(clear=True))
@@ -280,7 +277,7 @@ def went_back(member: Member, event: happens.WentBack) -> None:
     member.say(told.WasReset(event.epoch))
     if member.closing:
         member.say(told.Leave())
-        if not member.publishing and not member.how.of:  # siblings end together, when they are told
+        if not _is_told_to_end(member):
             member.do(happens.End())
         return
     member.do(happens.GoOn(), happens.Poll(slowly=True))
@@ -291,13 +288,10 @@ def went_back(member: Member, event: happens.WentBack) -> None:
 
 
 def publish(member: Member, order: told.Publish) -> None:
-    member.publishing = order.sequence
     member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties))
 
 
 def publish_ended(member: Member, event: happens.PublishEnded) -> None:
-    if not event.cause and event.sequence == member.publishing:
-        member.publishing = 0
     failed = told.PublishFailed(event.sequence, event.cause)
     member.say(failed if event.cause else told.Published(event.sequence))
 
@@ -330,6 +324,13 @@ def closing(member: Member, event: happens.Closing) -> None:
         member.drop(gone)
         member.say(told.Moved(member.identity, gone))
     member.say(told.Leave())
-    waits = member.contributed or member.publishing  # it may be the only one who can publish that
-    if not waits and not member.how.of:
+    if not _is_told_to_end(member):
         member.do(happens.StopPolling(clear=True), happens.End())
+
+
+def _is_told_to_end(member: Member) -> bool:
+    """Whether it stays until then: it may be the only one who can publish, or empty, what it writes to.
+
+    What it is needed for may be on its way to the topic, and it has not heard of that. Siblings end together.
+    """
+    return bool(member.sink or member.how.of or member.contributed)

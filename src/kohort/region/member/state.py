@@ -58,7 +58,6 @@ class Member:
         names: all members of the region, as last told.
         cut: that the member drains for, is drained for or has contributed to.
         contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
-        publishing: the sequence that it was told to publish and has not; 0: none.
         failure: why it can't go on: said to each control plane, for the first may have died over it.
         wants_back: what it asked for, until it is told to go back: it takes part in no cut meanwhile, for what it had
             fetched may be thrown away already.
@@ -97,7 +96,7 @@ class Member:
         self.held: dict[Part, None] = {}
         self.covered: dict[Part, None] = {}
         self.cut: Cut | None = None
-        self.contributed = self.publishing = 0
+        self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
         self.failure: told.CantGoOn | None = None

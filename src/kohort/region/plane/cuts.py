@@ -371,7 +371,8 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
     here = [one for one in plane.members.values() if one.lost_ms is None]
     stay = {one.sink for one in here if one not in going}
-    last = {one.sink: one for one in reversed(going) if one in here and one.sink in plane.owed and one.sink not in stay}
+    able = [one for one in reversed(going) if one in here and one.sink and one.sink not in stay]
+    last = {one.sink: one for one in able if plane.needs(one.sink)}
     for member in going:
         if any(last.get(one.sink) is one for one in plane.siblings(member)):
             member.left = True
@@ -401,9 +402,10 @@ def published(plane: Plane, event: Heard) -> None:
 def _paid(plane: Plane, place: str) -> None:
     """Who stayed to publish goes, and the next sequence may be committed."""
     plane.paid(place)
-    staying = {one.of or one.name for one in plane.members.values() if one.left and one.sink in plane.owed}
+    staying = {one.of or one.name for one in plane.members.values() if one.left and plane.needs(one.sink)}
     for one in [one for one in plane.members.values() if one.left and (one.of or one.name) not in staying]:
         members.let_leave(plane, one)
+    members.go_on(plane)
     commit_if_whole(plane)
 
 

@@ -326,8 +326,8 @@ def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
 
 
 def _alone_can_publish(plane: Plane, member: Registered) -> bool:
-    """Whether the last sequence would stay unpublished in its sink if it went now."""
-    if not member.sink or member.sink not in plane.owed or member.lost_ms is not None:
+    """Whether its sink would show too little, or what all go back behind, if it went now."""
+    if not member.sink or not plane.needs(member.sink) or member.lost_ms is not None:
         return False
     return not any(
         one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member

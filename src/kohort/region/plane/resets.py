@@ -86,9 +86,11 @@ def _begin(plane: Plane, wanted: Pending) -> None:
     initial = _to_initial(plane) if wanted.initial else None
     if initial is not None:
         facts.append(initial)
+        plane.emptying.append(initial)
 
     def saved() -> None:
         if initial is not None:
+            plane.emptying.remove(initial)
             _is_initial(plane, initial)
         if plane.epoch < epoch or plane.floor != epoch or plane.state is not RegionState.RESETTING:
             return

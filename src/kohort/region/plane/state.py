@@ -207,6 +207,7 @@ class Plane:
             what others stage before it may still count.
         places: all that the region has published to since they were last emptied.
         owed: what the last sequence staged and is not published yet, by place; nothing of a place: it is to be emptied.
+        emptying: resets to the initial state that the topic has not yet: then their places are owed.
         published: the sequence up to which all that was staged is published, everywhere.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
@@ -240,6 +241,7 @@ class Plane:
         self.pending: Pending | None = None
         self.stopping = self.resumes = False
         self.empties = known.empties
+        self.emptying: list[Manifest] = []
         self.places = set(known.places)
         self.published = known.sequence - 1
         self.owed: dict[str, tuple[StagedKey, ...]] = {}
@@ -341,6 +343,12 @@ class Plane:
             one for _, one in sorted(self.members.items()) if one.sink and one.sink == place and one.lost_ms is None
         ]
         return able[0] if able else None
+
+    def needs(self, place: str) -> bool:
+        """Whether someone must publish in a place, or empty it once the topic has the reset that waits or is coming."""
+        if self.pending is not None and self.pending.initial and self.sequence > 0:
+            return True
+        return place in self.owed or any(place in manifest.places for manifest in self.emptying)
 
     def owe(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
         """The last sequence is to be published in these places."""

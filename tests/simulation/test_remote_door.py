@@ -1,0 +1,93 @@
+"""The door in the simulated ZooKeeper: what a coordinator has said of another before it stops, in virtual time."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from simulation.remote.life import Life
+from simulation.remote.loop import VirtualLoop, with_loop
+from simulation.remote.zookeeper import VirtualSession, ZooKeeper
+from simulation.world import World
+
+from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.zookeeper import door as zookeeper_door
+from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+
+
+class Process:
+    """A candidate's process, and its door."""
+
+    def __init__(self, world: World, zookeeper: ZooKeeper, number: int) -> None:
+        self.world, self.zookeeper, self.number = world, zookeeper, number
+        self.candidate = Candidate(number, f"{number}-1", f"10.0.1.{number}", 9_092)
+        self.life = Life(world, lambda: None)
+        self.loop = VirtualLoop(world, self.life)  # type: ignore[abstract]  # what it lacks is not called
+        self.door = ZooKeeperDoor("zookeeper:2181", SESSION_MS)
+        session = VirtualSession(zookeeper, f"k{number}", self.life, self.loop, self.door._session_changed)
+        self.door.session = session  # type: ignore[assignment]  # it stands for one
+        self.door._mirror._session = session  # type: ignore[assignment]
+
+    def do(self, action: Callable[[], object]) -> None:
+        """In a turn of the process."""
+        self.life.turn(lambda: with_loop(self.loop, action))
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        self.do(lambda: self.loop.create_task(work))
+
+
+def entered() -> tuple[World, ZooKeeper, Process, Process]:
+    """Two have their places; the first is in office."""
+    world = World(1)
+    zookeeper = ZooKeeper(world)
+    first, second = Process(world, zookeeper, 1), Process(world, zookeeper, 2)
+    for one in (first, second):
+        one.begin(one.door.open(one.candidate, 2))
+        world.run_until(world.now_ms + 2_000)
+    assert first.door.in_office and second.door.placement == first.door.placement
+    assert f"{IDS}/1" in zookeeper.nodes
+    return world, zookeeper, first, second
+
+
+def died(process: Process) -> None:
+    """Without a word."""
+    process.life.die()
+    process.loop.die()
+
+
+def _suspected_story() -> None:
+    world, zookeeper, first, second = entered()
+    died(first)
+
+    async def suspect_and_stop() -> None:
+        second.door.suspect(first.candidate)
+        await second.door.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        second.begin(suspect_and_stop())
+        world.run_until(world.now_ms + 1_000)
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
+    assert f"{IDS}/2" not in zookeeper.nodes, "it has left"
+    assert f"{IDS}/1" not in zookeeper.nodes, "what it had said of the other is lost"
+    assert COORDINATOR not in zookeeper.nodes
+    assert not second.loop._tasks and not second.loop.faults
+
+
+def test_who_suspects_another_and_stops_in_the_same_turn_has_deposed_it() -> None:
+    """Else its shards wait for its session; and what had not begun was said to be never awaited."""
+    _suspected_story()
+
+
+def test_who_stops_while_nothing_comes_back_does_not_wait_for_that() -> None:
+    world, zookeeper, first, second = entered()
+    died(first)
+    zookeeper.cut_off["k2"] = world.now_ms + 60_000
+    second.do(lambda: second.door.suspect(first.candidate))
+    second.begin(second.door.close())
+    world.run_until(world.now_ms + zookeeper_door._LAST_WORD_MS + 100)
+    assert not second.loop._tasks and not second.loop.faults
