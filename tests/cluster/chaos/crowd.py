@@ -88,7 +88,7 @@ class Crowd:
         self.living.append(Process(member, process))
 
     def kill(self, process: Process) -> None:
-        process.member.killed = True
+        process.member.killed, process.member.ended_ns = True, time.monotonic_ns()  # others have its share at once
         process.process.kill()
         self._gone(process)
 
@@ -162,7 +162,7 @@ class Crowd:
 
     def _gone(self, process: Process) -> None:
         process.process.wait()
-        process.member.ended_ns = time.monotonic_ns()
+        process.member.ended_ns = process.member.ended_ns or time.monotonic_ns()
         assert process.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.process.stdin.close()

@@ -260,14 +260,14 @@ class Run:
         self._note(f"stop {process.member.name}")
 
     def _kill(self, process: _Process) -> None:
-        process.member.killed = True
+        process.member.killed, process.member.ended_ns = True, time.monotonic_ns()  # others have its share at once
         self._end(process)
         self._note(f"kill {process.member.name}")
 
     def _end(self, process: _Process) -> None:
         process.process.kill()
         process.process.wait()
-        process.member.ended_ns = time.monotonic_ns()
+        process.member.ended_ns = process.member.ended_ns or time.monotonic_ns()
         self._forget(process)
 
     def _forget(self, process: _Process) -> None:

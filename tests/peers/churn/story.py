@@ -33,7 +33,7 @@ class Member:
     """One process that was a member, as the driver saw it (times in ns) and as its own log tells.
 
     Attributes:
-        ended_ns: when it was seen to be gone; None: it lived on.
+        ended_ns: when it was seen to be gone, or SIGKILL was sent to it; None: it lived on.
         killed: by SIGKILL.
         died: it ended by itself; its last words.
         instance: the instance id of a static member.
@@ -173,6 +173,8 @@ class _MemberReading:
                 handler(event["t"], event)
         member, story = self._member, self._reading.story
         end_ns = member.ended_ns if member.ended_ns is not None else story.ended_ns
+        if member.killed and member.events:
+            end_ns = max(end_ns, member.events[-1]["t"])  # it spoke between the clock and the signal
         how = "killed" if member.killed else "ended" if member.ended_ns is not None else "held"
         self._close(list(self._held), end_ns, how)
 
