@@ -36,7 +36,16 @@ class ShownPushGroup:
 
 @dataclass(frozen=True, slots=True)
 class ShowPushGroupsReply:
+    """Push groups as they are now.
+
+    Attributes:
+        whole: these are all that there are; that was asked for, or nobody has asked since the shard was loaded.
+        gone: else, those that have changed and are push groups no more.
+    """
+
     groups: tuple[ShownPushGroup, ...]
+    whole: bool = True
+    gone: tuple[str, ...] = ()
 
 
 class PingConsumer(NamedTuple):

@@ -93,6 +93,7 @@ class PushGroup(Membership):
         matched: by regular expression and whether it excludes, the topics that it finds.
     """
 
+    is_shown = True
     __slots__ = (
         "again",
         "attempt",
