@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kohort.errors import ErrorCode
 from kohort.groups.events import (
     DeleteGroups,
     LeaveGroup,
@@ -103,6 +104,33 @@ def test_a_rebalance_is_shown_when_it_begins_and_when_it_is_done(trial: PushTria
     (group,) = show(trial).groups
     assert group.settled
     assert set(group.owners.values()) == {"a-0"}
+
+
+def test_each_step_of_a_rebalance_is_shown(trial: PushTrial) -> None:
+    def now_settled() -> bool:
+        (group,) = show(trial).groups
+        assert group.group_id == "new"
+        return group.settled
+
+    trial.works_at_once = False
+    a = trial.consumer("first", group_id="new", topics={"v": 1}, auto_commit=False, from_begin=None)
+    assert not now_settled()
+    trial.do_work()
+    trial.run()
+    assert now_settled(), "of a topic that there is not it owns nothing"
+    a.answers = False
+    trial.set_topics(t=6, u=2, v=2)
+    assert not now_settled(), "it is divided"
+    trial.do_work()
+    a.answer()  # Stop
+    a.answer()  # Ping
+    (group,) = show(trial).groups
+    assert len(group.owners) == 2, "what it owns is written before it is started"
+    a.answer()  # Start
+    assert now_settled()
+    trial.pass_time(SESSION_MS // 3)
+    a.answer(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert not now_settled(), "it is stopped again"
 
 
 def test_a_rebalance_that_moves_nobody_is_shown_as_done(trial: PushTrial) -> None:

@@ -78,7 +78,6 @@ class Ledger:
         group = self.group(group_id)
         membership = group.membership
         if not isinstance(membership, kind):
-            self.note(membership)
             membership = group.membership = kind(group_id)
         return membership
 
