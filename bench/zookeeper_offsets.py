@@ -79,7 +79,7 @@ class _Groups:
 
     def ask_at(self, _index: int, _event: object, answer: Any) -> None:
         offsets = {("t", each): OffsetCommitted("g", "t", each, self.offset, -1, "", 0) for each in range(self.count)}
-        answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets),)))
+        answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets, loaded=True),)))
 
 
 async def _mirrored(address: str, count: int) -> Sample:

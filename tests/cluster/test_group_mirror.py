@@ -68,9 +68,11 @@ class Shards:
     def tell(self, group: str, event: OwnersMissing) -> None:
         self.told.append(event)
 
-    def show(self, offset: int, owner: str = "a-0", *, settled: bool = True, group: str = "g") -> None:
+    def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:
         record = OffsetCommitted(group, *PART, offset, -1, "", 0)
-        self.shown[group] = ShownPushGroup(group, settled, {PART: owner} if owner else {}, {PART: record})
+        owners = {PART: owner} if owner else {}
+        said = {"settled": True, "loaded": True} | more
+        self.shown[group] = ShownPushGroup(group, owners=owners, offsets={PART: record}, **said)
 
 
 class Mirrors:
@@ -489,6 +491,20 @@ def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKee
     play(zookeeper, story)
 
 
+def test_a_group_that_came_between_the_load_and_the_first_look_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+    """Nobody can have written its owners; one that was loaded had them, or comes from a time without ZooKeeper."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(1, loaded=False)
+        shards.show(1, group="loaded")
+        await mirror.settle()
+        assert [event.group_id for event in shards.told] == ["loaded"]
+        assert mirrors.data(OWNER) == "a-0"
+
+    play(zookeeper, story)
+
+
 def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
     """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
 
@@ -496,7 +512,7 @@ def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
         _, mirror, shards = await mirrors.enter(1)
         names = [f"{number:0240}" for number in range(3_000)]
         records = {(name, 0): OffsetCommitted("g", name, 0, 4, -1, "", 0) for name in names}
-        shards.shown["g"] = ShownPushGroup("g", True, {}, records)
+        shards.shown["g"] = ShownPushGroup("g", True, {}, records, loaded=True)
         await mirror.settle()
         assert set(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}/g")) == set(names)
         assert mirror.meter.multis > 3

@@ -161,9 +161,11 @@ def test_a_group_that_becomes_another_protocol_s_is_said_to_be_gone(trial: PushT
 
 def test_after_a_load_everything_is_shown(trial: PushTrial) -> None:
     trial.restart()
+    trial.consumer("later", group_id="later", topics={"v": 1})
     reply = show(trial)
     assert reply.whole
-    assert [group.group_id for group in reply.groups] == ["g", "other"]
+    loaded = {group.group_id: group.loaded for group in reply.groups}
+    assert loaded == {"g": True, "other": True, "later": False}, "nobody can have shown one that came since"
 
 
 def test_nobody_who_never_asks_is_remembered_for() -> None:

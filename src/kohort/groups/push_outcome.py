@@ -26,12 +26,14 @@ class ShownPushGroup:
         settled: no rebalance is under way.
         owners: who owns which partition, as consumer and stream.
         offsets: its positions.
+        loaded: it was there when its shard was loaded: an earlier process may have shown it.
     """
 
     group_id: str
     settled: bool
     owners: Mapping[TopicPartition, str]
     offsets: Mapping[tuple[str, int], OffsetCommitted]
+    loaded: bool
 
 
 @dataclass(frozen=True, slots=True)

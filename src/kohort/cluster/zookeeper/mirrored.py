@@ -69,7 +69,8 @@ class MirroredShard:
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
             if group is None:
-                group = self.groups[shown.group_id] = MirroredGroup(shown.group_id, came=not is_new)
+                came = not (is_new and shown.loaded)
+                group = self.groups[shown.group_id] = MirroredGroup(shown.group_id, came)
             group.shown = shown
             self.due[shown.group_id] = None
         there = {shown.group_id for shown in reply.groups}

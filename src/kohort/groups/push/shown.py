@@ -27,8 +27,8 @@ def show(context: Context, event: ShowPushGroups) -> None:
         group = ledger.groups.get(group_id)
         push = None if group is None else group.under(PushGroup)
         if group is not None and push is not None:
-            settled = not push.rebalancing
-            found.append(ShownPushGroup(group_id, settled, owners(context, push), dict(group.offsets)))
+            settled, offsets = not push.rebalancing, dict(group.offsets)
+            found.append(ShownPushGroup(group_id, settled, owners(context, push), offsets, push.loaded))
         elif names is not None:
             gone.append(group_id)
     context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))
