@@ -69,7 +69,7 @@ class _Groups:
     def __init__(self, count: int) -> None:
         self.count = count
         self.offset = 0
-        self._mine = SimpleNamespace(index=0, loaded=True, group_states=lambda: iter([("push", "Stable")]))
+        self._mine = SimpleNamespace(index=0, loaded=True, has_unshown=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._mine])
@@ -79,7 +79,7 @@ class _Groups:
 
     def ask_at(self, _index: int, _event: object, answer: Any) -> None:
         offsets = {("t", each): OffsetCommitted("g", "t", each, self.offset, -1, "", 0) for each in range(self.count)}
-        answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets),)))
+        answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets, loaded=True),)))
 
 
 async def _mirrored(address: str, count: int) -> Sample:
@@ -94,8 +94,9 @@ async def _mirrored(address: str, count: int) -> Sample:
     try:
         await door.open(Candidate(1, f"bench-{time.monotonic_ns()}", "127.0.0.1", 9092), 1)
         groups = _Groups(count)
-        leaders = SimpleNamespace(leaders=lambda _topic, _parts: [(1, 0, [1], [1])])
-        host: Any = SimpleNamespace(groups=groups, places=leaders, token=lambda: 1)
+        leaders = SimpleNamespace(leaders=lambda _topic, parts: [(1, 0, [1], [1])] * len(parts))
+        topics = SimpleNamespace(by_name={"t": SimpleNamespace(partitions=count)})
+        host: Any = SimpleNamespace(groups=groups, places=leaders, topics=topics, token=lambda: 1)
         mirror = GroupMirror(door, host)
         await mirror.settle()
         began, cpu = time.perf_counter(), time.process_time()

@@ -7,12 +7,13 @@ between. It may be one that never answers a Stop, or one of two with the same id
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
 from kohort.errors import ErrorCode
 from kohort.groups.events import LeaveGroup, LeavingMember
-from kohort.ids import TopicPartition
+from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.push import (
     Asked,
     ErrorResponse,
@@ -30,7 +31,7 @@ from simulation.assigning import pattern_of
 from simulation.checkers import Checkers
 from simulation.client import ASIDE, PATIENCE_MS
 from simulation.network import Connection, Network
-from simulation.process import Habits, Process
+from simulation.process import FINDING_MS, Habits, Process
 from simulation.push_gate import Respond
 from simulation.world import World
 
@@ -52,7 +53,8 @@ class LiteralPushMember(Process):
 
     Attributes:
         gate: set before it starts.
-        reads: position by partition, as the text's topicRegistry; after a Stop they are its last.
+        reads: position by partition, as the text's topicRegistry; after a Stop they are its last. NO_POSITION, until
+            it has found where to begin.
         fetching: its fetchers run: it was started, and not stopped since.
     """
 
@@ -102,7 +104,7 @@ class LiteralPushMember(Process):
             self.member_id,
             write_topic_count(wanted),
             self.habits.auto_commit,
-            "smallest",
+            "none" if self.habits.finds_starts else "smallest",
             self.session_ms,
         )
         self._send(connection, request.encode())
@@ -201,7 +203,7 @@ class LiteralPushMember(Process):
     def _positions(self) -> list[PositionedPartition]:
         """Of what it reads it has read more; of what it has stopped with it says the last."""
         if self.fetching:
-            self.reads = {part: self.checkers.fresh_offset() for part in self.reads}
+            self.reads |= {part: self.checkers.fresh_offset() for part in sorted(self._placed(self.reads))}
         return [PositionedPartition(part.topic, 1, part.partition, at) for part, at in self.reads.items()]
 
     def _started_with(self, asked: Asked) -> ErrorCode:
@@ -211,9 +213,23 @@ class LiteralPushMember(Process):
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if not self.fetching:
             self.reads, self.fetching = wanted, True
+            if NO_POSITION in wanted.values():
+                self._later(self.chance.upto(FINDING_MS), self._find_starts)
         self.stable = True
         self._hold(frozenset(self.reads))
         return ErrorCode.NONE
+
+    def _placed(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Those of which it knows where it is."""
+        return frozenset(part for part in partitions if self.reads.get(part) != NO_POSITION)
+
+    def _find_starts(self) -> None:
+        """It knows where to begin in what it was started with without an offset, and commits that."""
+        self._look_at_clock()
+        if self.fetching:
+            missing = self.reads.keys() - self._placed(self.reads)
+            self.reads |= {part: self.checkers.fresh_offset() for part in sorted(missing)}
+            self._commit(frozenset(missing))
 
     def _stop(self, connection: Connection) -> None:
         """Fetchers stand still once the application lets go; until then the Stop is not answered."""
@@ -244,8 +260,9 @@ class LiteralPushMember(Process):
 
     def _commit(self, partitions: frozenset[TopicPartition]) -> None:
         """By hand, on a connection of its own, if its Pings do not do it."""
-        if not self.habits.auto_commit and partitions and self.fetching:
-            event = self._to_commit(partitions)
+        placed = self._placed(partitions)
+        if not self.habits.auto_commit and placed and self.fetching:
+            event = self._to_commit(placed)
             self._ask(event, self._nothing, self._nothing, ASIDE)
 
     def leave(self) -> None:

@@ -27,7 +27,7 @@ from simulation.checkers import Checkers
 from simulation.client import FAREWELL_MS
 from simulation.gate import HOST, PORT, Gate
 from simulation.network import Connection, Network
-from simulation.process import Habits, Process
+from simulation.process import FINDING_MS, Habits, Process
 from simulation.property import ViolatedError
 from simulation.world import Happening, World
 
@@ -47,6 +47,7 @@ class OwnMember(Process):
         memberships: the client's own by protocol, or faulty ones.
         leaving: it was closed.
         frozen_until_ms: its process stands still until then, since it looked at its clock last.
+        unplaced: what it holds and has not found yet where to begin in.
     """
 
     gate: Gate
@@ -64,6 +65,7 @@ class OwnMember(Process):
         self._cluster: Cluster | None = None
         self._tasks: list[Task[Any]] = []
         self.frozen_until_ms = 0
+        self.unplaced: frozenset[TopicPartition] = frozenset()
         self._freeze_after = self._freeze_ms = 0
         self._unsent: list[Any] = []
 
@@ -82,6 +84,8 @@ class OwnMember(Process):
             "metadata_max_age_ms": 10_000,
             "request_timeout_ms": 5_000,
         }
+        if habits.finds_starts:
+            settings["auto_offset_reset"] = "none"
         if self.protocol == "consumer":
             settings["group_remote_assignor"] = habits.assignor
         config = client_config(ConsumerConfig, f"{HOST}:{PORT}", settings)
@@ -177,12 +181,21 @@ class OwnMember(Process):
             held = frozenset()
         if held != self.held:
             self._hold(held)
+            if self.habits.finds_starts:
+                self.unplaced = held - membership.starts.keys()
+                if self.unplaced:
+                    self._later(self.chance.upto(FINDING_MS), self._find_starts)
         if membership.revocation is not None and not self._releasing:
             self._releasing = True
             revocation = membership.revocation
             if not revocation.lost and self.habits.commits_on_revocation:
                 self._spawn(self._commit_held(frozenset(revocation.partitions)))
             self._later(self.chance.upto(self.habits.callback_ms), self._release)
+
+    def _find_starts(self) -> None:
+        """It knows where to begin in what it was started with without an offset, and commits that."""
+        found, self.unplaced = self.unplaced, frozenset()
+        self._commit(found)
 
     def _release(self) -> None:
         self._releasing = False
@@ -214,7 +227,7 @@ class OwnMember(Process):
         if self._cluster is None or self._membership is None:
             return
         replaced = self._membership.replaced()  # of those a consumer has no position
-        kept = sorted(each for each in partitions if each.topic not in replaced)
+        kept = sorted(each for each in partitions - self.unplaced if each.topic not in replaced)
         if not kept:
             return
         values = {each: OffsetAndMetadata(self.checkers.fresh_offset()) for each in kept}

@@ -194,7 +194,9 @@ class Draft:
         self.living: list[Known] = []
         self.started = 0
         self.steps: list[Step] = []
-        self.pushing = PushSteps(Chance(f"{seed}/push"), self.add, tuple(self.partitions))
+        self.pushing = PushSteps(
+            Chance(f"{seed}/push"), Chance(f"{seed}/push starts"), self.add, tuple(self.partitions)
+        )
 
     def plan(self) -> Plan:
         """The whole of it."""

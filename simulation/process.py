@@ -19,6 +19,8 @@ from simulation.world import World
 
 HEALTHY_MS = 2_000
 """A healthy application lets go within this time."""
+FINDING_MS = 3_000
+"""Who finds itself where it reads a partition from has found it within this time."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Habits:
         streams: of a push member, 2 and more: by an expression.
         reading_ms: up to so long after it took a frame a push member looks at its clock.
         never_stops: a push member answers no Stop.
+        finds_starts: a push member finds itself where it reads a partition from that its group has no offset of.
     """
 
     group_id: str
@@ -59,6 +62,7 @@ class Habits:
     streams: int = 0
     reading_ms: int = 0
     never_stops: bool = False
+    finds_starts: bool = False
 
 
 class Process(Client, ABC):

@@ -8,11 +8,20 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.events import ConnectionLost, RegisterConsumer, Tick, Topic
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerAnswered,
+    OffsetCommit,
+    OffsetsFound,
+    RegisterConsumer,
+    Tick,
+    Topic,
+)
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import DismissConsumer, Outcome, RegisterConsumerReply, StartConsumer
 from kohort.groups.push.state import PushGroup
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
+from kohort.ids import NO_POSITION
 from simulation.journal_model import Pairs
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
@@ -96,15 +105,21 @@ def topics_of(member: PushMemberSaved, topics: Any) -> Iterator[Topic]:
 
 
 class StartOffsetChecker(Checker):
-    """Each Start says the offsets that were committed last; those of a transaction count from when they were sent."""
+    """Each Start says the offsets that were committed last; those of a transaction count from when they were sent.
+
+    Where nothing is committed, who finds its starts itself is started without an offset, and none is written for it:
+    what the coordinator writes a consumer has said, or was found for one that asked for begin or end.
+    """
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
         self._count = 0
         self._offsets: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._pending: dict[int, dict[tuple[Any, ...], tuple[int, int]]] = {}
+        self._finders: set[tuple[Any, ...]] = set()
 
     def on_replayed(self, machine: GroupMachine) -> None:
+        self._finders.clear()
         self._offsets.clear()
         self._pending.clear()
         self._take(list(machine.snapshot()))
@@ -113,17 +128,28 @@ class StartOffsetChecker(Checker):
         self._take(outcome.records)
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+        self._look_who_said(event, outcome.records)
         self._take(outcome.records)
         for push in outcome.pushes:
             if isinstance(push.value, StartConsumer):
-                group_id = push.value.group_id
+                group_id, member_id = push.value.group_id, push.value.member_id
+                nothing = NO_POSITION if (group_id, member_id) in self._finders else None
                 for topic, partition, offset in push.value.positions:
-                    _, committed = self._offsets.get((group_id, topic, partition), (0, None))
+                    _, committed = self._offsets.get((group_id, topic, partition), (0, nothing))
                     if committed != offset:
                         name = f"{topic}-{partition} of {group_id}"
-                        self.fail(
-                            f"{push.value.member_id} is started with {name} at {offset}, committed is {committed}"
-                        )
+                        self.fail(f"{member_id} is started with {name} at {offset}, committed is {committed}")
+
+    def _look_who_said(self, event: Any, records: list[Record]) -> None:
+        for record in records:
+            if not isinstance(record, OffsetCommitted) or record.producer_id >= 0 or isinstance(event, OffsetCommit):
+                continue
+            name = f"{record.topic}-{record.partition} of {record.group_id}"
+            at = (record.topic, record.partition, record.offset)
+            if not isinstance(event, ConsumerAnswered | OffsetsFound) or at not in event.positions:
+                self.fail(f"{name} is at {record.offset}, and nobody said so")
+            if isinstance(event, OffsetsFound) and (event.group_id, event.member_id) in self._finders:
+                self.fail(f"{name} is at {record.offset}, found for {event.member_id}, which finds it itself")
 
     def _take(self, records: list[Record]) -> None:
         for record in records:
@@ -132,6 +158,9 @@ class StartOffsetChecker(Checker):
                 kept = self._offsets if record.producer_id < 0 else self._pending.setdefault(record.producer_id, {})
                 self._count += 1
                 kept[slot] = self._count, record.offset
+            elif isinstance(record, PushMemberSaved):
+                member = (record.group_id, record.member_id)
+                (self._finders.add if record.from_begin is None else self._finders.discard)(member)
             elif isinstance(record, TransactionMarked):
                 sent = self._pending.pop(record.producer_id, {})
                 for slot, found in sent.items() if record.committed else ():
@@ -139,3 +168,5 @@ class StartOffsetChecker(Checker):
             elif isinstance(record, Tombstone) and record.key[0] is Kind.OFFSET:
                 for kept in (self._offsets, *self._pending.values()):
                     kept.pop(record.key[1:], None)
+            elif isinstance(record, Tombstone) and record.key[0] is Kind.PUSH_MEMBER:
+                self._finders.discard(record.key[1:])

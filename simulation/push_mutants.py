@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kohort.client.group.push import PushMembership
@@ -160,6 +161,38 @@ class _BySize(PushGate):
         super()._take_answer(registered, data)
 
 
+class FindsForWhoFinds(Swapped):
+    """Writes the log's end as the position where a consumer wants to find it itself."""
+
+    module, name = asking, "start"
+
+    @staticmethod
+    def swap(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Everyone asks for begin or end."""
+
+        def start(context: Context, push: PushGroup, member: PushMember, want: Any) -> None:
+            member_id = member.session.subject
+            saved = push.members[member_id]
+            push.members[member_id] = replace(saved, from_begin=bool(saved.from_begin))
+            real(context, push, member, want)
+            push.members[member_id] = saved
+
+        return start
+
+
+class StartsWhoFindsAtTheBegin(GroupMachine):
+    """Starts a consumer that finds its starts itself at the begin."""
+
+    def step(self, event: Any, now: Now) -> Outcome:
+        """As the real one, with no position left out."""
+        outcome = super().step(event, now)
+        for at, (connection, value) in enumerate(outcome.pushes):
+            if isinstance(value, StartConsumer):
+                positions = tuple(each._replace(offset=max(0, each.offset)) for each in value.positions)
+                outcome.pushes[at] = Push(connection, value._replace(positions=positions))
+        return outcome
+
+
 class MatchesAnswersBySize(GroupMachine):
     """Takes an answer for what it is as long as: that to a Ping without partitions for RestartFetcher."""
 
@@ -209,6 +242,8 @@ PUSH_MUTANTS: dict[type[GroupMachine], type[Checker]] = {
     ForgetsTheReturned: StartedChecker,
     MatchesAnswersBySize: StartedChecker,
     StartsFromTheFirst: StartOffsetChecker,
+    FindsForWhoFinds: StartOffsetChecker,
+    StartsWhoFindsAtTheBegin: StartOffsetChecker,
     CallsRepeatsFirst: OwnershipChecker,
     RenewsByRetries: OwnershipChecker,
     FreesAtDisconnects: OwnershipChecker,

@@ -18,6 +18,8 @@ OTHERS = ("ClassicMember", "ConsumerMember", "OwnClassicMember", "OwnConsumerMem
 SHARE = 0.3
 """In so many plans there are push groups."""
 EVERY_MS = 4_000
+FINDERS = 0.25
+"""Of so many members the coordinator finds no offsets: they find themselves where they begin."""
 FIRST, LIVING = 3, 4
 """At most so many members of each group at the start, and in all of them at any time."""
 HALF_OPEN_MS = (2_000, 5_000, 9_000, 20_000)
@@ -70,9 +72,10 @@ class PushSteps:
         living: members that were started and not ended.
     """
 
-    def __init__(self, chance: Chance, add: Callable[..., None], partitions: Sequence[str]) -> None:
-        """`add` takes a step; `partitions` are the topics that are there at the start."""
+    def __init__(self, chance: Chance, finders: Chance, add: Callable[..., None], partitions: Sequence[str]) -> None:
+        """`add` takes a step; `partitions` are the topics that are there at the start; `finders`: who finds its own."""
         self.chance = chance
+        self._finders = finders
         self._add = add
         self._first_topics = tuple(partitions)
         self.topics = (*partitions, f"t{len(partitions)}")
@@ -105,6 +108,7 @@ class PushSteps:
             "streams": chance.choice((0, 1, 2, 3)),
             "reading_ms": chance.choice((0, 20, 600)),
             "never_stops": chance.likely(0.1),
+            "finds_starts": self._finders.likely(FINDERS),
         }
         return Habits(group_id, self._some_topics(), **(settings | more))
 

@@ -12,8 +12,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from kohort.cluster.zookeeper.door import Guard, ZooKeeperDoor
-from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
+from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
+from kohort.cluster.zookeeper.mirrored import Plan
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
@@ -29,34 +30,62 @@ ROOTS = iter(range(1_000))
 
 
 class Shards:
-    """All groups in the shard 0, with what a test says of them."""
+    """All groups in the shard 0, with what a test says of them.
+
+    Attributes:
+        asked: for all of them or not.
+        silent: it answers nothing.
+    """
 
     def __init__(self) -> None:
         self.shown: dict[str, ShownPushGroup] = {}
         self.told: list[OwnersMissing] = []
-        self.mine = SimpleNamespace(index=0, loaded=True, group_states=lambda: iter([("push", "Stable")]))
+        self.asked: list[bool] = []
+        self.silent = False
+        self._before: dict[str, ShownPushGroup] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self.mine])
+        return iter([SimpleNamespace(index=0, loaded=True, has_unshown=self._before != self.shown)])
+
+    def load(self) -> None:
+        """The shard is loaded anew."""
+        self._before = None
 
     def index_of(self, group: str) -> int:
         return 0
 
     def ask_at(self, index: int, event: ShowPushGroups, answer: Callable[[ShowPushGroupsReply], None]) -> None:
-        answer(ShowPushGroupsReply(tuple(self.shown.values())))
+        self.asked.append(event.whole)
+        before, self._before = self._before, dict(self.shown)
+        if self.silent:
+            return
+        if before is None or event.whole:
+            answer(ShowPushGroupsReply(tuple(self.shown.values())))
+            return
+        changed = tuple(each for name, each in self.shown.items() if before.get(name) != each)
+        answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
     def tell(self, group: str, event: OwnersMissing) -> None:
         self.told.append(event)
 
-    def show(self, offset: int, owner: str = "a-0", *, settled: bool = True, group: str = "g") -> None:
+    def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:
         record = OffsetCommitted(group, *PART, offset, -1, "", 0)
-        self.shown[group] = ShownPushGroup(group, settled, {PART: owner} if owner else {}, {PART: record})
+        owners = {PART: owner} if owner else {}
+        said = {"settled": True, "loaded": True} | more
+        self.shown[group] = ShownPushGroup(group, owners=owners, offsets={PART: record}, **said)
 
 
 class Mirrors:
-    """Brokers under one path, one after the other, and a client that looks."""
+    """Brokers under one path, one after the other, and a client that looks.
+
+    Attributes:
+        leader: of all partitions.
+        topics: those that there are.
+    """
 
     def __init__(self, address: str) -> None:
+        self.topics: dict[str, Any] = {}
+        self.lead(1)
         self.root = f"/mirror-{next(ROOTS)}"
         self.address = address + self.root
         self.look = KazooClient(address)
@@ -69,9 +98,15 @@ class Mirrors:
         self.doors.append(door)
         await door.open(candidate(number), SHARDS)
         shards = Shards()
-        leaders = SimpleNamespace(leaders=lambda topic, parts: [(1, 0, [1], [1])])
-        host: Any = SimpleNamespace(groups=shards, places=leaders, token=lambda: 1)
+        leaders = SimpleNamespace(leaders=lambda topic, parts: [(self.leader, 0, [1], [1])])
+        topics = SimpleNamespace(by_name=self.topics)
+        host: Any = SimpleNamespace(groups=shards, places=leaders, topics=topics, token=lambda: 1)
         return door, GroupMirror(door, host, now_s=now_s), shards
+
+    def lead(self, leader: int) -> None:
+        """All partitions have this leader now."""
+        self.leader = leader
+        self.topics["t"] = SimpleNamespace(partitions=1)
 
     def data(self, path: str) -> str:
         return str(self.look.get(self.root + path)[0].decode())
@@ -331,6 +366,145 @@ def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monk
     play(zookeeper, story)
 
 
+def test_only_groups_that_changed_are_looked_at(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has not changed costs nothing, until the minute is over; one that is gone is deleted when it goes."""
+
+    async def story(mirrors: Mirrors) -> None:
+        clock = [1_000.0]
+        _, mirror, shards = await mirrors.enter(1, lambda: clock[0])
+        names = [f"g{number}" for number in range(20)]
+        for settled in (True, False, True, True):
+            for name in names:
+                shards.show(1, group=name, settled=settled)
+            await mirror.settle()
+        await mirror.settle()
+        assert mirrors.data(f"{OWNERS}/g19/t/1-0") == "a-0"
+        shards.asked.clear()
+
+        async def looked_at() -> int:
+            before = mirror.meter.looked
+            await mirror.settle()
+            return mirror.meter.looked - before
+
+        assert (await looked_at(), shards.asked) == (0, []), "the shard has no news, and is not asked"
+        shards.show(2, group="g7")
+        assert (await looked_at(), shards.asked) == (1, [False])
+        assert mirrors.data(f"{OFFSETS}/g7/t/1-0") == "2"
+        del shards.shown["g3"]
+        assert await looked_at() == 1
+        assert mirrors.look.exists(f"{mirrors.root}{OFFSETS}/g3") is None
+        assert mirrors.look.exists(f"{mirrors.root}{OWNERS}/g3") is None
+        assert len(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}")) == 19, "absent is not gone"
+        shards.asked.clear()
+        clock[0] += OWNERS_LOOK_S + 1
+        assert (await looked_at(), shards.asked) == (19, [True])
+        del shards.shown["g4"]
+        shards.load()
+        assert (await looked_at(), shards.asked) == (19, [True, False]), "who loads says everything, and who is gone"
+        assert len(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}")) == 18
+        assert await looked_at() == 0
+        read = mirror._read
+        tops: list[str] = []
+
+        async def counted(top: str) -> dict[str, bytes]:
+            tops.append(top)
+            return await read(top)
+
+        monkeypatch.setattr(mirror, "_read", counted)
+        clock[0] += OWNERS_LOOK_S / 2
+        assert await looked_at() == len(tops) == 8, "each has its moment within the minute"
+        clock[0] += OWNERS_LOOK_S / 2 + 1
+        await mirror.settle()
+        assert len(set(tops)) == len(tops) == 18
+        mirrors.lead(2)
+        assert await looked_at() == 18
+        assert mirrors.look.get_children(f"{mirrors.root}{OWNERS}/g7/t") == ["2-0"]
+        assert not mirror._known[0].due
+
+    play(zookeeper, story)
+
+
+def test_an_answer_that_is_lost_is_made_up_for(zookeeper: ZooKeeper) -> None:
+    """A look that is given up, as at the end, may have asked for changes that nobody has seen."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(5)
+        for _ in range(3):
+            await mirror.settle()
+        shards.show(6)
+        shards.silent = True
+        looking = asyncio.create_task(mirror.settle())
+        await until(lambda: len(shards.asked) == 2, "it is asked")
+        looking.cancel()
+        await asyncio.wait([looking])
+        shards.silent = False
+        await mirror.settle()
+        assert mirrors.data(OFFSET) == "6"
+
+    play(zookeeper, story)
+
+
+def test_a_read_that_fails_keeps_no_other_group_from_being_written(
+    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was planned before it is not taken for written."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(5)
+        for _ in range(3):
+            await mirror.settle()
+        read = GroupMirror._read
+
+        async def away(self: GroupMirror, top: str) -> dict[str, bytes]:
+            if "late" in top:
+                raise ZooKeeperAway("no connection")
+            return await read(self, top)
+
+        monkeypatch.setattr(GroupMirror, "_read", away)
+        shards.show(6)
+        shards.show(1, group="late")
+        with pytest.raises(ZooKeeperAway):
+            await mirror.settle()
+        monkeypatch.setattr(GroupMirror, "_read", read)
+        await mirror.settle()
+        assert mirrors.data(OFFSET) == "6"
+        assert not shards.told[1:], "it came later, and had nothing that could be deleted"
+
+    play(zookeeper, story)
+
+
+def test_a_group_that_is_new_and_rebalances_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+    """As the first consumer of a group has it: its owners are written when that is done, and none was deleted."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        await mirror.settle()
+        shards.show(1, settled=False)
+        await mirror.settle()
+        shards.show(1)
+        await mirror.settle()
+        assert not shards.told
+        assert mirrors.data(OWNER) == "a-0"
+
+    play(zookeeper, story)
+
+
+def test_a_group_that_came_between_the_load_and_the_first_look_is_told_of_nothing(zookeeper: ZooKeeper) -> None:
+    """Nobody can have written its owners; one that was loaded had them, or comes from a time without ZooKeeper."""
+
+    async def story(mirrors: Mirrors) -> None:
+        _, mirror, shards = await mirrors.enter(1)
+        shards.show(1, loaded=False)
+        shards.show(1, group="loaded")
+        await mirror.settle()
+        assert [event.group_id for event in shards.told] == ["loaded"]
+        assert mirrors.data(OWNER) == "a-0"
+
+    play(zookeeper, story)
+
+
 def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
     """More than a frame of ZooKeeper's holds; groups that are gone are deleted whole."""
 
@@ -338,7 +512,7 @@ def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
         _, mirror, shards = await mirrors.enter(1)
         names = [f"{number:0240}" for number in range(3_000)]
         records = {(name, 0): OffsetCommitted("g", name, 0, 4, -1, "", 0) for name in names}
-        shards.shown["g"] = ShownPushGroup("g", True, {}, records)
+        shards.shown["g"] = ShownPushGroup("g", True, {}, records, loaded=True)
         await mirror.settle()
         assert set(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}/g")) == set(names)
         assert mirror.meter.multis > 3

@@ -96,7 +96,7 @@ class PushConsumer:
                 self.reads = told if self.stopped else self.reads
                 self.stopped = False
         asked = ASKED[type(value)]
-        self.trial.feed(ConsumerAnswered("g", self.name, self.connection, asked, error, positions))
+        self.trial.feed(ConsumerAnswered(value.group_id, self.name, self.connection, asked, error, positions))
 
     def read(self, count: int) -> None:
         """Move on in each partition."""

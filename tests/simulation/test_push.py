@@ -23,7 +23,7 @@ from kohort.groups.transitions import CLASSIC, CONSUMER, PUSH, PUSH_GROUP
 SEEDS = 240
 SEEN = 60
 PATIENCE = 300
-SEEN_AT = {"CountsLeasesFromFrames": 13, "ForgetsStopsThatAreOut": 45, "RenewsByRetries": 155, "CallsRepeatsFirst": 47}
+SEEN_AT = {"CountsLeasesFromFrames": 13, "ForgetsStopsThatAreOut": 45, "RenewsByRetries": 155, "CallsRepeatsFirst": 137}
 
 
 def stopped_late_and_for_nothing(seed: int) -> Plan:
@@ -98,5 +98,9 @@ def test_plans_have_push_groups_beside_others_and_visitors_both_ways() -> None:
     assert {"freeze", "remove", "transact", "hostile"} <= {step.what for step in steps}
     started = [step.details["habits"] for step in steps if step.what == "start"]
     assert any(habits.never_stops for habits in started)
+    assert {step.details["kind"] for step in steps if step.what == "start" and step.details["habits"].finds_starts} == {
+        OWN,
+        LITERAL,
+    }
     ids = Counter((habits.group_id, habits.consumer_id) for habits in started if habits.consumer_id)
     assert max(ids.values()) > 1

@@ -172,12 +172,13 @@ class MirrorMeter:
         multis: requests that they took.
         refused: multis that were refused, as another process was the one to write, or had changed the nodes.
         failures: looks after which something was still to be written.
+        looked: groups that were looked at.
     """
 
-    __slots__ = ("_settled_s", "changes", "failures", "multis", "refused")
+    __slots__ = ("_settled_s", "changes", "failures", "looked", "multis", "refused")
 
     def __init__(self) -> None:
-        self.changes = self.multis = self.refused = self.failures = 0
+        self.changes = self.multis = self.refused = self.failures = self.looked = 0
         self._settled_s = time.monotonic()
 
     def settled(self, began_s: float) -> None:
@@ -196,6 +197,7 @@ class MirrorMeter:
             "multis": self.multis,
             "refused": self.refused,
             "failures": self.failures,
+            "looked": self.looked,
         }
 
 

@@ -40,6 +40,7 @@ ZOOKEEPER: Final[dict[str, str]] = {
     "multis": "Requests that these took",
     "refused": "Requests refused, as another process was the one to write or had changed the nodes",
     "failures": "Looks after which something was still to be written",
+    "looked": "Groups looked at",
 }
 
 

@@ -136,6 +136,11 @@ class Shard:
         return self._machine is not None and self._machine.knows(group_id)
 
     @property
+    def has_unshown(self) -> bool:
+        """As the machine's; not while it loads."""
+        return self._machine is not None and self._machine.has_unshown
+
+    @property
     def settled(self) -> bool:
         """Whether nothing waits: no event in the queue, no step for the journal."""
         return not self._queue and (self._appends is None or not self._appends.waiting)

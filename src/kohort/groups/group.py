@@ -26,9 +26,12 @@ class Membership(ABC):
 
     Attributes:
         takes: what each kind of record changes; only the ledger calls it.
+        is_shown: such groups are shown elsewhere, and what changes is noted for that (`Ledger.note`).
     """
 
     __slots__ = ("group_id",)
+
+    is_shown: ClassVar[bool] = False
 
     group_id: str
     takes: ClassVar[Takes]

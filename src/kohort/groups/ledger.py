@@ -25,6 +25,7 @@ class Ledger:
     Attributes:
         open_transactions: producer id to the groups that hold pending offsets of it.
         imported: by group, also one that is gone since, that it was imported.
+        changed: groups that are shown elsewhere, or were, and have changed since; None: nobody has asked for them yet.
     """
 
     def __init__(self, kinds: Sequence[type[Membership]]) -> None:
@@ -33,6 +34,7 @@ class Ledger:
         self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
         self.imported: dict[str, OffsetsImported] = {}
+        self.changed: dict[str, None] | None = None
         self._pending_order = 0
         self._appliers: dict[type, Callable[[Any], None]] = {
             OffsetCommitted: self._offset_committed,
@@ -47,6 +49,11 @@ class Ledger:
     def apply(self, record: Record) -> None:
         """Take in one record."""
         self._appliers[type(record)](record)
+
+    def note(self, membership: Membership) -> None:
+        """A group of these members is not any more as it was shown."""
+        if membership.is_shown and self.changed is not None:
+            self.changed[membership.group_id] = None
 
     def snapshot(self) -> Iterator[Record]:
         """Every current record, in an order that replays to the same state."""
@@ -75,10 +82,13 @@ class Ledger:
         return membership
 
     def _take(self, kind: type[Membership], take: Callable[[Any, Any], None], record: Any) -> None:
-        take(self.membership(record.group_id, kind), record)
+        membership = self.membership(record.group_id, kind)
+        take(membership, record)
+        self.note(membership)
 
     def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
         """As `apply` of each: positions of one group, none of them transactional."""
+        self.note(group.membership)
         group.offsets.update(zip(map(PARTITION_OF, records), records, strict=True))
         if group.pending:
             for record in records:
@@ -100,6 +110,7 @@ class Ledger:
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):
             group = self.groups[group_id]
+            self.note(group.membership)
             for partition, slot in group.pending.pop(record.producer_id, {}).items():
                 if record.committed and not slot.superseded:
                     group.offsets[partition] = slot.record._replace(producer_id=-1, producer_epoch=-1)
@@ -114,6 +125,7 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             return
+        self.note(group.membership)
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
         elif group.membership.drop(kind, rest):

@@ -176,6 +176,12 @@ class GroupMachine:
         """Whether there is such a group."""
         return group_id in self.context.ledger.groups
 
+    @property
+    def has_unshown(self) -> bool:
+        """Whether push groups have changed since they were shown, or nobody has asked for them yet."""
+        changed = self.context.ledger.changed
+        return changed is None or bool(changed)
+
     def snapshot(self) -> Iterator[Record]:
         """Every record of the hard state, in an order that replays: what compaction keeps."""
         return self.context.ledger.snapshot()

@@ -65,9 +65,14 @@ class PartitionsDivided:
 
 @dataclass(frozen=True, slots=True)
 class ShowPushGroups:
-    """What every push group of this shard owns and has committed is to be shown elsewhere. Source: spec 4.7."""
+    """What push groups of this shard own and have committed is to be shown elsewhere. Source: spec 4.7.
+
+    Attributes:
+        whole: of all of them, else of those that have changed since this was asked last.
+    """
 
     request: int
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,28 @@ class ShownPushGroup:
         settled: no rebalance is under way.
         owners: who owns which partition, as consumer and stream.
         offsets: its positions.
+        loaded: it was there when its shard was loaded: an earlier process may have shown it.
     """
 
     group_id: str
     settled: bool
     owners: Mapping[TopicPartition, str]
     offsets: Mapping[tuple[str, int], OffsetCommitted]
+    loaded: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShowPushGroupsReply:
+    """Push groups as they are now.
+
+    Attributes:
+        whole: these are all that there are; that was asked for, or nobody has asked since the shard was loaded.
+        gone: else, those that have changed and are push groups no more.
+    """
+
     groups: tuple[ShownPushGroup, ...]
+    whole: bool = True
+    gone: tuple[str, ...] = ()
 
 
 class PingConsumer(NamedTuple):

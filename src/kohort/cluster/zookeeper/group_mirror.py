@@ -1,14 +1,21 @@
 """Push groups in ZooKeeper: written behind the journal, which is what counts.
 
-One coroutine looks, once an interval and when a rebalance is done: it asks each shard that is here what its groups own
-and have committed, as who reads them is answered, and writes what differs from what it has written. So nothing waits in
-a queue: what could not be written is made up for by the next look, with the values of then. What many groups have to
-write is one list, cut into multis by bytes. Each multi checks what holds only as long as this process is the one to
-write (`ZooKeeperDoor.guard`), taken before the shards were asked.
+One coroutine looks, once an interval and when a rebalance is done: it asks each shard that has news what the groups
+that changed own and have committed, as who reads them is answered, and writes what differs from what it has written. So
+nothing waits in a queue: what could not be written is made up for by the next look, with the values of then. What many
+groups have to write is one list, cut into multis by bytes. Each multi checks what holds only as long as this process is
+the one to write (`ZooKeeperDoor.guard`), taken before the shards were asked.
 
-Owners are written when no rebalance is under way. Nodes of owners are read again when a group changes, when its shard
-comes here or the connection is another one, and once a minute: where one that was written is not there, the group is
-told, and rebalances. Offsets are repaired, and said nothing of.
+| a group is looked at | and |
+|---|---|
+| when it has changed or gone, until that is written | its nodes are written or deleted |
+| when a partition that it owns has another leader | the node that has the leader in its name is made anew |
+| with all of its shard, when that comes here, and once a minute | a group that the shard leaves out is gone |
+| once a minute, those of a shard one after the other | its owners' nodes are read again |
+| with all, when the connection is another one | its nodes are read again |
+
+Owners are written when no rebalance is under way, and their nodes read again before that. Where one that was written is
+not there, the group is told, and rebalances. Offsets are repaired, and said nothing of.
 
 Source: spec 4.2, 4.7, 4.8 ("Batch Updating ZK Offset").
 """
@@ -19,10 +26,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from kohort.broker.host import GroupHost
+from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.metrics import MirrorMeter
 from kohort.cluster.zookeeper.door import ZooKeeperDoor
 from kohort.cluster.zookeeper.group_nodes import (
@@ -31,17 +37,16 @@ from kohort.cluster.zookeeper.group_nodes import (
     checksum,
     missing,
     name_of,
-    node_name,
-    parents,
     partition_of,
     partition_path,
 )
+from kohort.cluster.zookeeper.mirrored import MirroredGroup, MirroredShard, Plan
 from kohort.cluster.zookeeper.nodes import cut
 from kohort.cluster.zookeeper.session import Change
+from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import OwnersMissing, ShowPushGroups
 from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply
-from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.cluster")
@@ -51,97 +56,12 @@ INTERVAL_S = 1.0
 AGAIN_S = 0.5
 """After a write that was refused or a connection that ended."""
 OWNERS_LOOK_S = 60.0
-"""Owners of a group that does not change are looked at so often."""
+"""All groups are looked at so often, also those that have not changed."""
 READS = 500
 """Sent at once."""
 WINDOW = 4
 """Multis on their way at once, each of half a megabyte at most."""
 NO_LEADER = -1
-
-
-@dataclass(slots=True)
-class MirroredGroup:
-    """One group, as far as is known of its nodes.
-
-    Attributes:
-        nodes: what the nodes under its two hold, by path; None: they have to be read.
-        registered: the owners that were written last, None: not by this process.
-        told: that owners were deleted; they are written again after the rebalance.
-        looked_s: when its owners' nodes were read.
-        written: the positions that were written.
-        offset_paths: their nodes.
-    """
-
-    name: str
-    nodes: dict[str, bytes] | None = None
-    registered: dict[TopicPartition, str] | None = None
-    told: bool = False
-    looked_s: float = 0.0
-    written: dict[tuple[str, int], OffsetCommitted] = field(default_factory=dict)
-    offset_paths: dict[tuple[str, int], str] = field(default_factory=dict)
-
-    @property
-    def owners_path(self) -> str:
-        """Above its owners."""
-        return f"{OWNERS}/{node_name(self.name)}"
-
-    @property
-    def offsets_path(self) -> str:
-        """Above its offsets."""
-        return f"{OFFSETS}/{node_name(self.name)}"
-
-
-@dataclass(slots=True)
-class Plan:
-    """What is to be written.
-
-    Attributes:
-        creates: nodes, those above others before them.
-        sets: of nodes that are there.
-        deletes: those below others before them.
-        marks: that a group's owners are all there: after everything else.
-        done: the groups that are written then, with what was; None: they are gone.
-        owners: those whose owners are written then.
-    """
-
-    creates: list[Change] = field(default_factory=list)
-    sets: list[Change] = field(default_factory=list)
-    deletes: list[Change] = field(default_factory=list)
-    marks: list[Change] = field(default_factory=list)
-    done: list[tuple[MirroredGroup, ShownPushGroup | None]] = field(default_factory=list)
-    owners: list[tuple[MirroredGroup, ShownPushGroup]] = field(default_factory=list)
-
-    def put(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
-        """Have a node hold this, and those above it be there."""
-        nodes = group.nodes
-        assert nodes is not None
-        for above in parents(path, top):
-            if above not in nodes:
-                self.creates.append(Change(above, b"", version=None))
-                nodes[above] = b""
-        known = nodes.get(path)
-        if known is None:
-            self.creates.append(Change(path, data, version=None))
-        elif known != data:
-            self.sets.append(Change(path, data))
-        nodes[path] = data
-
-    def mark(self, group: MirroredGroup, data: bytes) -> None:
-        """Have the node above a group's owners say that they are all there, once they are."""
-        assert group.nodes is not None
-        top = group.owners_path
-        known = group.nodes.get(top)
-        if known is None:
-            self.creates.append(Change(top, b"", version=None))
-        if known != data:
-            self.marks.append(Change(top, data))
-        group.nodes[top] = data
-
-    def delete(self, group: MirroredGroup, path: str) -> None:
-        """Have a node be gone."""
-        assert group.nodes is not None
-        if group.nodes.pop(path, None) is not None:
-            self.deletes.append(Change(path, delete=True))
 
 
 class GroupMirror:
@@ -161,8 +81,8 @@ class GroupMirror:
             door: through which it writes.
             host: whose groups they are.
             interval_s: see `INTERVAL_S`.
-            now_s: the clock by which owners are looked at.
-            owners_look_s: owners of a group that does not change are looked at so often.
+            now_s: the clock by which all groups are looked at.
+            owners_look_s: see `OWNERS_LOOK_S`.
         """
         self._door = door
         self._host = host
@@ -170,7 +90,8 @@ class GroupMirror:
         self._now_s = now_s
         self._owners_look_s = owners_look_s
         self._news = asyncio.Event()
-        self._known: dict[int, dict[str, MirroredGroup]] = {}
+        self._known: dict[int, MirroredShard] = {}
+        self._leaders: dict[str, tuple[KnownTopic, list[int]]] = {}
         self._connection = 0
         self._tops_due = self._names_due = True
         self.meter = MirrorMeter()
@@ -210,33 +131,47 @@ class GroupMirror:
         began_s = time.monotonic()
         if self._connection != self._door.connections:  # what was seen before may be of another time
             self._connection, self._tops_due, self._names_due = self._door.connections, True, True
-            for group in self._groups():
-                group.nodes = None
+            for view in self._known.values():
+                view.due.update(dict.fromkeys(view.groups))
+                view.forget()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
                 await self._door.session.make_path(top)
             self._tops_due = False
-        plan = Plan()
         here = {shard.index: shard for shard in self._host.groups if shard.loaded and shard.index in guard.shards}
         for index in self._known.keys() - here.keys():
             del self._known[index]
         there = await self._names() if self._names_due or here.keys() - self._known.keys() else {}
         if self._names_due:  # another process may have written of groups that are not here
-            for index, known in self._known.items():
-                known.update({name: MirroredGroup(name) for name in there.get(index, set()) - known.keys()})
+            for index, view in self._known.items():
+                strangers = {name: MirroredGroup(name) for name in there.get(index, set()) - view.groups.keys()}
+                view.groups.update(strangers)
+                view.due.update(dict.fromkeys(strangers))
             self._names_due = False
-        for index, shard in here.items():
-            is_new = index not in self._known
-            known = self._known.get(index) or {name: MirroredGroup(name) for name in there.get(index, ())}
-            if known or any(protocol == "push" for protocol, _ in shard.group_states()):
-                await self._look_at(index, known, plan, is_new=is_new)
-            self._known[index] = known
-        await self._write(guard.changes, plan)
+        self._look_at_leaders()
+        plan = Plan()
+        try:
+            for shard in here.values():
+                await self._look_at(shard, there.get(shard.index, set()), plan)
+            await self._write(guard.changes, plan)
+        except BaseException:
+            self._tops_due = True
+            for view in self._known.values():
+                view.forget()
+            raise
         self.meter.settled(began_s)
 
-    def _groups(self) -> Iterator[MirroredGroup]:
-        for known in self._known.values():
-            yield from known.values()
+    def _look_at_leaders(self) -> None:
+        """Owners' nodes have the leaders in their names; a topic that changes is another object."""
+        by_name = self._host.topics.by_name
+        changed = {name: known for name, known in self._leaders.items() if by_name.get(name) is not known[0]}
+        for name in changed:
+            del self._leaders[name]
+        moved = {name for name, (_, leaders) in changed.items() if self._leaders_of(name) != leaders}
+        for view in self._known.values() if moved else ():
+            for name, group in view.groups.items():
+                if group.shown is not None and not moved.isdisjoint(part.topic for part in group.shown.owners):
+                    view.due[name] = None
 
     # -- what there is
 
@@ -249,7 +184,7 @@ class GroupMirror:
                 found.setdefault(self._host.groups.index_of(name), set()).add(name)
         return found
 
-    async def _shown(self, index: int) -> tuple[ShownPushGroup, ...] | None:
+    async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
         """What a shard says, None: it does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -257,9 +192,9 @@ class GroupMirror:
             if not answer.done():
                 answer.set_result(value)
 
-        self._host.groups.ask_at(index, ShowPushGroups(self._host.token()), take)
+        self._host.groups.ask_at(index, ShowPushGroups(self._host.token(), whole), take)
         value = await answer
-        return None if isinstance(value, ErrorCode) else value.groups
+        return None if isinstance(value, ErrorCode) else value
 
     async def _read(self, top: str) -> dict[str, bytes]:
         """All nodes of a tree."""
@@ -277,18 +212,34 @@ class GroupMirror:
 
     # -- what is to be written
 
-    async def _look_at(self, index: int, known: dict[str, MirroredGroup], plan: Plan, *, is_new: bool) -> None:
-        groups = await self._shown(index)
-        if groups is None:
-            return
-        for shown in groups:
-            group = known.get(shown.group_id)
-            came = group is None and not is_new  # of a shard that has been here: the group is a new one
-            if group is None:
-                group = known[shown.group_id] = MirroredGroup(shown.group_id)
-            await self._plan(group, shown, plan, came=came)
-        for name in known.keys() - {shown.group_id for shown in groups}:
-            await self._plan_gone(known[name], plan)
+    async def _look_at(self, shard: Shard, names: Iterable[str], plan: Plan) -> None:
+        """Plan for those of a shard's groups that are to be looked at; `names`: those that have nodes."""
+        view = self._known.get(shard.index)
+        is_new = view is None
+        if view is None:
+            view = MirroredShard({name: MirroredGroup(name) for name in names})
+        now_s, every_s = self._now_s(), self._owners_look_s
+        whole = view.lost or (bool(view.groups) and now_s - view.walked_s > every_s)
+        if whole or shard.has_unshown:
+            view.lost = True
+            reply = await self._shown(shard.index, whole=whole)
+            if reply is None:
+                return
+            view.lost = False
+            if reply.whole:
+                view.walked_s = now_s
+            view.take(reply, is_new=is_new)
+        self._known[shard.index] = view
+        overdue, read = dict.fromkeys(view.overdue(now_s - every_s)), list[str]()
+        view.due.update(overdue)
+        for name in [*view.due]:
+            group = view.groups[name]
+            self.meter.looked += 1
+            if group.shown is None:
+                await self._plan_gone(group, plan)
+            elif await self._plan(group, group.shown, plan, is_due=name in overdue):
+                read.append(name)
+        view.look_again(read, now_s, every_s)
 
     async def _plan_gone(self, group: MirroredGroup, plan: Plan) -> None:
         if group.nodes is None:
@@ -297,37 +248,39 @@ class GroupMirror:
             plan.delete(group, path)
         plan.done.append((group, None))
 
-    async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, came: bool) -> None:
+    async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, is_due: bool) -> bool:
+        """Plan what is to be written of a group; whether its owners' nodes were read for that."""
         first, was_told = group.nodes is None, group.told
-        now_s = self._now_s()
-        is_due = now_s - group.looked_s > self._owners_look_s
         changed = shown.settled and not group.told and group.registered != shown.owners
         if group.nodes is None:
             group.nodes = {**await self._read(group.owners_path), **await self._read(group.offsets_path)}
-            group.written.clear()
+            group.written = {}
             group.offset_paths.clear()
         elif changed or is_due:
             before = [path for path in group.nodes if path.startswith(f"{group.owners_path}/")]
             for path in (*before, group.owners_path):
                 group.nodes.pop(path, None)
             group.nodes.update(await self._read(group.owners_path))
-        if first or changed or is_due:
-            group.looked_s = now_s
-            self._tell_missing(group, shown, came=came)
+        is_read = first or changed or is_due
+        if is_read:
+            self._tell_missing(group, shown)
         if shown.settled and not group.told:
             self._plan_owners(group, shown, plan)
         self._plan_offsets(group, shown, plan)
         if was_told and shown.settled:  # the rebalance is done, or there was nothing to rebalance: they are written now
             group.told, group.registered = False, {}
             self.soon()
+        if was_told or group.told:
+            plan.again.add(group.name)
         plan.done.append((group, shown))
+        return is_read
 
-    def _tell_missing(self, group: MirroredGroup, shown: ShownPushGroup, *, came: bool) -> None:
+    def _tell_missing(self, group: MirroredGroup, shown: ShownPushGroup) -> None:
         nodes, wanted = group.nodes or {}, shown.owners
         registered = group.registered
         if registered is None:
             note = nodes.get(group.owners_path)
-            whole = not came and (note is None or note == checksum(wanted))
+            whole = not group.came and (note is None or note == checksum(wanted))
             registered = dict(wanted) if whole else {}
         owners = {path: data for path, data in nodes.items() if path.startswith(f"{group.owners_path}/")}
         lost = missing(registered, wanted, owners)
@@ -371,27 +324,37 @@ class GroupMirror:
                     plan.delete(group, path)
 
     def _leader(self, part: TopicPartition) -> int:
-        leaders = self._host.places.leaders(part.topic, range(part.partition, part.partition + 1))
-        return leaders[0][0] if leaders else NO_LEADER
+        leaders = self._leaders_of(part.topic)
+        return leaders[part.partition] if part.partition < len(leaders) else NO_LEADER
+
+    def _leaders_of(self, name: str) -> list[int]:
+        """The leaders of a topic's partitions, looked up once; none of one that is gone."""
+        known = self._leaders.get(name)
+        if known is not None:
+            return known[1]
+        topic = self._host.topics.by_name.get(name)
+        if topic is None:
+            return []
+        found = self._host.places.leaders(name, range(topic.partitions))
+        leaders = [leader[0] for leader in found]
+        self._leaders[name] = topic, leaders
+        return leaders
 
     # -- writing
 
     async def _write(self, guard: tuple[Change, ...], plan: Plan) -> None:
-        try:
-            await self._send(guard, plan.creates, window=1)
-            await self._send(guard, plan.sets, window=WINDOW)
-            await self._send(guard, plan.deletes, window=1)
-            await self._send(guard, plan.marks, window=WINDOW)
-        except BaseException:
-            self._tops_due = True
-            for group, _ in plan.done:
-                group.nodes = None  # what is there is not known
-            raise
+        await self._send(guard, plan.creates, window=1)
+        await self._send(guard, plan.sets, window=WINDOW)
+        await self._send(guard, plan.deletes, window=1)
+        await self._send(guard, plan.marks, window=WINDOW)
         for group, shown in plan.done:
+            view = self._known[self._host.groups.index_of(group.name)]
+            if group.name not in plan.again:
+                del view.due[group.name]
             if shown is None:
-                self._known.get(self._host.groups.index_of(group.name), {}).pop(group.name, None)
-                continue
-            group.written = dict(shown.offsets)
+                view.drop(group.name)
+            else:
+                group.written = shown.offsets
         for group, shown in plan.owners:
             group.registered = dict(shown.owners)
 

@@ -212,6 +212,7 @@ def evict(context: Context, push: PushGroup, member_id: str, why: str) -> None:
 
 def load(context: Context, push: PushGroup) -> None:
     """After a replay members are awaited for a session each; the group is looked at."""
+    push.loaded = True
     for member_id, saved in push.members.items():
         member = push.present[member_id] = PushMember(push.group_id, member_id)
         member.alive(context, asking.bound_ms(context, saved))

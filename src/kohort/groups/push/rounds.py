@@ -45,6 +45,7 @@ def end(push: PushGroup) -> None:
 def divide(context: Context, push: PushGroup) -> None:
     """Ask who is to have what, if that is not under way."""
     push.rebalancing = True
+    context.ledger.note(push)
     push.again = False
     if push.dividing >= 0:
         push.again = True
@@ -112,6 +113,7 @@ def look_whether_done(context: Context, push: PushGroup) -> None:
         return
     began_ms, still, again = push.began_ms, push.still, push.again
     end(push)
+    context.ledger.note(push)
     context.rebalanced(push.group_id, "push", began_ms, still, len(push.members))
     if again:
         look(context, push, "it changed meanwhile")
@@ -129,6 +131,7 @@ def start_again(context: Context, push: PushGroup, member_id: str) -> None:
     push.to_move(push.moving | {member_id: push.owned_by(member_id)})
     if not push.rebalancing:
         push.rebalancing = True
+        context.ledger.note(push)
         push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
         context.run(push.attempts, attempt_ms(push))
 

@@ -18,14 +18,20 @@ TOLD = 5
 
 
 def show(context: Context, event: ShowPushGroups) -> None:
-    """All of them, as they are now."""
-    found = []
-    for group in context.ledger.groups.values():
-        push = group.under(PushGroup)
-        if push is not None:
-            settled = not push.rebalancing
-            found.append(ShownPushGroup(group.group_id, settled, owners(context, push), dict(group.offsets)))
-    context.reply(event.request, ShowPushGroupsReply(tuple(found)))
+    """As they are now, all of them or those that have changed."""
+    ledger = context.ledger
+    changed, ledger.changed = ledger.changed, {}
+    names = None if event.whole else changed
+    found, gone = [], []
+    for group_id in ledger.groups if names is None else names:
+        group = ledger.groups.get(group_id)
+        push = None if group is None else group.under(PushGroup)
+        if group is not None and push is not None:
+            settled, offsets = not push.rebalancing, dict(group.offsets)
+            found.append(ShownPushGroup(group_id, settled, owners(context, push), offsets, push.loaded))
+        elif names is not None:
+            gone.append(group_id)
+    context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))
 
 
 def owners(context: Context, push: PushGroup) -> Mapping[TopicPartition, str]:

@@ -89,10 +89,12 @@ class PushGroup(Membership):
         still: how long those stood still that have been started again, in ms.
         attempts: an attempt takes too long.
         backoff: the pause before the next attempt, or before another look.
+        loaded: it was there when its shard was loaded.
         unregistered: who is to be stopped and started though nothing else changed: its ownership was deleted elsewhere.
         matched: by regular expression and whether it excludes, the topics that it finds.
     """
 
+    is_shown = True
     __slots__ = (
         "again",
         "attempt",
@@ -101,6 +103,7 @@ class PushGroup(Membership):
         "began_ms",
         "dividing",
         "holders",
+        "loaded",
         "matched",
         "members",
         "moving",
@@ -130,6 +133,7 @@ class PushGroup(Membership):
         self.still: list[int] = []
         self.attempts = Timer(Deadline.ATTEMPT, group_id)
         self.backoff = Timer(Deadline.BACKOFF, group_id)
+        self.loaded = False
         self.unregistered: dict[str, None] = {}
         self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
 
