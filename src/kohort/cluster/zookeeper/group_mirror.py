@@ -192,7 +192,8 @@ class GroupMirror:
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1
             try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):  # not wait_for, which loses a cancel in the turn in which this is set
+                    await self._news.wait()
             except TimeoutError:
                 continue
             self._news.clear()
