@@ -146,7 +146,7 @@ class KafkaTopics:
                 self._silent = False
             pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._silent else POLL_S
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):  # not wait_for, which loses a cancel in the turn in which this is set
+                async with asyncio.timeout(pause):  # wait_for loses a cancel in the turn in which it is set
                     await self._soon.wait()
             self._soon.clear()
 

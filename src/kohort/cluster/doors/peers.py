@@ -103,7 +103,7 @@ class Peers:
         refused_s: float | None = None
         while True:
             try:
-                async with asyncio.timeout(CONNECT_S):  # not wait_for, which loses a cancel in the turn of the answer
+                async with asyncio.timeout(CONNECT_S):  # wait_for loses a cancel in the turn of the answer
                     reader, writer = await asyncio.open_connection(peer.host, peer.port)
             except ConnectionRefusedError:
                 refused_s = loop.time() if refused_s is None else refused_s

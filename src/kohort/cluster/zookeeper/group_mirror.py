@@ -192,7 +192,7 @@ class GroupMirror:
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1
             try:
-                async with asyncio.timeout(wait_s):  # not wait_for, which loses a cancel in the turn in which this is set
+                async with asyncio.timeout(wait_s):  # wait_for loses a cancel in the turn in which it is set
                     await self._news.wait()
             except TimeoutError:
                 continue
