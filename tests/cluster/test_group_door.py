@@ -19,7 +19,7 @@ from kohort.cluster.doors.placement import Candidate
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.zookeeper import free_port
 from tests.cluster.doors import SHARDS, candidate, until
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.maven import MavenUnavailable
 from tests.support.secured_kafka import SecuredKafka
 
@@ -261,7 +261,7 @@ def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) ->
 def test_kafka_goes_and_comes() -> None:
     """While it is away all go on with the map they have; then it says the same again, and members come and go."""
     try:
-        kafka = ApacheKafka()
+        kafka = ApacheKafka(SOON_BACK)
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
 

@@ -22,6 +22,8 @@ SERVER_OPTIONS = ("-Xmx1g", "-Xms256m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize
 """Of a node whose speed is measured."""
 _BRIEF_OPTIONS = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Of one that a few tests use: compiling it well costs more than it saves."""
+SOON_BACK = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
+"""Settings of a node that is killed: its controller refuses it until the session before is over, else nine seconds."""
 _TOOL_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
