@@ -35,7 +35,7 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors
 	@KOHORT_CLUSTER_KILLS=$(KILLS) KOHORT_KAFKA_CLUSTER=1 $(BIN)/python -m pytest tests/client/test_three_brokers.py \

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
-from tests.support.apache_kafka import ApacheKafka, KafkaTools
+from tests.support.apache_kafka import SERVER_OPTIONS, ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
 
 from bench.harness import Contender, Figure, NotHere, Options, RunFailed, Sample, compare
@@ -56,7 +56,7 @@ def brokers() -> Iterator[list[Place]]:
         ours = running.enter_context(Broker(Path(folder), config))
         places = [Place("kohort", ours.bootstrap_servers, Path(folder))]
         with suppress(MavenUnavailable):
-            kafka = running.enter_context(ApacheKafka(_KAFKA_SETTINGS))
+            kafka = running.enter_context(ApacheKafka(_KAFKA_SETTINGS, SERVER_OPTIONS))
             places.append(Place("Apache Kafka", kafka.bootstrap_servers, kafka.log_dir))
         yield places
 

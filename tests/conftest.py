@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -16,14 +17,29 @@ from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
+from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
 from tests.support.secured_kafka import SecuredKafka, make_certificates
 
+SPARK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Each Spark of a test lives for seconds: compiling it well costs more than it saves."""
+
 
 def pytest_configure() -> None:
-    """A run in the background of a shell ignores Ctrl-C, and so would the processes that tests send one to."""
+    """What the processes have that tests start.
+
+    A run in the background of a shell ignores Ctrl-C, and so would those that tests send one to.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+        os.environ.setdefault(name, SPARK)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several workers, none is left alone at the end with a long file."""
+    if hasattr(config, "workerinput"):
+        items[:] = ordered(items)
 
 
 @pytest.fixture(scope="session")

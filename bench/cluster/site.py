@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tests.cluster.running import CoordinatorProcess
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SERVER_OPTIONS, ApacheKafka
 from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable
 
@@ -110,7 +110,7 @@ def site(common: Mapping[str, str] = SETTINGS) -> Iterator[Site]:
         NotHere: there is no Apache Kafka on this machine.
     """
     try:
-        kafka = ApacheKafka(common)
+        kafka = ApacheKafka(common, SERVER_OPTIONS)
     except MavenUnavailable as error:
         raise NotHere(str(error)) from error
     with kafka:

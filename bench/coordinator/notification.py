@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.peers.churn import clients
 from tests.peers.peers import PeerUnavailable
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SERVER_OPTIONS, ApacheKafka
 
 from bench.coordinator.book import Book
 from bench.coordinator.load import percentile, prepare_topic
@@ -264,7 +264,7 @@ async def pause(process: subprocess.Popen[bytes], seconds: float) -> None:
 def place(name: str) -> Iterator[tuple[str, Callable[[], dict[str, int]]]]:
     """A fresh broker: its address, and how its held heartbeats ended so far."""
     if name == "Apache Kafka":
-        with ApacheKafka(SETTINGS) as kafka:
+        with ApacheKafka(SETTINGS, SERVER_OPTIONS) as kafka:
             yield kafka.bootstrap_servers, dict
         return
     with Broker(config={**SETTINGS, "group.notify.at.once": name}) as broker:

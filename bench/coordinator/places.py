@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SERVER_OPTIONS, ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 from kohort import Broker
@@ -80,7 +80,7 @@ def coordinators(
         ours = running.enter_context(Broker(config={**settings, **(more or {})}))
         found = [Coordinator("kohort", ours.bootstrap_servers, ours.kill, ours.restart, lambda: ours.pid)]
         with suppress(MavenUnavailable):
-            kafka = running.enter_context(ApacheKafka(settings))
+            kafka = running.enter_context(ApacheKafka(settings, SERVER_OPTIONS))
             found.append(
                 Coordinator("Apache Kafka", kafka.bootstrap_servers, kafka.kill, kafka.start, lambda: kafka.pid)
             )

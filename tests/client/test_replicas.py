@@ -13,7 +13,7 @@ import pytest
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.offset_values import OffsetAndMetadata
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable
 
@@ -48,7 +48,7 @@ def test_a_position_of_a_leader_whose_records_were_cut_off_goes_back_to_where_hi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     try:
-        kafka = ApacheKafka()
+        kafka = ApacheKafka(SOON_BACK)
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:

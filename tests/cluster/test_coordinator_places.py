@@ -13,7 +13,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.running import CoordinatorProcess
 from tests.cluster.test_coordinator import Committing, Place, status
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.maven import MavenUnavailable
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
@@ -82,7 +82,7 @@ def test_zookeeper_that_is_not_there_is_waited_for(place: Place) -> None:
 
 def test_kafka_that_is_gone_at_the_start_and_later_is_waited_for() -> None:
     try:
-        kafka = ApacheKafka(settings={"log.retention.ms": "-1"})
+        kafka = ApacheKafka(settings={"log.retention.ms": "-1", **SOON_BACK})
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:

@@ -15,7 +15,7 @@ from kohort.cluster.zookeeper import door as zookeeper_door
 from kohort.errors import KafkaError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SHARDS, AnyDoors, GroupDoors, ZooKeeperDoors, candidate, run, until
-from tests.support.apache_kafka import ApacheKafka
+from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.maven import MavenUnavailable
 
 APACHE = pytest.param("apache", marks=pytest.mark.kafka)
@@ -178,7 +178,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ser
         zookeeper.server.close()
         return
     try:
-        kafka = ApacheKafka()
+        kafka = ApacheKafka(SOON_BACK)
     except MavenUnavailable as error:
         pytest.skip(f"Apache Kafka can't run here: {error}")
     with kafka:

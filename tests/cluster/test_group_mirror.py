@@ -523,3 +523,19 @@ def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
         assert mirrors.look.exists(f"{mirrors.root}{OWNERS}/g") is None
 
     play(zookeeper, story)
+
+
+def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
+    """The cancel is not lost by that: a process that ends would wait for ever."""
+
+    async def run() -> None:
+        door: Any = SimpleNamespace(guard=lambda: None)
+        mirror = GroupMirror(door, SimpleNamespace())  # type: ignore[arg-type]
+        watching = asyncio.create_task(mirror.watch())
+        await asyncio.sleep(0.01)
+        mirror.soon()
+        watching.cancel()
+        await asyncio.wait([watching], timeout=5)
+        assert watching.cancelled()
+
+    asyncio.run(run())

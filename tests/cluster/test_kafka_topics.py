@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from kohort.wire.cluster import MetadataResponse
 from kohort.zookeeper import free_ports
 
 WAIT_S = 30.0
+ENDS_S = 5.0
 
 
 class Hearing(GroupShards):
@@ -210,9 +210,10 @@ def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: py
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
                     await until(lambda: topics.poll_soon() or topics.polls > 0)
                     await until(lambda: "Kafka tells of its topics again" in caplog.text)
-                    watching.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await watching
+                    topics.poll_soon()
+                    watching.cancel()  # in the same turn of the loop: it is not lost by that
+                    await asyncio.wait([watching], timeout=ENDS_S)
+                    assert watching.cancelled()
 
     with caplog.at_level("INFO", "kohort.cluster"):
         asyncio.run(run())

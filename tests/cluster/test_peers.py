@@ -165,3 +165,28 @@ def test_silence_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not door.suspected
 
     run(story)
+
+
+def test_closed_in_the_turn_in_which_a_connection_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancel is not lost by that: closing would wait for ever."""
+    opened, answers = asyncio.open_connection, asyncio.Event()
+    made: list[asyncio.StreamWriter] = []
+
+    async def late(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await opened(host, port)
+        made.append(writer)
+        await answers.wait()
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", late)
+
+    async def story(door: Listed, watching: Peers, other: Other) -> None:
+        door.name(Candidate(2, "two", "127.0.0.1", other.port))
+        watching.follow()
+        await until(lambda: made, "a connection")
+        answers.set()
+        async with asyncio.timeout(5):
+            await watching.close()
+        made[0].close()
+
+    run(story)

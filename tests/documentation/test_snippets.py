@@ -112,7 +112,7 @@ def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
         finally:
             reader.close()
     else:
-        with Broker() as broker:
+        with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:  # nobody else comes to a page's groups
             yield Reader(folder, broker.bootstrap_servers)
 
 

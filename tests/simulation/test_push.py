@@ -23,7 +23,13 @@ from kohort.groups.transitions import CLASSIC, CONSUMER, PUSH, PUSH_GROUP
 SEEDS = 240
 SEEN = 60
 PATIENCE = 300
-SEEN_AT = {"CountsLeasesFromFrames": 13, "ForgetsStopsThatAreOut": 45, "RenewsByRetries": 155, "CallsRepeatsFirst": 137}
+SEEN_AT = {
+    "CountsLeasesFromFrames": 13,
+    "ForgetsStopsThatAreOut": 45,
+    "RenewsByRetries": 155,
+    "CallsRepeatsFirst": 137,
+    "FreesAtDisconnects": 6,
+}
 
 
 def stopped_late_and_for_nothing(seed: int) -> Plan:

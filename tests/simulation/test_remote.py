@@ -19,8 +19,10 @@ PATIENCE = 200
 SEEN_AT = {
     "EndsSessionsEarly": 4,
     "TakesEarlierNodesForItsOwn": 1,
-    "TakesTimeoutsForSuccess": 1,
+    "TakesTimeoutsForSuccess": 6,
     "WritesHalves": 12,
+    "HeartbeatsWithoutProof": 30,
+    "PushesWithoutProof": 4,
 }
 """Looked at first."""
 DAY_MS = 30_000

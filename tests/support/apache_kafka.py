@@ -18,7 +18,12 @@ from kohort.zookeeper import free_ports
 from tests.support import maven
 
 _START_TIMEOUT_MS = 90_000
-_SERVER_OPTIONS = ("-Xmx1g", "-Xms256m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m")
+SERVER_OPTIONS = ("-Xmx1g", "-Xms256m", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m")
+"""Of a node whose speed is measured."""
+_BRIEF_OPTIONS = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Of one that a few tests use: compiling it well costs more than it saves."""
+SOON_BACK = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
+"""Settings of a node that is killed: its controller refuses it until the session before is over, else nine seconds."""
 _TOOL_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -93,13 +98,13 @@ class ApacheKafka:
 
     Args:
         settings: server properties beside or instead of the usual ones.
-        heap: options of the virtual machine.
+        options: of the virtual machine.
 
     Raises:
         MavenUnavailable: it can't be run on this machine; the text says why.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, options: Sequence[str] = _SERVER_OPTIONS) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, options: Sequence[str] = _BRIEF_OPTIONS) -> None:
         self._jars = kafka_jars()
         self._options = options
         self.folder = Path(tempfile.mkdtemp(prefix="kohort-apache-kafka-"))

@@ -146,7 +146,8 @@ class KafkaTopics:
                 self._silent = False
             pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._silent else POLL_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for loses a cancel in the turn in which it is set
+                    await self._soon.wait()
             self._soon.clear()
 
     def poll_soon(self) -> None:

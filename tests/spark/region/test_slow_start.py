@@ -30,7 +30,7 @@ from kohort.spark import SparkRegion
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    with Broker() as broker:
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         servers = broker.bootstrap_servers
         with Admin(servers) as admin, Producer(servers) as producer:
             admin.create_topics([NewTopic("t", 2)]).all()

@@ -103,7 +103,8 @@ class Peers:
         refused_s: float | None = None
         while True:
             try:
-                reader, writer = await asyncio.wait_for(asyncio.open_connection(peer.host, peer.port), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):  # wait_for loses a cancel in the turn of the answer
+                    reader, writer = await asyncio.open_connection(peer.host, peer.port)
             except ConnectionRefusedError:
                 refused_s = loop.time() if refused_s is None else refused_s
                 if loop.time() - refused_s >= belief.patience_s:

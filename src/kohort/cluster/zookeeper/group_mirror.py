@@ -113,7 +113,8 @@ class GroupMirror:
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1
             try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
+                async with asyncio.timeout(wait_s):  # wait_for loses a cancel in the turn in which it is set
+                    await self._news.wait()
             except TimeoutError:
                 continue
             self._news.clear()
