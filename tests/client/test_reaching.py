@@ -19,6 +19,7 @@ from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
 from kohort.broker.net.fault import Fault
 from kohort.client.net.contact import reach
+from kohort.client.net.links import Address, ConnectionFailed
 from kohort.client.net.reaching import explained
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
@@ -77,6 +78,29 @@ def test_in_the_log_an_address_that_stays_out_of_reach_is_named_rarely(caplog: p
     world.cluster.request_metadata()
     world.run(world.runtime.now_ms + 5_000)
     assert warnings_of(caplog) == ["no connection to 127.0.0.1:9092: connection refused; it is tried again"]
+
+
+def test_a_broker_that_is_back_is_reached_before_half_as_long_again_as_it_was_away() -> None:
+    """A client has several connections to it: those that fail together count as one failure."""
+    world = VirtualCluster(refuse={9092})
+    links, runtime = world.cluster.links, world.runtime
+    tried: list[float] = []
+
+    async def reach(lane: str) -> None:
+        while True:
+            with contextlib.suppress(ConnectionFailed):
+                await links.acquire(1, Address("127.0.0.1", 9092), lane, 10_000)
+                return
+
+    for lane in ("main", "fetch", "push"):
+        runtime.spawn(reach(lane), lane)
+    before = 0
+    for ms in range(6_000):
+        world.run(ms)
+        if len(world.opened) > before:
+            before = len(world.opened)
+            tried.append(ms)
+    assert tried == [0, 50, 125, 238, 407, 660, 1_040, 1_609, 2_463, 3_463, 4_463, 5_463]
 
 
 Ask = Callable[[str, dict[str, Any]], object]
