@@ -45,7 +45,7 @@ from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 R = TypeVar("R", bound=Message)
 _LOGIN_SHARE = 0.8
 """Of a login's lifetime, after which its connection is replaced."""
-RECONNECT_GROWTH = 1.5
+RECONNECT_GROWTH = 1.25
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"
 
