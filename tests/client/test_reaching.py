@@ -26,7 +26,7 @@ from kohort.client.net.reaching import explained
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
-from kohort.wire.push import RegisterConsumerRequest
+from kohort.wire.push import ClusterMetadataResponse, PushType, RegisterConsumerRequest, push_type
 from tests.client.virtual import PARK, VirtualCluster
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
@@ -111,11 +111,33 @@ def tries(world: VirtualCluster, until_ms: int) -> list[int]:
     return found
 
 
-def test_a_push_consumer_waits_no_longer_for_a_coordinator_that_is_back() -> None:
-    world = VirtualCluster(refuse={9092})
+class Loading(VirtualCluster):
+    """A broker that knows no coordinator of push groups yet."""
+
+    def _receive(self, link: int, frame: bytes) -> None:
+        if push_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
+            answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode()
+            self.cluster.links.received(link, memoryview(answer))
+        else:
+            super()._receive(link, frame)
+
+
+def register(world: VirtualCluster) -> None:
+    """Have a push consumer try."""
     way = PushCoordinator(world.cluster, "g", 6_000, lambda: None)
     asked = RegisterConsumerRequest("g", "a", '{"t": 1}', True, "smallest", 6_000)
     world.runtime.spawn(way.register(asked, world.runtime.elapsed_ms), "registration")
+
+
+def test_a_push_consumer_asks_ever_more_rarely_for_a_coordinator_that_is_not_there_yet() -> None:
+    world = Loading()
+    register(world)
+    assert 15 <= len(tries(world, 20_000)) <= 25
+
+
+def test_a_push_consumer_waits_no_longer_for_a_coordinator_that_is_back() -> None:
+    world = VirtualCluster(refuse={9092})
+    register(world)
     tried = tries(world, 6_000)
     assert tried[-1] > 4_000
     assert all(later - at <= max(100, at / 3) for at, later in itertools.pairwise(tried))
