@@ -57,6 +57,8 @@ class Plan:
         commit_ms: classic members commit this often, 0: never.
         from_reply: the next heartbeat is due an interval after the last was answered, not after it was sent.
         processes: each member says that it is a process of its own, which sleeps until the member crashes or is gone.
+        servers: push members ask these, in turn, who their coordinator is; empty: they know.
+        leased: push members keep the lease that kohort's own keep.
     """
 
     topic: str
@@ -72,6 +74,8 @@ class Plan:
     commit_ms: int = 0
     from_reply: bool = False
     processes: bool = False
+    servers: tuple[tuple[str, int], ...] = ()
+    leased: bool = False
 
 
 @dataclass

@@ -1,20 +1,25 @@
 """Members of the push protocol, without data: they register, then answer what they are asked.
 
-They speak as the protocol's text has it and no more: no lease, no leave of its own. One that leaves says so by Kafka's
-LeaveGroup on another connection, as kohort's clients do, since the text has nothing for it.
+They speak as the protocol's text has it and no more: no lease unless the plan wants it, no leave of its own. One that
+leaves says so by Kafka's LeaveGroup on another connection, as kohort's clients do, since the text has nothing for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 
 from bench.coordinator.members import LEAVE, Member
 from bench.coordinator.wire import Link
 from kohort.errors import ErrorCode
+from kohort.lease import owned_ms
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
+    ClusterMetadataRequest,
+    ClusterMetadataResponse,
     ErrorResponse,
     PushType,
     RegisterConsumerRequest,
@@ -24,6 +29,7 @@ from kohort.wire.push import (
 )
 
 _PING = PushType.PING.to_bytes(2, "big")
+_NO_RETRY = bytes(2)
 _DONE, _REFUSED = framed(ErrorResponse(0).encode()), framed(ErrorResponse(-1).encode())
 """RestartFetcher, the answer to Stop and to Start; the latter is the text's IllegalStateException."""
 
@@ -47,9 +53,14 @@ class PushLink(Link):
 class PushMember(Member):
     """RegisterConsumer with auto commit, then answers to Ping, Stop and Start; its positions stay where they were."""
 
+    _consulted = 0
+    _said = _owned_until = 0.0
+    _ending: asyncio.TimerHandle | None = None
+
     async def _open(self) -> Link:
         if self._link is None:
-            link = await PushLink.open(*self.plan.address(), self.name)
+            address = await self._coordinator() if self.plan.servers else self.plan.address()
+            link = await PushLink.open(*address, self.name)
             link.asked = self._asked
             if self.plan.processes:
                 said = ApiVersionsRequest(
@@ -59,8 +70,20 @@ class PushMember(Member):
             self._link = link
         return self._link
 
+    async def _coordinator(self) -> tuple[str, int]:
+        self._consulted += 1
+        server = self.plan.servers[self._consulted % len(self.plan.servers)]
+        link = await Link.open(*server, self.name)
+        found = ClusterMetadataResponse.decode(await link.repeat(framed(ClusterMetadataRequest(self.group).encode())))
+        link.abort()
+        if found.error_code != ErrorCode.NONE:
+            self.note(ErrorCode(found.error_code).name)
+            raise ConnectionError("no coordinator")
+        return next((each.host, each.port) for each in found.brokers if each.id == found.coordinator_id)
+
     async def _live(self, link: Link) -> None:
         self.epoch = 0  # the protocol has none
+        self._said = time.monotonic()
         self._positions = framed(encode_ping_answer([]))
         request = RegisterConsumerRequest(
             group_id=self.group,
@@ -80,7 +103,11 @@ class PushMember(Member):
             await link.idle(self.plan.session_ms / 1000)
 
     def _asked(self, frame: bytes) -> bytes:
-        if frame.startswith(_PING):
+        is_ping = frame.startswith(_PING)
+        if not is_ping or frame.endswith(_NO_RETRY):
+            self._owned_until = self._said + owned_ms(self.plan.session_ms) / 1000
+        self._said = time.monotonic()
+        if is_ping:
             self.heard.pings += 1
             return self._positions
         asked = decode_asked(frame)
@@ -93,7 +120,26 @@ class PushMember(Member):
             return _REFUSED
         self._positions = framed(encode_ping_answer(asked.partitions))
         self._start_work(told)
+        if self.plan.leased and self._ending is None:
+            self._look_at_lease()
         return _DONE
+
+    def _look_at_lease(self) -> None:
+        """Work no longer than it lasts; who has let go connects again."""
+        left = self._owned_until - time.monotonic()
+        self._ending = None
+        if left > 0:
+            self._ending = asyncio.get_running_loop().call_later(left, self._look_at_lease)
+        elif self._working:
+            self.note("lease over")
+            self._stop_work()
+            if self._link is not None:
+                self._link.abort()
+
+    def _gone(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        super()._gone()
 
     async def _say_leave(self, link: Link) -> None:
         self._hold(frozenset())

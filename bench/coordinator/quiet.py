@@ -80,7 +80,7 @@ class Quiet:
         said += f" --protocol {self.protocol} --session-ms {self.session_ms} --heartbeat-ms {self.session_ms // 3}"
         options = load.arguments().parse_args([*said.split(), "--members", "0", "--partitions", str(members)])
         run = load.new_run()
-        while not alone and not await _has(place, load.group_name(run, 0)):
+        while not alone and not await has(place, load.group_name(run, 0)):
             run = load.new_run()
         running = await load.make_load(options, run=run)
         (group,) = running.groups
@@ -112,7 +112,7 @@ class Quiet:
         return Sample(max(sum(each_used), 1e-3), took, facts)
 
 
-async def _has(place: Coordinator, group: str) -> bool:
+async def has(place: Coordinator, group: str) -> bool:
     """Whether a group is this coordinator's: the push protocol's question is answered for groups of any protocol."""
     asked = framed(ClusterMetadataRequest(group).encode())
     while True:

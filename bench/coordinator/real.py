@@ -20,12 +20,21 @@ class RealMember:
     Attributes:
         owned: what it holds.
         stood_still: how long it held nothing, each time.
+        read_at_s: when it last got a record, 0: never.
+        longest_gap_s: between two polls that brought records.
     """
 
     def __init__(self) -> None:
         self.owned: frozenset[int] = frozenset()
         self.stood_still: list[float] = []
+        self.read_at_s = self.longest_gap_s = 0.0
         self._stopped_at: float | None = None
+
+    def read(self, at_s: float) -> None:
+        """It got records."""
+        if self.read_at_s:
+            self.longest_gap_s = max(self.longest_gap_s, at_s - self.read_at_s)
+        self.read_at_s = at_s
 
     def tell(self, book: Book, at_s: float, owned: frozenset[int]) -> None:
         """It has changed what it holds."""
@@ -54,14 +63,14 @@ class RealMembers:
     """
 
     def __init__(self, plan: Plan, protocol: str, group: str, count: int, book: Book) -> None:
-        host, port = plan.address()
+        servers = ",".join(f"{host}:{port}" for host, port in plan.servers or [plan.address()])
         settings: dict[str, str | int] = {"group_protocol": protocol, "auto_offset_reset": "earliest"}
         if protocol != "consumer":
             settings["session_timeout_ms"] = plan.session_ms
         if protocol == "classic":
             settings["heartbeat_interval_ms"] = plan.heartbeat_ms
             settings["partition_assignment_strategy"] = "range"
-        self._command = [f"{host}:{port}", group, plan.topic, str(count), json.dumps(settings)]
+        self._command = [servers, group, plan.topic, str(count), json.dumps(settings)]
         self._book = book
         self._reading: asyncio.Task[None] | None = None
         self.members = [RealMember() for _ in range(count)]
@@ -79,7 +88,10 @@ class RealMembers:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             number, at_s, owned = json.loads(line)
-            self.members[number].tell(self._book, at_s, frozenset(owned))
+            if owned is None:
+                self.members[number].read(at_s)
+            else:
+                self.members[number].tell(self._book, at_s, frozenset(owned))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,19 +13,21 @@ from typing import Any
 from rich.console import Console
 
 from bench.cluster import scale
-from bench.cluster.site import site
+from bench.cluster.site import Site, site
 from bench.coordinator import load
 from bench.coordinator.places import Coordinator, coordinators, shorter
 from bench.coordinator.quiet import Quiet
 from bench.harness import Contender, Figure, NotHere, Options, Parts, RunFailed, Sample, compare
 from bench.push import rounds
 from bench.push.rounds import EVENTS, Rounds
+from bench.push.takeover import Takeover
 
 SIZES = {100: 3, 1_000: 3, 5_000: 2}
 """Members, and how many of each event one run has."""
 SESSION_MS = 6_000
 QUIET_S = 20.0
 MOST = 5_000
+TAKEN_OVER = 1_000
 
 Run = tuple[Rounds, dict[str, Any]]
 
@@ -36,6 +38,7 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
         yield from events(scaled(options, members), repeats, options, console)
     yield from cores(scaled(options, MOST), options, console)
     yield from on_coordinators(scaled(options, MOST), options, console)
+    yield from takeovers(scaled(options, TAKEN_OVER), options, console)
 
 
 def scaled(options: Options, members: int) -> int:
@@ -118,3 +121,24 @@ def on_coordinators(members: int, options: Options, console: Console) -> Iterato
                 yield scale.figure(here, quiet, options, console)
         except NotHere as error:
             console.print(f"push on coordinators over Kafka: {error}")
+
+
+def takeovers(members: int, options: Options, console: Console) -> Iterator[Figure]:
+    """Whoever has the group is killed: how long a partition stands still at worst."""
+    title = f"push: a takeover with {members:,} members with sessions of {SESSION_MS // 1000} s"
+    if options.only not in title:
+        return
+    takeover = Takeover(members, SESSION_MS)
+
+    def compared_at(here: Site | None) -> Figure:
+        found = [Contender("one broker, started again", takeover.at_broker)]
+        if here is not None:
+            found.append(Contender("two coordinators over Kafka", partial(takeover.at_coordinators, here)))
+        return compared(title, found, options, console)
+
+    try:
+        with site(shorter(SESSION_MS)) as here:
+            yield compared_at(here)
+    except NotHere as error:
+        console.print(f"push on coordinators over Kafka: {error}")
+        yield compared_at(None)

@@ -1,8 +1,8 @@
 """Consumers of ours in one group, each polling in a thread, that say what they hold.
 
 `python -m bench.runners.real_members SERVERS GROUP TOPIC COUNT SETTINGS`; SETTINGS is JSON. Each change is a line
-`[NUMBER, SECONDS, [PARTITION…]]` by the clock that all processes of a machine share (`time.monotonic`). They leave when
-standard input ends.
+`[NUMBER, SECONDS, [PARTITION…]]` by the clock that all processes of a machine share (`time.monotonic`); each poll that
+brings records is a line `[NUMBER, SECONDS, null]`. They leave when standard input ends.
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ class _Holding(RebalanceListener):
         self._say()
 
     def _say(self) -> None:
-        with _saying:
-            print(json.dumps([self._number, time.monotonic(), sorted(self._held)]), flush=True)
+        _tell(self._number, sorted(self._held))
+
+
+def _tell(number: int, held: list[int] | None) -> None:
+    with _saying:
+        print(json.dumps([number, time.monotonic(), held]), flush=True)
 
 
 def _live(number: int, servers: str, group: str, topic: str, settings: dict[str, Any], ending: threading.Event) -> None:
     with Consumer(servers, group_id=group, **settings) as consumer:
         consumer.subscribe([topic], listener=_Holding(number))
         while not ending.is_set():
-            consumer.poll()
+            if consumer.poll():
+                _tell(number, None)
 
 
 def main(servers: str, group: str, topic: str, count: str, settings: str) -> None:

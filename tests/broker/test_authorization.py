@@ -22,9 +22,10 @@ from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.ids import AclOperation
 from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest, ListGroupsRequest
+from kohort.wire.offsets import OffsetFetchRequest
 from kohort.wire.push import ClusterMetadataRequest, PushType, RegisterConsumerRequest, TopicCount, write_topic_count
 from kohort.wire.security import CreateDelegationTokenRequest
-from tests.broker.literal_consumer import ask, read_frame
+from tests.broker.literal_consumer import LiteralConsumer, ask, read_frame
 from tests.broker.raw import RawClient, create_topic
 
 
@@ -74,12 +75,21 @@ def test_each_resource_has_its_error() -> None:
 READ_GROUP = Need(AclOperation.READ, Resource.GROUP)
 
 
+NOTHING = Need(AclOperation.ALL, Resource.USER)
+
+
 class Gatekeeper:
     """Nobody may do one thing, read groups by default; it notes who asked."""
 
     def __init__(self, refused: Need = READ_GROUP) -> None:
         self.asked: list[tuple[str, Principal]] = []
         self.refused = refused
+        self.version = 0
+
+    def refuse(self, refused: Need) -> None:
+        """From now on nobody may do this instead."""
+        self.refused = refused
+        self.version += 1
 
     def __call__(self, request: Request[Any] | PushRequest, needs: tuple[Need, ...]) -> ErrorCode:
         self.asked.append((request.name.split()[0], request.principal))
@@ -90,7 +100,7 @@ def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> 
     """A broker whose authorizer it is, push frames as well; `client` runs in a thread, with its address."""
 
     async def run() -> None:
-        broker = RunningBroker(asyncio.get_running_loop(), folder, "127.0.0.1:0", {})
+        broker = RunningBroker(asyncio.get_running_loop(), folder, "127.0.0.1:0", {"push.min.session.timeout.ms": 600})
         dispatcher = Dispatcher(broker.node, ROUTES, unknown_api_versions, keeper, pushing=push.take)
         broker.serving.server.on_frame = dispatcher.dispatch
         broker.listen()
@@ -148,12 +158,12 @@ def test_a_push_frame_that_is_not_allowed_is_refused_and_its_connection_ends(
 )
 def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: AclOperation, resource: Resource) -> None:
     """It ends with the error of what it may not, and does not ask for ever."""
-    keeper = Gatekeeper(Need(AclOperation.ALL, Resource.USER))
+    keeper = Gatekeeper(NOTHING)
 
     def client(address: str) -> None:
         with RawClient(address) as raw:
             create_topic(raw, "t", 1)
-        keeper.refused = Need(operation, resource)
+        keeper.refuse(Need(operation, resource))
         with Consumer(address, group_id="g", group_protocol="push") as consumer:
             consumer.subscribe(["t"])
             with pytest.raises(NotAuthorizedError, match="'g'") as told:
@@ -161,6 +171,63 @@ def test_a_push_consumer_without_the_right_is_told(tmp_path: Path, operation: Ac
         assert told.value.code is resource.refusal
 
     guarded(tmp_path, keeper, client)
+
+
+def test_a_push_consumer_whose_right_is_taken_away_is_told(tmp_path: Path) -> None:
+    """At its next answer, as from Kafka at the next heartbeat."""
+    keeper = Gatekeeper(NOTHING)
+
+    def client(address: str) -> None:
+        with RawClient(address) as raw:
+            create_topic(raw, "t", 1)
+        with Consumer(address, group_id="g", group_protocol="push", session_timeout_ms=600) as consumer:
+            consumer.subscribe(["t"])
+            while not consumer.assignment():
+                consumer.poll(100)
+            keeper.refuse(READ_GROUP)
+            with pytest.raises(NotAuthorizedError, match="'g'") as told:
+                consumer.poll(30_000)
+        assert told.value.code is ErrorCode.GROUP_AUTHORIZATION_FAILED
+
+    guarded(tmp_path, keeper, client)
+
+
+@pytest.mark.parametrize("resource", [Resource.GROUP, Resource.TOPIC])
+def test_an_answer_without_the_right_commits_nothing_and_who_has_it_is_not_asked_again(
+    tmp_path: Path, resource: Resource
+) -> None:
+    keeper = Gatekeeper(NOTHING)
+
+    def registrations() -> int:
+        return [name for name, _ in keeper.asked].count("RegisterConsumer")
+
+    def client(address: str) -> None:
+        with RawClient(address) as raw:
+            create_topic(raw, "t", 1)
+            consumer = LiteralConsumer(address, "g", "a", '{"t": 1}', session_timeout_ms=600)
+            try:
+                consumer.until(lambda each: each.fetching and each.asked.count("ping") >= 3)
+                assert registrations() == 1
+                keeper.refuse(NOTHING)
+                pings = consumer.asked.count("ping")
+                consumer.until(lambda each: each.asked.count("ping") >= pings + 3)
+                assert registrations() == 2, "something changed, though not for this one"
+                keeper.refuse(Need(AclOperation.READ, resource))
+                consumer.read(7)
+                consumer.until(lambda each: each.ended)
+            finally:
+                consumer.close()
+            assert registrations() == 3
+            assert committed(raw, "g", "t") == 0
+
+    guarded(tmp_path, keeper, client)
+
+
+def committed(client: RawClient, group: str, topic: str) -> int:
+    """The offset of partition 0."""
+    parts = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
+    answer = client.ask(OffsetFetchRequest(group_id=group, topics=[parts]), 5)
+    return int(answer.topics[0].partitions[0].committed_offset)
 
 
 def test_a_request_that_is_not_allowed_reaches_no_handler(tmp_path: Path) -> None:

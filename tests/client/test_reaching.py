@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import socket
 import ssl
@@ -18,11 +19,14 @@ import pytest
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
 from kohort.broker.net.fault import Fault
+from kohort.client.group.push_coordinator import PushCoordinator
 from kohort.client.net.contact import reach
+from kohort.client.net.links import Address, ConnectionFailed
 from kohort.client.net.reaching import explained
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
+from kohort.wire.push import ClusterMetadataResponse, PushType, RegisterConsumerRequest, push_type
 from tests.client.virtual import PARK, VirtualCluster
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
@@ -77,6 +81,67 @@ def test_in_the_log_an_address_that_stays_out_of_reach_is_named_rarely(caplog: p
     world.cluster.request_metadata()
     world.run(world.runtime.now_ms + 5_000)
     assert warnings_of(caplog) == ["no connection to 127.0.0.1:9092: connection refused; it is tried again"]
+
+
+def test_a_broker_that_is_back_is_reached_before_a_third_as_long_again_as_it_was_away() -> None:
+    """A client has several connections to it: those that fail together count as one failure."""
+    world = VirtualCluster(refuse={9092})
+    links, runtime = world.cluster.links, world.runtime
+
+    async def reach(lane: str) -> None:
+        while True:
+            with contextlib.suppress(ConnectionFailed):
+                await links.acquire(1, Address("127.0.0.1", 9092), lane, 10_000)
+                return
+
+    for lane in ("main", "fetch", "push"):
+        runtime.spawn(reach(lane), lane)
+    assert tries(world, 2_000) == [0, 50, 113, 191, 289, 411, 563, 754, 993, 1_291, 1_663]
+
+
+def tries(world: VirtualCluster, until_ms: int) -> list[int]:
+    """When connections were tried, in whole ms."""
+    found: list[int] = []
+    before = 0
+    for ms in range(until_ms):
+        world.run(ms)
+        if len(world.opened) > before:
+            before = len(world.opened)
+            found.append(ms)
+    return found
+
+
+class Loading(VirtualCluster):
+    """A broker that knows no coordinator of push groups yet."""
+
+    def _receive(self, link: int, frame: bytes) -> None:
+        if push_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
+            answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode()
+            self.cluster.links.received(link, memoryview(answer))
+        else:
+            super()._receive(link, frame)
+
+
+def register(world: VirtualCluster) -> None:
+    """Have a push consumer try."""
+    way = PushCoordinator(world.cluster, "g", 6_000, lambda: None)
+    asked = RegisterConsumerRequest("g", "a", '{"t": 1}', True, "smallest", 6_000)
+    world.runtime.spawn(way.register(asked, world.runtime.elapsed_ms), "registration")
+
+
+def test_a_push_consumer_asks_ever_more_rarely_for_a_coordinator_that_is_not_there_yet() -> None:
+    world = Loading()
+    register(world)
+    assert 15 <= len(tries(world, 20_000)) <= 25
+
+
+def test_a_push_consumer_waits_no_longer_for_a_coordinator_that_is_back() -> None:
+    world = VirtualCluster(refuse={9092})
+    register(world)
+    tried = tries(world, 6_000)
+    assert tried[-1] > 4_000
+    assert all(later - at <= max(100, at / 3) for at, later in itertools.pairwise(tried))
+    assert len(tried) < 30
 
 
 Ask = Callable[[str, dict[str, Any]], object]

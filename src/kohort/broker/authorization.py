@@ -8,9 +8,8 @@ KIP-848.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
 from kohort.broker.net.push_request import PushRequest
 from kohort.broker.net.request import Request
@@ -53,8 +52,15 @@ class Need(NamedTuple):
     resource: Resource
 
 
-Authorize: TypeAlias = Callable[[Request[Message] | PushRequest, tuple[Need, ...]], ErrorCode]
-"""Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
+class Authorize(Protocol):
+    """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
+
+    @property
+    def version(self) -> int:
+        """Another number once it may say something else of a request than it did."""
+
+    def __call__(self, request: Request[Message] | PushRequest, needs: tuple[Need, ...], /) -> ErrorCode: ...
+
 
 _O, _R = AclOperation, Resource
 _CLUSTER_ALTER = (Need(_O.ALTER, _R.CLUSTER),)
@@ -130,6 +136,27 @@ PUSH_NEEDS: dict[PushType, tuple[Need, ...]] = {
     PushType.CLUSTER_METADATA: (Need(_O.DESCRIBE, _R.GROUP),),
     PushType.REGISTER_CONSUMER: (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
 }
-"""The same for what push consumers ask. What a consumer is asked after its registration needs nothing more: the
-positions in its answers are committed by right of that, so it needs what OffsetCommit does.
+"""The same for what push consumers ask. The positions in a consumer's answers are committed by right of its
+registration, so that needs what OffsetCommit does, for as long as it is registered: see `Right`.
 """
+
+
+class Right:
+    """What a push consumer's request was allowed by, asked again when the authorizer has changed since."""
+
+    __slots__ = ("_authorize", "_request", "_version")
+
+    def __init__(self, authorize: Authorize, request: PushRequest) -> None:
+        self._authorize = authorize
+        self._request = request
+        self._version: int | None = None
+
+    def refusal(self) -> ErrorCode:
+        """NONE as long as it is allowed."""
+        version = self._authorize.version
+        if version == self._version:
+            return ErrorCode.NONE
+        refused = self._authorize(self._request, PUSH_NEEDS[self._request.kind])
+        if refused is ErrorCode.NONE:
+            self._version = version
+        return refused

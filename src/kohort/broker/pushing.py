@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+from kohort.broker.authorization import Right
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.faults import Faults
@@ -102,11 +103,16 @@ class AskedFrame:
 
 
 class Registered(NamedTuple):
-    """A connection on which a consumer has registered."""
+    """A connection on which a consumer has registered.
+
+    Attributes:
+        right: what allowed it to; None: everybody may.
+    """
 
     connection: Connection
     turned: Turned
     group_id: str
+    right: Right | None
 
 
 class PushedConsumers:
@@ -122,13 +128,13 @@ class PushedConsumers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def turn(self, connection: Connection, group_id: str) -> None:
+    def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
         """A consumer registers on this connection: what comes on it from now on are answers."""
-        self._by_number[connection.client.number] = Registered(connection, connection.turn_round(), group_id)
+        self._by_number[connection.client.number] = Registered(connection, connection.turn_round(), group_id, right)
 
     def dismiss(self, index: int) -> None:
         """End the connections of a shard's groups: its consumers come back at once, and not after a silence."""
-        for connection, _, group_id in list(self._by_number.values()):
+        for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
                     "closing the connection from %s: the coordinator of group %s is another one",
@@ -164,7 +170,7 @@ class PushedConsumers:
 
     def _ask(self, to: Registered, value: Asks, asking: Asking, body: bytes) -> None:
         connection = to.connection
-        answer = partial(self._take, value, connection.client.number, asking)
+        answer = partial(self._take, to, value, asking)
         asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
 
         def run() -> None:
@@ -183,10 +189,15 @@ class PushedConsumers:
         leaders = self._places.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, value: Asks, number: int, asked: Asking, frame: Frame) -> None:
-        """An answer has come. Raises BadFrame."""
+    def _take(self, by: Registered, value: Asks, asked: Asking, frame: Frame) -> None:
+        """An answer has come; of one that may not be a member any more it counts for nothing. Raises BadFrame."""
+        connection = by.connection
+        if by.right is not None and (refused := by.right.refusal()):
+            what = f"{value.member_id} may not be a member any more: {refused.name}: {refused.text}"
+            self._end(connection, value.group_id, KafkaError(what, refused))
+            return
         try:
-            answered = read_answer(value, number, asked, frame)
+            answered = read_answer(value, connection.client.number, asked, frame)
         except WireError as bad:
             what = f"{value.member_id} answers {asked.name.capitalize()}"
             raise BadFrame(f"group {value.group_id}: {what}: {bad}") from None

@@ -34,7 +34,7 @@ class ConnectionSettings(TypedDict, total=False):
     """The first wait before a broker is connected again. Default: 50 ms (at least 0 ms)."""
 
     reconnect_backoff_max_ms: int
-    """The longest such wait. Default: 1000 ms (at least 0 ms)."""
+    """The longest such wait; waits grow by a quarter. Default: 1000 ms (at least 0 ms)."""
 
     socket_connection_setup_timeout_ms: int
     """Bounds name look-up, connect and handshakes. Default: 10000 ms (at least 1 ms)."""

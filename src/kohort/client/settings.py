@@ -73,7 +73,7 @@ class ConnectionConfig:
         "reconnect.backoff.ms", 50, low=0, unit="ms", why="the first wait before a broker is connected again"
     )
     reconnect_backoff_max_ms: int = knob(
-        "reconnect.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait"
+        "reconnect.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait; waits grow by a quarter"
     )
     socket_connection_setup_timeout_ms: int = knob(
         "socket.connection.setup.timeout.ms",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from kohort.broker.authorization import PUSH_NEEDS, Authorize
+from kohort.broker.authorization import PUSH_NEEDS, Authorize, Right
 from kohort.broker.host import GroupHost
 from kohort.broker.net.connection import Connection
 from kohort.broker.net.framing import BadFrame, Frame
@@ -56,12 +56,12 @@ def admit(
     host: GroupHost,
     request: PushRequest,
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
-    authorize: Authorize | None,
+    right: Right | None,
     run: Callable[[], None],
 ) -> None:
     """Have a request that could be read handled, as a dispatcher does: counted, allowed, with faults on purpose."""
     request.begin(asked, host.metrics.apis[request.kind])
-    if authorize is not None and (refused := authorize(request, PUSH_NEEDS[request.kind])):
+    if right is not None and (refused := right.refusal()):
         request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
     elif not (host.faults.active and host.faults.on_request(request, run)):
         run()
@@ -74,7 +74,8 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, author
     except WireError as error:
         request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode(), str(error))
         return
-    admit(host, request, asked, authorize, lambda: name_coordinator(host, request, asked))
+    right = Right(authorize, request) if authorize is not None else None
+    admit(host, request, asked, right, lambda: name_coordinator(host, request, asked))
 
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
@@ -102,15 +103,18 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, autho
     except (WireError, InvalidInputError) as error:
         request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode(), f"RegisterConsumer: {error}")
         return
-    admit(host, request, asked, authorize, lambda: register(host, request, asked, topics))
+    right = Right(authorize, request) if authorize is not None else None
+    admit(host, request, asked, right, lambda: register(host, request, asked, topics, right))
 
 
-def register(host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount) -> None:
+def register(
+    host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount, right: Right | None
+) -> None:
     """Have the group take the consumer, or refuse it."""
     connection = request.connection
     if connection.closed:  # it waited, as a fault wanted
         return
-    host.consumers.turn(connection, asked.group_id)
+    host.consumers.turn(connection, asked.group_id, right)
     host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
 
 

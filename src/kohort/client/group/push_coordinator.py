@@ -29,6 +29,7 @@ class PushCoordinator:
         self._changed = changed
         self._next = 0
         self._mute = 0
+        self._reached = False
         self._lane = f"push:{group}"
         self._sparingly = Sparingly(cluster.runtime)
 
@@ -58,10 +59,13 @@ class PushCoordinator:
         raise error_for(code, text)
 
     async def _find(self) -> tuple[int, Address]:
-        """The coordinator's id and address; ends with an answer only."""
+        """The coordinator's id and address; ends with an answer only.
+
+        The waits grow where brokers are reached: those that are not are paced by the waits before they are connected.
+        """
         bootstrap = self._cluster.bootstrap
         failed: dict[Address, str] = {}
-        failures = 0
+        failures = refused = 0
         while True:
             index = self._next % len(bootstrap)
             self._next += 1
@@ -70,10 +74,11 @@ class PushCoordinator:
             except RetriableError as error:
                 failed[bootstrap[index]] = str(error)
                 failures += 1
+                refused += self._reached
             if failures % len(bootstrap) == 0:
                 self._tell_failed(failed)
                 config = self._cluster.config
-                rounds = failures // len(bootstrap)
+                rounds = -(-refused // len(bootstrap))
                 wait = self._cluster.links.backoff_ms(rounds, config.retry_backoff_ms, config.retry_backoff_max_ms)
                 await self._cluster.runtime.sleep(wait)
 
@@ -93,7 +98,9 @@ class PushCoordinator:
             RetriableError: it can't be reached, or knows no coordinator.
             KafkaError: UNSUPPORTED_VERSION: it does not speak the protocol.
         """
+        self._reached = False
         link = await self._claim(node, address)
+        self._reached = True
         try:
             link.send(ClusterMetadataRequest(self._group).encode())
             frame = await link.next(self._cluster.runtime, self._patience_ms(CONSULT_SHARE))

@@ -45,6 +45,7 @@ from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 R = TypeVar("R", bound=Message)
 _LOGIN_SHARE = 0.8
 """Of a login's lifetime, after which its connection is replaced."""
+RECONNECT_GROWTH = 1.25
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"
 
@@ -130,6 +131,7 @@ class Link:
     """One connection to one broker.
 
     Attributes:
+        began_ms: When it was begun.
         renew_ms: When another takes its place as soon as nothing is in flight: a login lasts only so long (KIP-368).
         process: What the broker is told of this process.
         plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
@@ -143,6 +145,7 @@ class Link:
     address: Address
     state: LinkState
     ready: Promise[Link]
+    began_ms: float
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: deque[InFlight[Any]] = field(default_factory=deque)
     next_correlation: int = 1
@@ -372,16 +375,15 @@ class Links:
             self._commands.append(CloseLink(link.id))
             self._forget(link, "the client was closed", failed=False)
 
-    def backoff_ms(self, failures: int, base_ms: float, max_ms: float) -> float:
-        """The wait after so many failures in a row: doubling, spread by a fifth either way."""
-        return float(min(max_ms, base_ms * 2 ** max(0, failures - 1)) * (0.8 + 0.4 * self.jitter()))
+    def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
+        """The wait after so many failures in a row: growing each time, spread by a fifth either way."""
+        return float(min(max_ms, base_ms * growth ** min(64, max(0, failures - 1))) * (0.8 + 0.4 * self.jitter()))
 
     # Inside.
 
     def _open(self, node: int, address: Address, lane: str) -> Link:
-        link = Link(
-            next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), last_used_ms=self.runtime.now_ms
-        )
+        now_ms = self.runtime.now_ms
+        link = Link(next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms)
         self._links[link.id] = link
         self._by_lane[node, lane] = link
         link.plain = address in self.plain
@@ -404,11 +406,9 @@ class Links:
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
             self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by)
             health = self.health(link.address)
-            health.failures = 1 if was_ready else health.failures + 1
-            health.last_error = reason
-            wait = self.backoff_ms(
-                health.failures, self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
-            )
+            health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
+            base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
+            wait = self.backoff_ms(health.failures, base_ms, max_ms, RECONNECT_GROWTH)
             health.retry_at_ms = self.runtime.now_ms + wait
         error = ConnectionFailed(f"{link.address}: {reason}")
         link.ready.fail(error)

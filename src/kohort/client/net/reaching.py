@@ -27,14 +27,24 @@ class NodeHealth:
     """What the attempts to reach one address have taught.
 
     Attributes:
-        failures: in a row.
+        failures: in a row; attempts that were under way together count as one.
+        failed_ms: when the last of them failed.
         silent_until_ms: it has not answered in time: so long others are asked before it.
     """
 
     failures: int = 0
+    failed_ms: float = float("-inf")
     retry_at_ms: float = 0.0
     last_error: str = ""
     silent_until_ms: float = 0.0
+
+    def fail(self, reason: str, began_ms: float, now_ms: float, *, stood: bool) -> None:
+        """An attempt that began then has failed, or a connection has ended that stood."""
+        if stood or not self.failures:
+            self.failures = 1
+        elif began_ms > self.failed_ms:
+            self.failures += 1
+        self.failed_ms, self.last_error = now_ms, reason
 
 
 class Reaching:
