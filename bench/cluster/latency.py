@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bench.cluster.site import Site
+from bench.cluster.whereabouts import group_of, topic_of
 from bench.coordinator.load import COMMITS, LOOK_S, host_and_port, percentile
 from bench.coordinator.members import NOT_YET
 from bench.coordinator.places import Coordinator
@@ -145,10 +146,11 @@ def contenders(site: Site, ours: Coordinator, count: int, others: int) -> list[C
         count: requests that are timed.
         others: connections that do the same meanwhile.
     """
-    topic, kafka = site.new_topic(1), site.kafkas
+    kafka = site.kafkas
+    topic, group = asyncio.run(topic_of(site)), asyncio.run(group_of(site))
     trial = Trial(count, others, {"coordinator": ours, "Kafka": kafka})
     return [
         trial.contender("produce, acks=all", kafka.servers, producing(topic)),
         trial.contender("commit, kohort over Kafka", ours.servers, committing(topic)),
-        trial.contender("commit, Apache Kafka", kafka.servers, committing(topic)),
+        trial.contender("commit, Apache Kafka", kafka.servers, committing(topic, group)),
     ]

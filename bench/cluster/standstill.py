@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -17,13 +16,12 @@ from tests.support.apache_kafka import ApacheKafka
 from bench.cluster.latency import Ask, committing, producing
 from bench.cluster.site import KAFKAS, OURS, Site, described, site_of_three
 from bench.cluster.takeover import owner_of, until_spread
+from bench.cluster.whereabouts import ANSWER_S, Address, found, leader, new_group, partitions
 from bench.coordinator.load import LOOK_S, host_and_port
 from bench.coordinator.members import NOT_YET
 from bench.coordinator.wire import Link
 from bench.harness import Contender, Parts, RunFailed, Sample
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import MetadataRequest, MetadataResponse
-from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.offsets import OffsetFetchRequest
 
 GROUPS = 8
@@ -31,32 +29,11 @@ SESSION_S = 6.0
 """After so long without a word of it a coordinator of ours has lost its shards; `placement.session.timeout.ms`."""
 KAFKA_SESSION_S = 3.0
 """The same of a broker of the three nodes; `broker.session.timeout.ms`."""
-_ANSWER_S = 1.0
-"""Who is silent for so long is asked anew."""
 _WITHIN_S = 90.0
 _AROUND_S = 2.0
 
-Address: TypeAlias = tuple[str, int]
-Partition: TypeAlias = MetadataResponse.MetadataResponseTopic.MetadataResponsePartition
 Where: TypeAlias = Callable[[str], Awaitable[Address | None]]
 """Who has a group; None: nobody can be named now."""
-
-
-def new_group() -> str:
-    """A name."""
-    return f"bench-{uuid.uuid4().hex[:8]}"
-
-
-async def found(asked: Address, group: str) -> Address | None:
-    """Whom a node names as a group's coordinator."""
-    with suppress(OSError, TimeoutError):
-        link = await Link.open(*asked, "bench")
-        with suppress(ConnectionError):
-            request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
-            answer = (await asyncio.wait_for(link.ask(request, 4), _ANSWER_S)).coordinators[0]
-            link.abort()
-            return (answer.host, answer.port) if answer.error_code == 0 else None
-    return None
 
 
 async def offset_of(at: Address, group: str) -> int | None:
@@ -70,7 +47,7 @@ async def offset_of(at: Address, group: str) -> int | None:
         asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = link.ask(OffsetFetchRequest(groups=[asked], require_stable=True), 8)
         try:
-            answer = (await asyncio.wait_for(request, _ANSWER_S)).groups[0]
+            answer = (await asyncio.wait_for(request, ANSWER_S)).groups[0]
         finally:
             link.abort()
         if answer.error_code == 0:
@@ -188,7 +165,7 @@ class Asking:
         gap: the longest time between two answers.
     """
 
-    def __init__(self, reach: Callable[[], Awaitable[Address | None]], ask: Ask, within_s: float = _ANSWER_S) -> None:
+    def __init__(self, reach: Callable[[], Awaitable[Address | None]], ask: Ask, within_s: float = ANSWER_S) -> None:
         self._reach, self._ask, self._within_s = reach, ask, within_s
         self.answered = 0.0
         self.gap = 0.0
@@ -214,25 +191,6 @@ class Asking:
                     link.abort()
                     link = None
                 await asyncio.sleep(LOOK_S)
-
-
-async def partitions(asked: Address, topic: str) -> list[Partition]:
-    """A topic's, as a node knows them; none: it does not answer."""
-    with suppress(OSError, TimeoutError):
-        link = await Link.open(*asked, "bench")
-        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
-        answer = await asyncio.wait_for(link.ask(request, 12), _ANSWER_S)
-        link.abort()
-        return list(answer.topics[0].partitions)
-    return []
-
-
-async def leader(asked: Address, topic: str, partition: int) -> int:
-    """The node that leads a partition, as another node knows; -1: nobody."""
-    for each in await partitions(asked, topic):
-        if each.partition_index == partition and each.error_code == 0:
-            return each.leader_id
-    return -1
 
 
 def _node(site: Site, number: int) -> ApacheKafka:
