@@ -46,6 +46,7 @@ R = TypeVar("R", bound=Message)
 _LOGIN_SHARE = 0.8
 """Of a login's lifetime, after which its connection is replaced."""
 RECONNECT_GROWTH = 1.25
+"""Where waits double, a broker that is back is found after up to as long again as it was away."""
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"
 
