@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,6 +22,7 @@ from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetCommit, OffsetToCommit, Topic
 from kohort.journal.local import LogJournal
+from kohort.journal.protocol import Owner
 from kohort.log import OpenOptions, PartitionLog
 from tests.broker.storeless import FixedTopics, Map
 from tests.log.making import small
@@ -151,15 +153,25 @@ def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def no_space(*_: object) -> int:
+    """An append that fails."""
+    raise OSError("no space left")
+
+
+async def give_one_away(host: Host) -> None:
+    """Two shards are here; then the map gives the first of them to another."""
+    host.door.give(ME.id, OTHER.id, ME.id)
+    host.tenures.begin(ME)
+    await host.tenures.settled()
+    host.door.give(OTHER.id, OTHER.id, ME.id)
+    host.tenures.follow()
+
+
 def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.settled()
-        host.door.give(OTHER.id, OTHER.id, ME.id)
-        host.tenures.follow()
+        await give_one_away(host)
         host.tenures.follow()
         assert await host.commit(0) is ErrorCode.NONE, "nobody else serves it yet"
         host.fence(0, 1_000)
@@ -178,14 +190,47 @@ def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
     monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
 
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.settled()
-        host.door.give(OTHER.id, OTHER.id, ME.id)
-        host.tenures.follow()
+        await give_one_away(host)
         await host.tenures.handed_over()
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         assert host.tenures.held.keys() == {2} and host.here() == [2]
+
+    run(tmp_path, test)
+
+
+def test_who_gives_a_shard_away_does_not_take_it_back_when_something_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that fails is loaded again, under a term that would depose whom the map has given it to."""
+    began: list[int] = []
+
+    def begin(self: LogJournal, term: int, owner: Owner) -> Iterator[Any]:
+        began.append(term)
+        return iter(())
+
+    async def test(host: Host) -> None:
+        await give_one_away(host)
+        monkeypatch.setattr(LogJournal, "append", no_space)
+        monkeypatch.setattr(LogJournal, "begin", begin)
+        assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        await host.tenures.handed_over()
+        assert host.tenures.held.keys() == {2} and not began
+
+    run(tmp_path, test)
+
+
+def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(host: Host) -> None:
+        await give_one_away(host)
+        with monkeypatch.context() as patched:
+            patched.setattr(LogJournal, "append", no_space)
+            assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
+        host.door.give(ME.id, OTHER.id, ME.id)
+        host.tenures.follow()
+        await host.tenures.settled()
+        assert await host.commit(0) is ErrorCode.NONE
 
     run(tmp_path, test)
 
@@ -194,12 +239,8 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
     monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
 
     async def test(host: Host) -> None:
-        host.door.give(ME.id, OTHER.id, ME.id)
-        host.tenures.begin(ME)
-        await host.tenures.settled()
+        await give_one_away(host)
         began_s = host.tenures.held[0].began_s
-        host.door.give(OTHER.id, OTHER.id, ME.id)
-        host.tenures.follow()
         host.door.placement = None
         host.tenures.follow()
         host.door.give(ME.id, OTHER.id, ME.id)

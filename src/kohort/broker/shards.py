@@ -106,9 +106,11 @@ class GroupShards:
         shard.let_go = True
         return True
 
-    def keep(self, index: int) -> None:
-        """It is not to have it after all."""
-        self._shards[index].let_go = False
+    def keep(self, index: int) -> bool:
+        """It is not to have it after all. Gives whether it serves here still."""
+        shard = self._shards[index]
+        shard.let_go = False
+        return shard.loaded
 
     def prove(self, index: int) -> None:
         """Have a shard find out whether another has fenced it."""

@@ -209,7 +209,8 @@ class Tenures:
         assert tenure.leaving is not None
         tenure.leaving.cancel()
         tenure.leaving = None
-        self._groups.keep(tenure.index)
+        if not self._groups.keep(tenure.index):
+            self._begin(tenure)
 
     def _end(self, index: int) -> None:
         tenure = self.held.pop(index)

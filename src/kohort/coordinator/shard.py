@@ -6,7 +6,7 @@ journal in one append, which is durable when it returns; only then are the repli
 | phase | what it is | who asks gets | what follows |
 |---|---|---|---|
 | LOADING | the journal's replay, and its appends | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
-| SERVING | the machine steps events | the machine's reply | FAILED, FENCED, CLOSED; LOADING when asked to load |
+| SERVING | the machine steps events | the machine's reply | FAILED (let go: CLOSED), FENCED, CLOSED, LOADING if asked |
 | FAILED | something failed: the machine is gone, one load is ordered | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
 | FENCED | another coordinator has taken over | NOT_COORDINATOR | nothing |
 | DAMAGED | the journal can't be read | UNKNOWN_SERVER_ERROR, which clients tell instead of trying again | nothing |
@@ -83,7 +83,7 @@ class Shard:
     It knows no loop: its driver gives it turns and time.
 
     Attributes:
-        let_go: another process is to have it: being fenced is what is waited for.
+        let_go: another process is to have it: being fenced is what is waited for, and it loads no more.
     """
 
     def __init__(
@@ -353,7 +353,11 @@ class Shard:
             appends.when_out(out)
 
     def _failed(self, why: str, fault: Exception | None = None) -> None:
-        """Throw the machine away, and order one load."""
+        """Throw the machine away, and order one load; none that would depose who is to have the shard."""
+        if self.let_go:
+            self._driver.error(f"shard {self.index}: {why}; another coordinator is to have it", fault)
+            self._unload(Phase.CLOSED, ErrorCode.NOT_COORDINATOR)
+            return
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
         delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
