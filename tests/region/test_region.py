@@ -350,9 +350,16 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     before = sinks[0].published(), sinks[1].published()
     fill(own_servers, name, range(2000, 2400))
     until(lambda: sinks[0].published() > before[0], "one sink shows the next sequence")
+
+    def shown() -> bool:
+        seen = region.describe()
+        told = {one.place: one.published for one in seen.sinks}
+        return (
+            told == {sinks[0].place: seen.sequence, sinks[1].place: seen.published} and seen.sequence > seen.published
+        )
+
+    until(shown, "the control plane has heard of it")
     seen = region.describe()
-    shown = {one.place: one.published for one in seen.sinks}
-    assert shown == {sinks[0].place: seen.sequence, sinks[1].place: seen.published}
     assert region.complete() == seen.published == seen.sequence - 1
     with sinks[1].lock:
         sinks[1].fails = 0
