@@ -216,6 +216,35 @@ def test_one_member_of_a_thousand_topics_gives_most_of_them_away() -> None:
     assert {len(parts) for parts in result.values()} == {2}
 
 
+@pytest.mark.parametrize(
+    ("name", "others"), [("sticky", 1600), ("cooperative-sticky", 1600), ("uniform", 1600), ("uniform", 1599)]
+)
+def test_a_wide_group_moves_only_the_partitions_of_the_member_that_left(name: str, others: int) -> None:
+    """100 members, 1,600 topics of 100 partitions: the shape that franz-go publishes a figure for."""
+    topics = {f"t{number:04}": TopicInfo(100) for number in range(1600)}
+    names = tuple(topics)
+    members = {f"m{number:03}": MemberSubscription(names if number else names[:others]) for number in range(100)}
+    before = _assignor(name).assign(members, topics)
+    left = {
+        member: replace(
+            subscription,
+            owned=() if name == "sticky" else tuple(before[member]),
+            generation=1,
+            user_data=encode_previous(before[member], 1) if name == "sticky" else None,
+        )
+        for member, subscription in members.items()
+        if member != "m001"
+    }
+    after = _assignor(name).assign(left, topics)
+    assert sum(len(set(after[member]) & set(before[member])) for member in left) == 158_400
+    assert {len(partitions) for partitions in after.values()} == {1616, 1617}
+    assert len(set[TopicPartition]().union(*after.values())) == 160_000
+
+
+def _assignor(name: str) -> Assignor:
+    return server_assignor(name) if name == "uniform" else client_assignor(name)
+
+
 def test_sticky_remembers_through_user_data() -> None:
     topics = {"a": TopicInfo(4)}
     held = [TopicPartition("a", 1), TopicPartition("a", 3)]

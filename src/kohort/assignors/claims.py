@@ -2,42 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kohort.assignors.shapes import MemberSubscription, TopicInfo
 from kohort.ids import MemberId, TopicPartition
 
 
-def believed(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
-) -> dict[MemberId, list[TopicPartition]]:
-    """What each member owns of the topics that exist and that it is still subscribed to, sorted.
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The partitions that members hold, seen from both sides.
 
-    Where several members claim a partition, the highest generation is believed, and nobody when two share it: after a
-    rebalance that a member missed, both can't be right.
+    Attributes:
+        held: the partitions of each member, sorted. Every member is a key.
+        owners: per topic, the owner of each partition by its number, or None.
+    """
+
+    held: dict[MemberId, list[TopicPartition]]
+    owners: dict[str, list[MemberId | None]]
+
+    def release(self, partitions: list[TopicPartition]) -> None:
+        """Take partitions from their owners; `held` is left to the caller, who has it in hand."""
+        for topic, number in partitions:
+            self.owners[topic][number] = None
+
+    def unowned(self, topic: str) -> list[TopicPartition]:
+        """Return the partitions of one topic that have no owner, sorted."""
+        row = self.owners[topic]
+        if None not in row:
+            return []
+        return [TopicPartition(topic, number) for number, owner in enumerate(row) if owner is None]
+
+
+def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Ownership:
+    """Decide who owns each partition of the topics that exist.
+
+    A claim counts if the member is still subscribed to the topic. Where several members claim a partition, the highest
+    generation is believed, and nobody when two share it: after a rebalance that a member missed, both can't be right.
+
+    The cost is one step for each claim, without a new object: groups have 160,000 claims and more.
 
     Source: KIP-792; spec 3.10.
     """
-    owner: dict[TopicPartition, tuple[int, MemberId | None]] = {}
+    owners: dict[str, list[MemberId | None]] = {topic: [None] * info.partitions for topic, info in topics.items()}
+    held: dict[MemberId, list[TopicPartition]] = {}
+    cancelled: dict[TopicPartition, int] = {}
+    disputed = False
     for member in sorted(members):
         subscription = members[member]
-        subscribed = set(subscription.topics)
-        for claim in dict.fromkeys(subscription.owned):
-            info = topics.get(claim.topic)
-            if info is None or not 0 <= claim.partition < info.partitions or claim.topic not in subscribed:
-                continue
-            generation, _ = owner.get(claim, (subscription.generation - 1, None))
-            if subscription.generation > generation:
-                owner[claim] = subscription.generation, member
-            elif subscription.generation == generation:
-                owner[claim] = generation, None
-    held: dict[MemberId, list[TopicPartition]] = {member: [] for member in sorted(members)}
-    for claim, (_, winner) in owner.items():
-        if winner is not None:
-            held[winner].append(claim)
-    for claims in held.values():
-        claims.sort()
-    return held
+        rows = {topic: owners[topic] for topic in subscription.topics if topic in owners}
+        if not cancelled and _claim_all(member, subscription.owned, rows):
+            held[member] = sorted(subscription.owned)
+            continue
+        disputed = True
+        held[member] = claims = []
+        for claim in subscription.owned:
+            row = rows.get(claim.topic, ())
+            if 0 <= claim.partition < len(row):
+                claims.append(claim)
+                rows[claim.topic][claim.partition] = _settle(claim, member, row[claim.partition], members, cancelled)
+    if disputed:
+        for member, claims in held.items():
+            held[member] = sorted({claim for claim in claims if owners[claim.topic][claim.partition] == member})
+    return Ownership(held, owners)
+
+
+def _claim_all(member: MemberId, claims: Sequence[TopicPartition], rows: Mapping[str, list[MemberId | None]]) -> bool:
+    """Enter a member as the owner of all that it claims; return False at the first claim that is not free and valid."""
+    try:
+        for topic, number in claims:
+            row = rows[topic]
+            if number < 0 or row[number] is not None:
+                return False
+            row[number] = member
+    except LookupError:
+        return False
+    return True
+
+
+def _settle(
+    claim: TopicPartition,
+    member: MemberId,
+    owner: MemberId | None,
+    members: Mapping[MemberId, MemberSubscription],
+    cancelled: dict[TopicPartition, int],
+) -> MemberId | None:
+    """Return the owner after one more claim; `cancelled` has the generation of claims that cancelled each other."""
+    generation = members[member].generation
+    if owner is None:
+        return member if generation > cancelled.get(claim, generation - 1) else None
+    if owner == member or members[owner].generation > generation:
+        return owner
+    if members[owner].generation < generation:
+        return member
+    cancelled[claim] = generation
+    return None
+
+
+def believed(
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
+) -> dict[MemberId, list[TopicPartition]]:
+    """Return what each member owns, sorted; `settle_claims` says by which rule."""
+    return settle_claims(members, topics).held
 
 
 def beside(member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, TopicInfo]) -> bool:

@@ -10,38 +10,35 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from kohort.assignors.claims import keep_order
+from kohort.assignors.claims import Ownership, keep_order
 from kohort.assignors.shapes import Assignment, MemberSubscription, TopicInfo
 from kohort.ids import MemberId, TopicPartition
 
 
 def divide_evenly(
-    members: Mapping[MemberId, MemberSubscription],
-    topics: Mapping[str, TopicInfo],
-    held: Mapping[MemberId, list[TopicPartition]],
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: Ownership
 ) -> Assignment:
-    """Who gets what.
+    """Divide all partitions.
 
     Args:
         members: all subscribed to all of `topics`.
         topics: what is divided.
-        held: what each member owns of it, without conflicts.
+        ownership: what each member owns of it; afterwards `owners` has only what members keep.
     """
-    partitions = [
-        TopicPartition(topic, number) for topic in sorted(topics) for number in range(topics[topic].partitions)
-    ]
-    share, larger = divmod(len(partitions), len(members))
+    share, larger = divmod(sum(info.partitions for info in topics.values()), len(members))
     result: Assignment = {}
     larger_left = larger
     for member in sorted(members):
-        claims = held[member]
+        claims = ownership.held[member]
         size = share
         if len(claims) > share and larger_left:
             larger_left -= 1
             size += 1
-        result[member] = keep_order(claims, members[member], topics)[:size] if len(claims) > size else list(claims)
-    kept = {partition for claims in result.values() for partition in claims}
-    left = [partition for partition in partitions if partition not in kept]
+        if len(claims) > size:
+            claims = keep_order(claims, members[member], topics)
+            ownership.release(claims[size:])
+        result[member] = claims[:size]
+    left = [partition for topic in sorted(topics) for partition in ownership.unowned(topic)]
     if left and any(subscription.rack for subscription in members.values()):
         left = _deal_by_rack(left, members, topics, result, (share, larger_left))
     _deal(left, result)

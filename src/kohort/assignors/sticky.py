@@ -13,10 +13,14 @@ Source: KIP-54, KIP-341, KIP-429, KIP-792, KIP-848.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 
-from kohort.assignors.claims import believed, beside, keep_order
+from kohort.assignors.claims import Ownership, beside, keep_order, settle_claims
 from kohort.assignors.even import divide_evenly
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
 from kohort.assignors.uneven import Division, numbers
@@ -25,19 +29,19 @@ from kohort.ids import MemberId, TopicPartition, by_topic
 
 def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
     """The division that all three share."""
-    wanted = {topic: takers for topic, takers in subscribers(members, topics).items() if takers}
-    known = {topic: topics[topic] for topic in wanted}
-    held = believed(members, known)
+    sets: dict[tuple[str, ...], frozenset[str]] = {}
+    for subscription in members.values():
+        if subscription.topics not in sets:
+            sets[subscription.topics] = frozenset(topics.keys() & subscription.topics)
+    known = {topic: topics[topic] for topic in sorted(frozenset[str]().union(*sets.values()))}
+    ownership = settle_claims(members, known)
     result: Assignment = {member: [] for member in sorted(members)}
-    sets = {frozenset(known.keys() & subscription.topics) for subscription in members.values()}
-    sets.discard(frozenset())
-    if len(sets) == 1:
-        active = {
-            member: subscription for member, subscription in members.items() if known.keys() & subscription.topics
-        }
-        result |= divide_evenly(active, known, held)
-    elif sets:
-        _divide_unevenly(members, known, wanted, held, result)
+    different = {names for names in sets.values() if names}
+    if len(different) == 1:
+        active = {member: subscription for member, subscription in members.items() if sets[subscription.topics]}
+        result |= divide_evenly(active, known, ownership)
+    elif different:
+        _divide_unevenly(members, known, subscribers(members, known), ownership, result)
     for partitions in result.values():
         partitions.sort()
     return result
@@ -47,16 +51,15 @@ def _divide_unevenly(
     members: Mapping[MemberId, MemberSubscription],
     topics: Mapping[str, TopicInfo],
     takers: Mapping[str, list[MemberId]],
-    held: Mapping[MemberId, list[TopicPartition]],
+    ownership: Ownership,
     result: Assignment,
 ) -> None:
     member_numbers, topic_numbers = numbers(members), numbers(topics)
     names = list(member_numbers)
-    own: list[dict[int, int]] = [{} for _ in topic_numbers]
-    for member, claims in held.items():
-        for claim in claims:
-            row = own[topic_numbers[claim.topic]]
-            row[member_numbers[member]] = row.get(member_numbers[member], 0) + 1
+    own = [
+        {member_numbers[owner]: count for owner, count in Counter(ownership.owners[topic]).items() if owner is not None}
+        for topic in topic_numbers
+    ]
     division = Division(
         [topics[topic].partitions for topic in topic_numbers],
         [sorted(member_numbers[member] for member in takers[topic]) for topic in topic_numbers],
@@ -64,33 +67,42 @@ def _divide_unevenly(
         len(names),
     )
     counts = division.solve()
-    claims_by_topic: dict[str, dict[MemberId, list[TopicPartition]]] = {topic: {} for topic in topic_numbers}
-    for member, claims in held.items():
-        for claim in claims:
-            claims_by_topic[claim.topic].setdefault(member, []).append(claim)
+    losers = {
+        names[member]
+        for row, owned in zip(counts, own, strict=True)
+        for member, count in owned.items()
+        if row.get(member, 0) < count
+    }
+    for member, claims in ownership.held.items():
+        if member not in losers:
+            result[member] += claims
+            continue
+        for topic, group in groupby(claims, itemgetter(0)):
+            share = counts[topic_numbers[topic]].get(member_numbers[member], 0)
+            partitions = keep_order(list(group), members[member], topics)
+            result[member] += partitions[:share]
+            ownership.release(partitions[share:])
     for topic, number in topic_numbers.items():
-        shares = {names[member]: count for member, count in sorted(counts[number].items())}
-        _hand_out(topic, shares, claims_by_topic[topic], (members, topics), result)
+        left = ownership.unowned(topic)
+        if left:
+            owned = own[number]
+            need = {
+                names[member]: count - owned.get(member, 0)
+                for member, count in sorted(counts[number].items())
+                if count > owned.get(member, 0)
+            }
+            _hand_out(left, need, (members, topics), result)
 
 
 def _hand_out(
-    topic: str,
-    counts: Mapping[MemberId, int],
-    claims: Mapping[MemberId, list[TopicPartition]],
+    left: list[TopicPartition],
+    need: dict[MemberId, int],
     group: tuple[Mapping[MemberId, MemberSubscription], Mapping[str, TopicInfo]],
     result: Assignment,
 ) -> None:
-    """Which partitions of one topic: those a member has, then those beside it, then any."""
+    """Give members as many partitions of one topic as they need: those beside them first, then any."""
     members, topics = group
-    need = dict(counts)
-    taken: set[TopicPartition] = set()
-    for member, count in counts.items():
-        kept = keep_order(claims.get(member, []), members[member], topics)[:count]
-        result[member] += kept
-        taken.update(kept)
-        need[member] -= len(kept)
-    left = [each for number in range(topics[topic].partitions) if (each := TopicPartition(topic, number)) not in taken]
-    if topics[topic].racks:
+    if topics[left[0].topic].racks:
         rest = []
         for partition in left:
             near = next((m for m in need if need[m] and beside(members[m], partition, topics)), None)
@@ -132,7 +144,8 @@ class Sticky(Stateless):
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
         """Who gets what; `owned` of a member counts only where its user data says nothing."""
-        return divide({member: _with_user_data(each) for member, each in members.items()}, topics)
+        names: dict[bytes, str] = {}
+        return divide({member: _with_user_data(told, names) for member, told in members.items()}, topics)
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
         """This member's last assignment and its generation; nothing before the first."""
@@ -161,13 +174,13 @@ class CooperativeSticky(Stateless):
         """Who gets what now: without the partitions that another member has to give up first."""
         members = {member: _with_generation(each) for member, each in members.items()}
         result = divide(members, topics)
-        claimed: dict[TopicPartition, set[MemberId]] = {}
-        for member, subscription in members.items():
-            for partition in subscription.owned:
-                claimed.setdefault(partition, set()).add(member)
+        gained = {member: set(partitions).difference(members[member].owned) for member, partitions in result.items()}
+        moving = set[TopicPartition]().union(*gained.values())
+        held_back = moving.intersection(chain.from_iterable(member.owned for member in members.values()))
         for member, partitions in result.items():
-            nobody: set[MemberId] = {member}
-            result[member] = [each for each in partitions if member in claimed.get(each, nobody)]
+            if not gained[member].isdisjoint(held_back):
+                wait = gained[member] & held_back
+                result[member] = [partition for partition in partitions if partition not in wait]
         return result
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
@@ -177,6 +190,11 @@ class CooperativeSticky(Stateless):
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
         """Remember the generation."""
         self._generation = generation
+
+
+_INT16, _INT32 = struct.Struct(">h").unpack_from, struct.Struct(">i").unpack_from
+_partition = partial(tuple.__new__, TopicPartition)
+"""Makes a `TopicPartition` of a pair, three times as fast as its constructor does."""
 
 
 def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
@@ -190,32 +208,44 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
     return b"".join(parts)
 
 
-def decode_previous(user_data: bytes) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """What `encode_previous` wrote, also without a generation (-1), as old clients send it; None for anything else."""
+def decode_previous(
+    user_data: bytes, names: dict[bytes, str] | None = None
+) -> tuple[tuple[TopicPartition, ...], int] | None:
+    """Return what `encode_previous` wrote, also without a generation (-1), as old clients do; None for other bytes.
+
+    Args:
+        user_data: a member's user data.
+        names: topic names decoded before. Members of one group name the same topics, 1,600 of them each in a wide one.
+    """
+    names = {} if names is None else names
     found: list[TopicPartition] = []
     try:
-        (count,) = struct.unpack_from(">i", user_data)
+        (count,) = _INT32(user_data)
         at = 4
         for _ in range(count):
-            (length,) = struct.unpack_from(">h", user_data, at)
-            name = user_data[at + 2 : at + 2 + length]
-            at += 2 + length
-            if length < 0 or len(name) != length:
+            (length,) = _INT16(user_data, at)
+            start, at = at + 2, at + 2 + length
+            raw = user_data[start:at]
+            if length < 0 or len(raw) != length:
                 return None
-            (size,) = struct.unpack_from(">i", user_data, at)
+            (size,) = _INT32(user_data, at)
             if not 0 <= size <= (len(user_data) - at) // 4:
                 return None
-            topic = name.decode()
-            found += [TopicPartition(topic, number) for number in struct.unpack_from(f">{size}i", user_data, at + 4)]
+            topic = names.get(raw) or names.setdefault(raw, raw.decode())
+            if size == 1:
+                found.append(_partition((topic, _INT32(user_data, at + 4)[0])))
+            else:
+                numbers = struct.unpack_from(f">{size}i", user_data, at + 4)
+                found += map(_partition, zip(repeat(topic), numbers, strict=False))
             at += 4 + 4 * size
-        generation = struct.unpack_from(">i", user_data, at)[0] if at + 4 <= len(user_data) else -1
+        generation = _INT32(user_data, at)[0] if at + 4 <= len(user_data) else -1
     except (struct.error, UnicodeDecodeError):
         return None
     return tuple(found), generation
 
 
-def _with_user_data(subscription: MemberSubscription) -> MemberSubscription:
-    previous = decode_previous(subscription.user_data) if subscription.user_data else None
+def _with_user_data(subscription: MemberSubscription, names: dict[bytes, str]) -> MemberSubscription:
+    previous = decode_previous(subscription.user_data, names) if subscription.user_data else None
     if previous is None:
         return subscription
     return replace(subscription, owned=previous[0], generation=previous[1])

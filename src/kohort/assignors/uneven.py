@@ -91,13 +91,16 @@ class Division:
     def move_directly(self) -> None:
         """From members with more to subscribers of the same topic with at least two less, the fullest first."""
         load = self.load
+        if max(load) - 2 < min(load):
+            return
         least = [[(load[member], member) for member in subscribed] for subscribed in self.takers]
         for heap in least:
             heapq.heapify(heap)
         held = self._held()
         givers = [(-count, member) for member, count in enumerate(load)]
         heapq.heapify(givers)
-        while givers:
+        lowest = min(load)  # nobody falls below it: a taker ends with no more than its giver
+        while givers and -givers[0][0] - 2 >= lowest:
             count, giver = heapq.heappop(givers)
             if -count != load[giver]:
                 continue
@@ -169,11 +172,14 @@ class Division:
         A search that fails has seen everything that can be reached, and none of it can help a member with less: it is
         left out of later searches.
         """
+        if max(self.load) - 2 < min(self.load):
+            return
         held = self._held()
         closed_members, closed_topics = bytearray(len(self.load)), bytearray(len(self.takers))
         heap = [(-count, member) for member, count in enumerate(self.load)]
         heapq.heapify(heap)
-        while heap:
+        lowest = min(self.load)
+        while heap and -heap[0][0] - 2 >= lowest:
             count, start = heapq.heappop(heap)
             if closed_members[start] or -count != self.load[start]:
                 continue
@@ -226,7 +232,7 @@ class Division:
     def keep_more(self) -> None:
         """Cancel cycles that keep more, loads as before, while the budget lasts."""
         budget = BUDGET
-        while budget > 0:
+        while budget > 0 and self._anything_lost():
             edges = self._edges()
             budget -= len(edges)
             cycle, spent = _negative_cycle(
@@ -236,6 +242,14 @@ class Division:
             if cycle is None:
                 return
             self._apply(cycle)
+
+    def _anything_lost(self) -> bool:
+        """Return whether a member has fewer partitions of a topic than it owned; else all is kept that can be."""
+        return any(
+            row.get(member, 0) < owned
+            for row, own in zip(self.counts, self.own, strict=True)
+            for member, owned in own.items()
+        )
 
     def _edges(self) -> list[tuple[int, int, int]]:
         """(from, to, cost): member to topic gives one up, topic to member takes one, levels join equal loads.
