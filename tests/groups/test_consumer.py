@@ -21,11 +21,11 @@ from kohort.groups.events import (
     ReleaseHeld,
 )
 from kohort.groups.liveness import patience
-from kohort.groups.outcome import ListedGroup
+from kohort.groups.outcome import ComputeAssignment, ListedGroup, ResolveRegexes
 from kohort.groups.records import EpochBumped, MemberState
 from kohort.ids import TopicPartition
 from tests.groups.test_conversion import offer
-from tests.groups.trial import Trial, owned
+from tests.groups.trial import Trial, owned, topic_id
 
 
 def make_trial(**config: object) -> Trial:
@@ -330,6 +330,38 @@ def test_a_regular_expression_is_resolved_and_resolved_again() -> None:
     assert settle(trial, "a")["a"][0] == epoch_of(trial)
     patterns = [record.regex for record in trial.machine.snapshot() if hasattr(record, "regex")]
     assert patterns == ["tr.*"]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "again"])
+def test_a_topic_made_while_a_pattern_is_resolved_is_matched(known: bool) -> None:
+    """The resolution under way has the names of before; no later event asks for another one."""
+    trial = Trial()
+    trial.set_topics(t1=1)
+    if known:
+        trial.beat("a", subscribed_topics=None, subscribed_regex="t.*")
+    trial.works_at_once = False
+    if known:
+        trial.set_topics(t1=1, u=1)
+    else:
+        trial.beat("a", subscribed_topics=None, subscribed_regex="t.*")
+    assert [type(work) for work in trial.work] == [ResolveRegexes]
+    trial.set_topics(t1=1, t2=1)
+    trial.works_at_once = True
+    trial.do_work()
+    assert {topic for topic, _ in trial.consumer_group().targets["a"]} == {topic_id("t1"), topic_id("t2")}
+
+
+@pytest.mark.parametrize("change", ["grown", "made"])
+def test_topics_that_change_while_a_target_is_computed_are_in_the_next_target(change: str) -> None:
+    trial = Trial()
+    trial.set_topics(t=1)
+    trial.works_at_once = False
+    trial.beat("a", subscribed_topics=("t", "u"))
+    assert [type(work) for work in trial.work] == [ComputeAssignment]
+    trial.set_topics(**({"t": 2} if change == "grown" else {"t": 1, "u": 1}))
+    trial.works_at_once = True
+    trial.do_work()
+    assert len(trial.consumer_group().targets["a"]) == 2
 
 
 def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:

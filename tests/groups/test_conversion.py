@@ -294,6 +294,32 @@ def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_
     assert sorted(number for _, number in consumer.targets["new"]) == [0, 1, 2, 3]
 
 
+def test_a_member_that_waits_for_a_round_has_a_share_when_its_group_becomes_a_consumer_group() -> None:
+    """Every partition has an owner, so that only the round under way tells that another member is to have some."""
+    trial = make_trial()
+    first = trial.joined(protocols=offer(), instance_id="i")
+    trial.sync(first.member_id, first.generation, {first.member_id: plan(0, 1, 2, 3)}, instance_id="i")
+    waiting = trial.join(protocols=offer())
+    assert trial.reply(waiting) is None
+    trial.beat("new", instance_id="i")
+    second = trial.reply(waiting)
+    assert second.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert {member: len(target) for member, target in trial.consumer_group().targets.items()} == {
+        "new": 2,
+        second.member_id: 2,
+    }
+
+
+def test_partitions_that_the_leader_has_not_seen_are_assigned_when_the_group_becomes_a_consumer_group() -> None:
+    trial = make_trial()
+    first = trial.joined(protocols=offer(), instance_id="i")
+    trial.sync(first.member_id, first.generation, {first.member_id: plan(0, 1, 2, 3)}, instance_id="i")
+    trial.set_topics(t=6)
+    assert trial.classic_group().state is GroupState.STABLE
+    trial.beat("new", instance_id="i")
+    assert sorted(number for _, number in trial.consumer_group().targets["new"]) == [0, 1, 2, 3, 4, 5]
+
+
 def test_subscriptions_of_every_version_are_read() -> None:
     raw = classic_metadata(1, 2, rack="a")
     assert read_subscription(raw) == Subscription(

@@ -76,6 +76,19 @@ def test_scenario_13_pending_positions_keep_theirs_and_their_group() -> None:
     assert trial.committed() == 1
 
 
+def test_a_group_that_has_only_offsets_of_an_open_transaction_stays() -> None:
+    """Its generation too: one that is issued twice could not fence a member of the first one."""
+    trial = make_trial()
+    members, generation = trial.stable(1)
+    trial.leave(members[0])
+    trial.feed(TxnOffsetCommit(trial.request(), "g", 9, 0, (OffsetToCommit("t", 0, 2),)))
+    trial.pass_time(3 * HOUR_MS)
+    assert not is_gone(trial)
+    trial.feed(TransactionEnded(9, 0, commit=True))
+    assert trial.committed() == 2
+    assert trial.stable(1)[1] > generation
+
+
 def test_a_group_whose_only_member_has_an_id_and_has_not_joined_with_it_yet_stays() -> None:
     """A group that went meanwhile would refuse the join with the id that it gave out."""
     trial = make_trial()

@@ -25,10 +25,12 @@ from kohort.groups.events import (
     PartitionsDivided,
     ShowPushGroups,
 )
-from kohort.groups.outcome import Meter, Rebalanced, ShownPushGroup, StartConsumer
+from kohort.groups.outcome import DividePartitions, FindOffsets, Meter, Rebalanced, ShownPushGroup, StartConsumer
 from kohort.groups.push.asking import first_ping_ms
+from kohort.groups.push.division import divide
 from kohort.ids import NO_POSITION, TopicPartition
 from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
+from tests.groups.trial import match
 
 THIRD_MS = SESSION_MS // 3
 
@@ -553,12 +555,32 @@ def test_offsets_are_deleted_and_expire_as_others_do() -> None:
     assert list(trial.machine.snapshot()) == []
 
 
-def test_positions_of_partitions_that_are_another_s_are_not_taken(trial: PushTrial) -> None:
+def test_a_ping_commits_no_position_of_a_partition_that_another_member_owns(trial: PushTrial) -> None:
     a, b = trial.consumer("a"), trial.consumer("b")
+    own, others = set(a.partitions), set(b.partitions)
+    a.read(5)
     a.reads |= dict.fromkeys(b.reads, 77)
-    a.stopped = True  # its fetchers; the check below is of positions
+    a.stopped = True  # the trial compares what running fetchers read; this test compares positions
+    b.answers = False  # the answer to its own Ping would put back what the other one had changed
     trial.pass_time(THIRD_MS)
-    assert {trial.committed(partition=number) for number in b.partitions} == {0}
+    assert a.seen[-1] == "PING"
+    assert {trial.committed(partition=number) for number in own} == {5}
+    assert {trial.committed(partition=number) for number in others} == {0}
+
+
+def test_a_found_begin_replaces_no_position_that_was_committed_meanwhile(trial: PushTrial) -> None:
+    trial.works_at_once = False
+    a = trial.consumer("a", auto_commit=False)
+    division = trial.work.pop()
+    assert isinstance(division, DividePartitions)
+    trial.feed(divide(division, match))
+    search = trial.work.pop()
+    assert isinstance(search, FindOffsets)
+    assert commit(trial, "a", 0, offset=42) is ErrorCode.NONE, "anyone in the group may say where it begins"
+    trial.feed(trial.offsets_found(search))
+    trial.run()
+    assert a.reads == {("t", 0): 42} | {("t", number): 0 for number in range(1, 6)}
+    assert trial.committed() == 42
 
 
 def test_groups_are_listed_and_described_as_classic_ones(trial: PushTrial) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kohort.errors import ErrorCode
-from kohort.groups.events import LeaveGroup, LeavingMember
-from tests.groups.push_trial import SESSION_MS, PushTrial
+from kohort.groups.events import Asking, ConsumerAnswered, LeaveGroup, LeavingMember
+from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
 
 THIRD_MS = SESSION_MS // 3
 
@@ -68,3 +70,43 @@ def test_a_topic_that_grows_while_it_is_not_known_what_an_expression_finds_is_di
     trial.do_work()
     trial.run()
     assert again.partitions == set(range(8))
+
+
+@pytest.mark.parametrize("asked_last_positions", [False, True], ids=["before its last Ping", "at its last Ping"])
+def test_a_member_that_comes_back_after_its_stop_is_stopped_again(asked_last_positions: bool) -> None:
+    """The registration may come from a new process under the old id, whose fetchers have never been stopped."""
+    trial = PushTrial(push_failed_requests_max=9)
+    a = trial.consumer("a")
+    a.answers = False
+    b = trial.consumer("b")
+    assert a.seen[-1] == "STOP"
+    if asked_last_positions:
+        a.answer()
+        assert a.seen[-1] == "PING"
+    else:
+        trial.feed(ConsumerAnswered("g", "a", a.connection, Asking.STOP, ErrorCode.NONE, ()))
+        a.owed.clear()
+    a.lose_connection()
+    again = PushConsumer(trial, "a", 7)
+    assert "STOP" in again.seen
+    assert again.seen.index("PING") < again.seen.index("STOP") < again.seen.index("START")
+    assert sorted((len(again.reads), len(b.reads))) == [3, 3]
+    assert not (again.partitions & b.partitions)
+
+
+def test_a_member_that_comes_back_after_its_stop_and_keeps_all_is_started_again() -> None:
+    trial = PushTrial(push_failed_requests_max=9)
+    a = trial.consumer("a")
+    a.answers = False
+    trial.consumer("b")
+    a.answer()
+    a.lose_connection()
+    trial.works_at_once = False
+    trial.feed(LeaveGroup(trial.request(), "g", (LeavingMember("b"),)))
+    again = PushConsumer(trial, "a", 7)
+    trial.works_at_once = True
+    trial.do_work()
+    trial.run()
+    trial.pass_time(3 * THIRD_MS)
+    assert again.partitions == set(range(6))
+    assert not again.stopped
