@@ -68,7 +68,7 @@ def test_tasks_are_cut_as_the_options_say(spark: Any, stage: Stage) -> None:
     ("options", "words"),
     [
         ({"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
-        ({"kafka.fetch.max.byte": "5"}, "did you mean fetch.max.bytes"),
+        ({"kafka.fetch.max.byte": "5"}, "did you mean kafka.fetch.max.bytes"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is missing"),
         ({"subscribe": "no-such-topic"}, "no topic no-such-topic"),
         ({"startingOffsets": "latest"}, "startingOffsets can't be latest in a batch read"),

@@ -96,16 +96,20 @@ def test_a_record_that_the_broker_does_not_take_fails_the_write(spark: Any, stag
     assert records(stage, target) == []
 
 
-def test_a_query_from_topic_to_topic_goes_on_where_it_was(spark: Any, stage: Stage, target: str, run: Any) -> None:
+def test_a_named_query_from_topic_to_topic_goes_on_where_it_was(
+    spark: Any, stage: Stage, target: str, run: Any
+) -> None:
     del run  # its fixture tells what moves when a wait is too long
 
     def once() -> None:
         reader = spark.readStream.format("kohort").options(**stage.options(columns="value")).load()
         query = (
-            reader.writeStream.format("kohort")
+            reader.writeStream.queryName("copy")
+            .format("kohort")
             .option("kafka.bootstrap.servers", stage.servers)
             .option("topic", target)
             .option("checkpointLocation", str(stage.folder / "checkpoint"))
+            .option("strictOptions", "true")  # nothing that Spark puts there by itself is warned of
             .trigger(availableNow=True)
             .start()
         )

@@ -44,7 +44,7 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
     ("more", "words"),
     [
         ({"topics": "x"}, "did you mean topic"),
-        ({"subscribe": "x"}, "unknown option subscribe"),
+        ({"subscribe": "x", "strictOptions": "true"}, "would have no effect: subscribe .Spark's Kafka sink ignores"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers is missing"),
         ({"topic": " "}, "the option topic is empty"),
         ({"delivery": "exactly-once"}, "not there yet"),
@@ -53,8 +53,10 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
         ({"kafka.transactional.id": "x"}, "delivery=exactly-once"),
         ({"kafka.value.serializer": "x"}, "cast them to string or binary"),
         ({"kafka.partitioner": "x"}, "a column `partition`"),
+        ({"kafka.partitioner.class": "x.Y"}, "a column `partition`"),
+        ({"kafka.interceptor.classes": "x.Y"}, "interceptors are classes of Java's"),
         ({"kafka.acks": "0"}, "acknowledges nothing"),
-        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "enable.idempotence needs acks=all"),
+        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "^kafka.enable.idempotence needs kafka.acks=all"),
         ({"kafka.lingerms": "1"}, "linger.ms"),
     ],
 )
@@ -93,3 +95,26 @@ def test_columns_that_are_not_a_records_are_passed_over() -> None:
     )
     found = Writing.of(options(topic="flights"), schema)
     assert found.columns == {"key", "value", "partition", "timestamp", "headers"}
+
+
+def test_what_spark_passes_over_is_one_warning_and_what_spark_puts_there_none() -> None:
+    found = options(
+        topic="t",
+        queryname="copy",
+        checkpointlocation="c",
+        path="p",
+        asyncprogresstrackingenabled="true",
+        includeheaders="true",
+        failondataloss="false",
+        **{"key.serializer": "x", "kafka.client.dns.lookup": "use_all_dns_ips"},
+    )
+    assert found.ignored == [
+        "kafka.client.dns.lookup (every address that a name has is tried)",
+        "includeHeaders, failOnDataLoss, key.serializer (Spark's Kafka sink ignores these too)",
+    ]
+
+
+@pytest.mark.parametrize(("codec", "level"), [("zstd", "7"), ("gzip", None)])
+def test_a_level_counts_for_the_codec_that_is_used(codec: str, level: str | None) -> None:
+    found = options(topic="t", **{"kafka.compression.type": codec, "kafka.compression.zstd.level": "7"})
+    assert found.kafka.get("compression.level") == level

@@ -6,25 +6,23 @@ Nothing here talks to a broker: options are checked when the query is declared, 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohort.config import from_properties, knob, settings
+from kohort.client.settings import ConsumerConfig
+from kohort.config import from_properties, knob
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.spark.java_settings import checked_config, client_settings_of
+from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
 
-KAFKA_PREFIX = "kafka."
-STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxBytesPerTrigger",
-    "regionSeat",
-)
+SPARKS_SOURCE = "Spark's Kafka source"
+STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
+IGNORED_BY_A_BATCH = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+"""Options of a stream that Spark's own source passes over in a batch read, with a warning."""
 NOT_IN_REGION = {
     "assign": "the region's groups share partitions out: subscribe instead",
     "plannedRanges": "a region takes its queries back to finished batches, so that none is read again",
@@ -42,8 +40,6 @@ OF_SPARKS_OWN = {
 }
 """Options of Spark's own Kafka source that tune it, by their names in lower case: taken, so that a query can be moved
 here as it is, and without effect. Source: Spark's guide to its Kafka integration."""
-_WITHOUT_EFFECT = ("max.poll.records",)
-"""Settings of a Kafka consumer that bound what one poll returns: there are no polls here."""
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 EARLIEST = -2
@@ -177,7 +173,12 @@ class SourceOptions:
         why="set by SparkRegion alone: the seat in the application that says what the source reads and from where, so "
         "that startingOffsets and its like count for nothing",
     )
+    strict_options: bool = knob(
+        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
+    )
     kafka: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list, compare=False)
+    """Options that have no effect, each with the reason."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -209,57 +210,44 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             "a source can't join a region by the option region: queries of a region are started by SparkRegion, which "
             "also restarts them; leave the option out"
         )
-    own, kafka = by_kind(raw, SourceOptions, OF_SPARKS_OWN)
+    given = sort_options(raw, SourceOptions, OF_SPARKS_OWN)
+    own = given.own
     options = from_properties(SourceOptions, own)
-    options.kafka.update(kafka)
+    _check_reset(options, given.kafka)
+    client = client_settings_of(given.kafka, ConsumerConfig, "source")
+    options.kafka.update(client.taken)
     _check(options, own, streaming)
+    checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
+    lower = {name.lower() for name in raw}
+    tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
+    told = [
+        ignored(tuning, f"they tune {SPARKS_SOURCE}; a query is in the group of group.id, or in none"),
+        *client.ignored,
+        ignored(given.unknown, f"{SPARKS_SOURCE} ignores these too"),
+    ]
+    if streaming is False:
+        of_streams = [name for name in IGNORED_BY_A_BATCH if name in own]
+        told.append(ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores these too"))
+    options.ignored.extend(text for text in told if text)
+    refuse_ignored(options.ignored, options.strict_options)
     return options
 
 
-def without_effect(raw: Mapping[str, str]) -> str:
-    """What to tell of options that are taken and do nothing; empty when there are none."""
-    lower = {name.lower() for name in raw}
-    found = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
-    found += [KAFKA_PREFIX + name for name in _WITHOUT_EFFECT if KAFKA_PREFIX + name in lower]
-    if not found:
-        return ""
-    text = f"{', '.join(found)}: options that tune Spark's own Kafka source, without effect here"
-    if "groupIdPrefix" in found:
-        text += "; a query is in the group of group.id, or in none"
-    if "kafka.max.poll.records" in found:
-        text += "; maxOffsetsPerTrigger bounds a batch, maxRecordsPerPartition a task"
-    return text
-
-
-def by_kind(
-    raw: Mapping[str, str], declared: type, passed: Iterable[str] = ()
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The options of a declared class in their proper spelling, and the `kafka.*` ones without the prefix.
-
-    Args:
-        raw: as Spark hands them over; case does not matter.
-        declared: a class whose fields are knobs.
-        passed: names of Spark's own, in lower case, that are passed over.
+def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
+    """`kafka.auto.offset.reset` has a say only where the group's offsets are asked for.
 
     Raises:
-        InvalidInputError: a name that no option has; the nearest is named.
+        InvalidInputError: it is given otherwise, which Spark's own source refuses too.
     """
-    spelling = {name.lower(): name for name in _names(declared)}
-    own: dict[str, str] = {}
-    kafka: dict[str, str] = {}
-    for key, value in raw.items():
-        lower = key.lower()
-        if lower in spelling:
-            own[spelling[lower]] = value
-        elif lower.startswith(KAFKA_PREFIX):
-            kafka[lower.removeprefix(KAFKA_PREFIX)] = value
-        elif lower not in passed:
-            raise _unknown(key, spelling)
-    if not kafka.get("bootstrap.servers", "").strip():
+    committed = "committed" in (
+        str(bound).strip().lower() for bound in (options.starting_offsets, options.ending_offsets)
+    )
+    if "auto.offset.reset" in kafka and not committed:
         raise InvalidInputError(
-            "the option kafka.bootstrap.servers is missing: the brokers to start from, as host:port"
+            "the option kafka.auto.offset.reset can't be set for a source: startingOffsets says where a query starts, "
+            "as earliest, latest, or offsets in JSON; the setting counts with startingOffsets=committed alone, for "
+            "partitions that the group has no offset for"
         )
-    return own, kafka
 
 
 def is_table(raw: Mapping[str, str]) -> bool:
@@ -280,19 +268,6 @@ def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
         own: those that an option of ours stands for; the addresses are one always.
     """
     return {"client.id": "kohort-spark"} | {k: v for k, v in kafka.items() if k not in ("bootstrap.servers", *own)}
-
-
-def _names(declared: type) -> Iterable[str]:
-    for name, setting in settings(declared).items():
-        yield name
-        yield from setting.knob.aliases
-
-
-def _unknown(key: str, spelling: Mapping[str, str]) -> InvalidInputError:
-    known = {**spelling, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
-    near = difflib.get_close_matches(key.lower(), list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {known[near[0]]}?" if near else ""
-    return InvalidInputError(f"unknown option {key}{hint}")
 
 
 def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | None) -> None:

@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.client.producer.core import producer_config
+from kohort.client.producer.settings import ProducerConfig
 from kohort.config import from_properties, knob
 from kohort.errors import InvalidInputError
-from kohort.spark.options import by_kind, passed_on
+from kohort.spark.java_settings import client_settings_of, with_prefix
+from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
+from kohort.spark.options import passed_on
 
 OF_SPARK = frozenset(
-    ("checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms")
+    (
+        "asyncprogresstrackingcheckpointintervalms",
+        "asyncprogresstrackingenabled",
+        "checkpointlocation",
+        "path",
+        "queryname",
+    )
 )
-"""Options of Spark's own writers, which it hands to every sink, in lower case."""
-_OURS = {
-    "key.serializer": "keys and values are sent as they are: cast them to string or binary",
-    "value.serializer": "keys and values are sent as they are: cast them to string or binary",
-    "partitioner": "name each record's partition in a column `partition` instead",
-    "transactional.id": "delivery=exactly-once will choose it, and is not there yet",
-}
-"""Settings of a producer that a sink has no use for, each with what to do."""
+"""Options that Spark's own writers put there or read themselves, and hand to every sink, in lower case: the name of a
+query (`queryName`), its checkpoint, and the argument of `save` or `start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,12 @@ class SinkOptions:
     transactional_id_prefix: str | None = knob(
         "transactionalIdPrefix", None, why="with delivery=exactly-once: how its transactional ids begin"
     )
+    strict_options: bool = knob(
+        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
+    )
     kafka: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list, compare=False)
+    """Options that have no effect, each with the reason."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -56,12 +64,13 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         raw: as Spark hands them over; case does not matter.
 
     Raises:
-        InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
+        InvalidInputError: a misspelt option (naming the one meant), a value out of range, no bootstrap servers,
             a delivery that is not there, or producer settings that can't be.
     """
-    own, kafka = by_kind(raw, SinkOptions, OF_SPARK)
-    options = from_properties(SinkOptions, own)
-    options.kafka.update(kafka)
+    given = sort_options(raw, SinkOptions, OF_SPARK)
+    options = from_properties(SinkOptions, given.own)
+    client = client_settings_of(given.kafka, ProducerConfig, "sink")
+    options.kafka.update(client.taken)
     if options.topic is not None and not options.topic.strip():
         raise InvalidInputError("the option topic is empty: name the topic, or leave the option out and have a column")
     if options.delivery != "at-least-once" or options.transactional_id_prefix is not None:
@@ -69,12 +78,15 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
             "delivery=exactly-once and transactionalIdPrefix are not there yet: a sink is at-least-once, and a reader "
             "that must not count twice needs a key of its own in the records"
         )
-    for name, remedy in _OURS.items():
-        if name in kafka:
-            raise InvalidInputError(f"the option kafka.{name} can't be set for a sink: {remedy}")
-    if kafka.get("acks") == "0":
+    if options.kafka.get("acks") == "0":
         raise InvalidInputError(
             "kafka.acks=0 acknowledges nothing, so no task could know that it is done: use all or 1"
         )
-    producer_config(options.bootstrap_servers, options.producer_settings())
+    try:
+        producer_config(options.bootstrap_servers, options.producer_settings())
+    except InvalidInputError as error:
+        raise InvalidInputError(with_prefix(error.message, ProducerConfig), error.code) from None
+    told = [*client.ignored, ignored(given.unknown, "Spark's Kafka sink ignores these too")]
+    options.ignored.extend(text for text in told if text)
+    refuse_ignored(options.ignored, options.strict_options)
     return options

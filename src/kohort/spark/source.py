@@ -10,7 +10,8 @@ that is only asked for the columns, or that only reads, starts a quarter of a se
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+import os
+from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 from pyspark.sql.datasource import (
@@ -23,7 +24,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.spark.options import SourceOptions, client_settings, is_table, parse_options, without_effect
+from kohort.spark.option_names import ignored_warning
+from kohort.spark.options import SourceOptions, is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
 from kohort.spark.sole import Load
 
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from kohort.spark.writing import Writing
 
 log = logging.getLogger("kohort.spark")
+
+WARNED_MAX = 1_000
+"""Warnings that a process remembers to have said; one that forgets says them again."""
+_warned: set[tuple[int, str | None]] = set()
 
 ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
 """What to do in place of a schema by hand."""
@@ -53,6 +59,7 @@ class KohortDataSource(DataSource):
         super().__init__(options)
         self._raw = dict(options)
         self._load = Load.of(self._raw)
+        self._made_by = os.getpid()
         self._used = False
 
     @classmethod
@@ -80,11 +87,11 @@ class KohortDataSource(DataSource):
         if is_table(self._raw):
             from kohort.spark.tables import parse_table_options, table_schema
 
-            return table_schema(parse_table_options(self._raw))
+            table = parse_table_options(self._raw)
+            self._warn(table.ignored)
+            return table_schema(table)
         options = self._options()
-        told = without_effect(self._raw)
-        if told:  # here, which every load() comes by once
-            log.warning("%s", told)
+        self._warn(options.ignored)  # here, which every load() comes by once
         return spark_schema(columns_of(options), _type_of_values(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -154,14 +161,24 @@ class KohortDataSource(DataSource):
         from kohort.spark.sink_options import parse_sink_options
         from kohort.spark.writing import Writing
 
-        return Writing.of(parse_sink_options(self._raw), schema)
+        options = parse_sink_options(self._raw)
+        if self._made_by == os.getpid():  # Spark makes a stream's writer twice for each batch, once where it made this
+            self._warn(options.ignored)
+        return Writing.of(options, schema)
 
     def _options(self, *, streaming: bool | None = None) -> SourceOptions:
-        from kohort.client.settings import ConsumerConfig, client_config
+        return parse_options(self._raw, streaming=streaming)
 
-        parsed = parse_options(self._raw, streaming=streaming)
-        client_config(ConsumerConfig, parsed.bootstrap_servers, client_settings(parsed))
-        return parsed
+    def _warn(self, ignored_options: Iterable[str]) -> None:
+        """Say what has no effect, once for each `load()`, write or query, though Spark makes a sink for each batch."""
+        text = ignored_warning(ignored_options)
+        said = (hash(frozenset(self._raw.items())), text)
+        if text is None or said in _warned:
+            return
+        if len(_warned) >= WARNED_MAX:
+            _warned.clear()
+        _warned.add(said)
+        log.warning("%s", text)
 
 
 def _type_of_values(options: SourceOptions) -> str:

@@ -17,13 +17,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import GroupDescription
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.settings import ConnectionConfig, client_config
+from kohort.client.settings import ConnectionConfig
 from kohort.config import did_you_mean, from_properties, knob
 from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag, group_lag
 from kohort.spark.catalog import reach_soon
-from kohort.spark.options import by_kind, passed_on
+from kohort.spark.java_settings import checked_config, client_settings_of
+from kohort.spark.option_names import STRICT, refuse_ignored, sort_options
+from kohort.spark.options import passed_on
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20
@@ -59,7 +61,12 @@ class TableOptions:
     )
     group_id: tuple[str, ...] | None = knob("group.id", None, why="only these groups")
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="only these topics")
+    strict_options: bool = knob(
+        STRICT, False, why="whether an option that has no effect is an error instead of a warning"
+    )
     kafka: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list, compare=False)
+    """Options that have no effect, each with the reason."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -74,12 +81,17 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
     """The options of reading a table.
 
     Raises:
-        InvalidInputError: a name that no option has (naming the nearest), an unknown table, no bootstrap servers.
+        InvalidInputError: a misspelt option (naming the one meant), an unknown table, no bootstrap servers.
     """
-    own, kafka = by_kind(raw, TableOptions)
-    options = from_properties(TableOptions, own)
-    options.kafka.update(kafka)
-    client_config(ConnectionConfig, options.bootstrap_servers, options.settings())
+    given = sort_options(raw, TableOptions)
+    if given.unknown:
+        raise InvalidInputError(f"unknown option {given.unknown[0]}: a table has no such option")
+    options = from_properties(TableOptions, given.own)
+    client = client_settings_of(given.kafka, ConnectionConfig, "table")
+    options.kafka.update(client.taken)
+    checked_config(ConnectionConfig, options.bootstrap_servers, options.settings())
+    options.ignored.extend(client.ignored)
+    refuse_ignored(options.ignored, options.strict_options)
     if options.table == "topics" and options.group_id is not None:
         raise InvalidInputError("the table topics has nothing of groups: leave the option group.id out")
     if options.table in ("groups", "members") and options.subscribe is not None:

@@ -1,0 +1,224 @@
+"""Settings of Java's Kafka clients among the options with the prefix `kafka.`: honoured, without effect, or refused.
+
+The names are those of ConsumerConfig and ProducerConfig of Apache Kafka 4.4. A name that a client here has is honoured.
+A setting that tunes what only Java's clients have is a warning with the reason. A setting is refused where passing over
+it would weaken security, change what is read or written, or where Spark's own source refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kohort.client.net.security import sasl_mechanism
+from kohort.client.settings import ConnectionConfig, ConsumerConfig
+from kohort.config import from_properties, nearest_key, settings
+from kohort.errors import InvalidInputError
+from kohort.spark.option_names import KAFKA_PREFIX, meant_name
+
+Side = Literal["source", "sink", "table"]
+
+_METRICS = "there are no metrics of Java's here"
+_ADDRESSES = "every address that a name has is tried"
+_FINDING = "a client here goes back to the bootstrap addresses by itself"
+_SHARE = "share groups are not read"
+_OAUTH = "it belongs to OAUTHBEARER, which a query can't log in by"
+_KERBEROS = "it belongs to Kerberos, which a query can't log in by"
+_PLACING = "records go by the hash of their key, and keyless ones by batches"
+_NONE_OF_JAVA = "it names Java's part of TLS, which Python's takes the place of"
+_COMMITS = "offsets are committed when a batch is done"
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "auto.commit.interval.ms": _COMMITS,
+    "bootstrap.controllers": "a query talks to brokers",
+    "bootstrap.resolve.timeout.ms": "kafka.socket.connection.setup.timeout.ms bounds the look-up of names",
+    "buffer.memory.allocation.strategy": "kafka.buffer.memory bounds what waits to be sent",
+    "client.dns.lookup": _ADDRESSES,
+    "enable.metrics.push": _METRICS,
+    "exclude.internal.topics": "a pattern never finds Kafka's own topics; name them in subscribe",
+    "internal.throw.on.fetch.stable.offset.unsupported": "it is internal to Java's clients",
+    "max.poll.records": "there are no polls: maxOffsetsPerTrigger bounds a batch, maxRecordsPerPartition a task",
+    "metadata.cluster.check.enable": _FINDING,
+    "metadata.max.idle.ms": "a producer here knows the topics that it writes to",
+    "metadata.recovery.rebootstrap.trigger.ms": _FINDING,
+    "metadata.recovery.strategy": _FINDING,
+    "metric.reporters": _METRICS,
+    "metrics.num.samples": _METRICS,
+    "metrics.recording.level": _METRICS,
+    "metrics.sample.window.ms": _METRICS,
+    "partition.discovery.interval.ms": "kafka.metadata.max.age.ms says how soon new partitions are found",
+    "partitioner.adaptive.partitioning.enable": _PLACING,
+    "partitioner.availability.timeout.ms": _PLACING,
+    "partitioner.rack.aware": _PLACING,
+    "sasl.kerberos.kinit.cmd": _KERBEROS,
+    "sasl.kerberos.min.time.before.relogin": _KERBEROS,
+    "sasl.kerberos.service.name": _KERBEROS,
+    "sasl.kerberos.ticket.renew.jitter": _KERBEROS,
+    "sasl.kerberos.ticket.renew.window.factor": _KERBEROS,
+    "sasl.login.connect.timeout.ms": _OAUTH,
+    "sasl.login.read.timeout.ms": _OAUTH,
+    "sasl.login.refresh.buffer.seconds": _OAUTH,
+    "sasl.login.refresh.min.period.seconds": _OAUTH,
+    "sasl.login.refresh.window.factor": _OAUTH,
+    "sasl.login.refresh.window.jitter": _OAUTH,
+    "sasl.login.retry.backoff.max.ms": _OAUTH,
+    "sasl.login.retry.backoff.ms": _OAUTH,
+    "share.acknowledgement.mode": _SHARE,
+    "share.acquire.mode": _SHARE,
+    "socket.connection.setup.timeout.max.ms": "kafka.socket.connection.setup.timeout.ms bounds every attempt",
+    "ssl.keymanager.algorithm": _NONE_OF_JAVA,
+    "ssl.protocol": "the highest version that both ends speak is taken; kafka.ssl.enabled.protocols bounds it",
+    "ssl.secure.random.implementation": _NONE_OF_JAVA,
+    "ssl.trustmanager.algorithm": _NONE_OF_JAVA,
+    "transaction.timeout.ms": "a sink has no transactions",
+    "transaction.two.phase.commit.enable": "a sink has no transactions",
+}
+"""Settings that can't matter here, with the reason."""
+
+_CLASSES = "it names a class of Java's, and there is no JVM in the client: leave it out"
+REFUSED: Mapping[str, str] = {
+    "config.providers": "what it stands for would not be looked up: write the values themselves",
+    "sasl.client.callback.handler.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
+    "sasl.login.callback.handler.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
+    "sasl.login.class": _CLASSES + ", and give kafka.sasl.username and kafka.sasl.password",
+    "security.providers": _CLASSES,
+    "ssl.cipher.suites": "suites can't be chosen here, and others than these would be used: leave it out to take the "
+    "ones that Python's TLS allows; kafka.ssl.enabled.protocols=TLSv1.3 leaves weak ones out",
+    "ssl.engine.factory.class": _CLASSES,
+    "ssl.provider": _CLASSES,
+}
+"""Settings that would weaken security if they were passed over, each with what to do."""
+_BYTES = "keys and values are handed over as binary: cast them, or declare values by valueFormat"
+_INTERCEPTORS = "interceptors are classes of Java's, and may change records: change them by DataFrame operations"
+REFUSED_OF_SOURCE: Mapping[str, str] = {
+    "columns": "write it without the prefix: columns",
+    "enable.auto.commit": "a query commits to its group when a batch is done: name the group by group.id to have that",
+    "interceptor.classes": _INTERCEPTORS,
+    "key.deserializer": _BYTES,
+    "value.deserializer": _BYTES,
+}
+"""Settings that a source refuses, as Spark's own does, each with what to do."""
+_SENT = "keys and values are sent as they are: cast them to string or binary"
+REFUSED_OF_SINK: Mapping[str, str] = {
+    "interceptor.classes": _INTERCEPTORS,
+    "key.serializer": _SENT,
+    "partitioner": "name each record's partition in a column `partition` instead",
+    "partitioner.class": "name each record's partition in a column `partition` instead",
+    "partitioner.ignore.keys": "leave the column `key` out, or name each record's partition in a column `partition`",
+    "transactional.id": "delivery=exactly-once will choose it, and is not there yet",
+    "value.serializer": _SENT,
+}
+"""Settings that a sink refuses, each with what to do."""
+OF_CONSUMERS = frozenset(settings(ConsumerConfig)) - frozenset(settings(ConnectionConfig))
+_LEVELS = {f"compression.{codec}.level": codec for codec in ("gzip", "lz4", "zstd")}
+_SECURITY = ("ssl.", "sasl.", "security.", "config.providers.")
+
+
+@dataclass(slots=True)
+class ClientSettings:
+    """What is left of the options with the prefix `kafka.`.
+
+    Attributes:
+        taken: settings that a client here honours, by name.
+        ignored: the others, each with the reason.
+    """
+
+    taken: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+
+
+def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> ClientSettings:
+    """The settings of a client among the options with the prefix `kafka.`.
+
+    Args:
+        kafka: the options without the prefix.
+        config: the settings that the client has.
+        side: who asks; a source refuses other settings than a sink.
+
+    Raises:
+        InvalidInputError: a setting that may not be passed over, or a name that is probably a misspelt one.
+    """
+    known = {name for setting in settings(config).values() for name in (setting.knob.name, *setting.knob.aliases)}
+    refused = {**REFUSED, **({"source": REFUSED_OF_SOURCE, "sink": REFUSED_OF_SINK}.get(side, {}))}
+    found = ClientSettings()
+    by_reason: dict[str, list[str]] = {}
+    for name, value in kafka.items():
+        reason = refused.get(name)
+        if reason is not None:
+            raise InvalidInputError(f"the option {KAFKA_PREFIX}{name} can't be set for a {side}: {reason}")
+        if name in _LEVELS and side == "sink":
+            if kafka.get("compression.type") == _LEVELS[name]:
+                found.taken["compression.level"] = value
+            continue
+        reason = WITHOUT_EFFECT.get(name)
+        if reason is None and name in known:
+            found.taken[name] = value
+            continue
+        by_reason.setdefault(reason or _why_ignored(name, config, known), []).append(KAFKA_PREFIX + name)
+    found.ignored += [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
+    _check_login(found.taken)
+    return found
+
+
+def _why_ignored(name: str, config: type, known: set[str]) -> str:
+    """Why a setting that no client here has is passed over.
+
+    Raises:
+        InvalidInputError: it is probably a misspelt one, or may be one of security.
+    """
+    if name in OF_CONSUMERS:
+        return "settings of a consumer"
+    meant = meant_name(name, [*known, *WITHOUT_EFFECT, *REFUSED])
+    if meant is None and name.startswith(_SECURITY) and not name.startswith("sasl.oauthbearer."):
+        near = nearest_key(name, settings(config))
+        hint = f"; did you mean {KAFKA_PREFIX}{near}?" if near is not None else ""
+        raise InvalidInputError(
+            f"the option {KAFKA_PREFIX}{name} is not known here, and security may depend on it{hint}"
+        )
+    if meant is not None:
+        raise InvalidInputError(f"unknown option {KAFKA_PREFIX}{name}; did you mean {KAFKA_PREFIX}{meant}?")
+    if name.startswith("sasl.oauthbearer."):
+        return _OAUTH
+    return "Java's clients pass over settings that they do not have, too"
+
+
+def _check_login(taken: Mapping[str, str]) -> None:
+    """Whether a query can log in as its settings say.
+
+    Raises:
+        InvalidInputError: it can't.
+    """
+    if not taken.get("security.protocol", "").strip().upper().startswith("SASL"):
+        return
+    if taken.get("sasl.mechanism", "").strip() == "OAUTHBEARER":
+        raise InvalidInputError(
+            "kafka.sasl.mechanism=OAUTHBEARER takes a function that returns tokens, which an option can't be: use "
+            "SCRAM-SHA-512 or PLAIN over TLS, or a client certificate"
+        )
+
+
+def checked_config(config: type, bootstrap_servers: str, taken: Mapping[str, Any]) -> Any:
+    """A client's configuration of settings that were options with the prefix `kafka.`; errors show them so.
+
+    Raises:
+        InvalidInputError: a value that can't be.
+    """
+    try:
+        made: Any = from_properties(config, {**taken, "bootstrap.servers": bootstrap_servers})
+        if hasattr(made, "check"):
+            made.check()
+        if made.uses_sasl:
+            sasl_mechanism(made)
+    except InvalidInputError as error:
+        raise InvalidInputError(with_prefix(error.message, config), error.code) from None
+    return made
+
+
+def with_prefix(text: str, config: type) -> str:
+    """A text that names settings, by property or by keyword, with the names that they have as options."""
+    options = {setting.field: name for name, setting in settings(config).items() if "_" in setting.field}
+    options |= {name: name for name in settings(config) if "." in name or name == "acks"}
+    words = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w.])({words})(?!\.?\w)", lambda found: KAFKA_PREFIX + options[found[1]], text)

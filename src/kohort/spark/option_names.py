@@ -1,0 +1,148 @@
+"""The names among the options of a read or a write: ours, the client's, or nobody's.
+
+Spark's Kafka source and sink pass over options that they do not know, and jobs carry many of those: options of other
+formats, of a sink on a source, of Spark's own writers. A job that moves here keeps them, with one warning that lists
+them all. Only a name that looks like a misspelt option of ours is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kohort.config import settings
+from kohort.errors import InvalidInputError
+
+KAFKA_PREFIX = "kafka."
+SERVERS = "kafka.bootstrap.servers"
+STRICT = "strictOptions"
+MISSPELT_LETTERS = 2
+"""A name that differs from one of ours by this many letters at most is taken for a misspelling of it."""
+SPELLINGS = {
+    name.lower(): name
+    for name in (
+        "assign",
+        "checkpointLocation",
+        "columnNameOfCorruptRecord",
+        "connectionName",
+        "dateFormat",
+        "endingOffsets",
+        "endingOffsetsByTimestamp",
+        "endingTimestamp",
+        "failOnDataLoss",
+        "includeHeaders",
+        "inferSchema",
+        "maxFilesPerTrigger",
+        "maxOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minOffsetsPerTrigger",
+        "minPartitions",
+        "multiLine",
+        "numPartitions",
+        "outputMode",
+        "queryName",
+        "startingOffsets",
+        "startingOffsetsByTimestamp",
+        "startingTimestamp",
+        "subscribePattern",
+        "timestampFormat",
+        "topicName",
+        "typeOfData",
+    )
+}
+"""How names are written that other sources, sinks and formats have: Spark hands every name over in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOptions:
+    """The options of one read or write, by whose they are.
+
+    Attributes:
+        own: those of a class of options, in their proper spelling.
+        kafka: those with the prefix `kafka.`, without it.
+        unknown: names that no option has, as they are spelled where that is known.
+    """
+
+    own: dict[str, str] = field(default_factory=dict)
+    kafka: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+
+def sort_options(raw: Mapping[str, str], declared: type, silent: Iterable[str] = ()) -> GivenOptions:
+    """The options that were given, by whose they are.
+
+    Args:
+        raw: as Spark hands them over; case does not matter.
+        declared: a class whose fields are knobs.
+        silent: names, in lower case, that are passed over without a word.
+
+    Raises:
+        InvalidInputError: a name that is probably a misspelt option, or no addresses of brokers.
+    """
+    spelling = {name.lower(): name for name in _names(declared)}
+    given = GivenOptions()
+    for key, value in raw.items():
+        lower = key.lower()
+        if lower in spelling:
+            given.own[spelling[lower]] = value
+        elif lower.startswith(KAFKA_PREFIX):
+            given.kafka[lower.removeprefix(KAFKA_PREFIX)] = value
+        elif lower not in silent:
+            meant = meant_name(lower, [*spelling, SERVERS])
+            if meant is not None:
+                raise InvalidInputError(f"unknown option {key}; did you mean {spelling.get(meant, meant)}?")
+            given.unknown.append(key if key != lower else SPELLINGS.get(lower, key))
+    if not given.kafka.get("bootstrap.servers", "").strip():
+        hint = "; did you mean it by bootstrap.servers?" if "bootstrap.servers" in given.unknown else ""
+        raise InvalidInputError(f"the option {SERVERS} is missing: the brokers to start from, as host:port{hint}")
+    return given
+
+
+def _names(declared: type) -> Iterable[str]:
+    for name, setting in settings(declared).items():
+        yield name
+        yield from setting.knob.aliases
+
+
+def meant_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a name is a misspelling of; None: there is none so near."""
+    distances = {other: distance(name, other) for other in known if abs(len(name) - len(other)) <= MISSPELT_LETTERS}
+    near = min(distances, key=distances.__getitem__, default=None)
+    return near if near is not None and distances[near] <= MISSPELT_LETTERS else None
+
+
+def distance(first: str, second: str) -> int:
+    """Letters to add, leave out, replace or swap with their neighbour to make one word of the other."""
+    rows = [list(range(len(second) + 1))]
+    for i, letter in enumerate(first, 1):
+        row = [i]
+        for j, other in enumerate(second, 1):
+            cost = min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, first[i - 2]) == (second[j - 2], other):
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def ignored(names: Iterable[str], reason: str) -> str | None:
+    """Options that have no effect with the reason; None where there are no such options."""
+    listed = ", ".join(names)
+    return f"{listed} ({reason})" if listed else None
+
+
+def ignored_warning(ignored_options: Iterable[str]) -> str | None:
+    """One warning for all options that have no effect; None where there are no such options."""
+    listed = "; ".join(ignored_options)
+    return f"options that have no effect here: {listed}. {STRICT}=true makes them an error" if listed else None
+
+
+def refuse_ignored(ignored_options: Iterable[str], strict: bool) -> None:
+    """Nothing is ignored where that was asked for.
+
+    Raises:
+        InvalidInputError: something would be.
+    """
+    listed = "; ".join(ignored_options)
+    if strict and listed:
+        raise InvalidInputError(f"{STRICT}=true, and options would have no effect: {listed}")
