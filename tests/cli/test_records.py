@@ -8,12 +8,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from kohort import Admin, Broker
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 
@@ -76,7 +79,7 @@ def test_json_round_trip(kohort: Kohort, topic: str) -> None:
     assert by_key["k"]["headers"] == [{"key": "h", "value": "x"}]
     assert by_key["gone"]["value"] is None
     assert {"base64": "//79"} in [row["value"] for row in rows]
-    assert '{"nested":[1,2]}' in [row["value"] for row in rows]
+    assert '{"nested": [1, 2]}' in [row["value"] for row in rows]
 
 
 def test_columns_out(kohort: Kohort, topic: str, tmp_path: Path) -> None:
@@ -131,3 +134,140 @@ def test_json_is_a_format_of_records_too(kohort: Kohort, topic: str) -> None:
     code, out, _ = kohort("consume", topic, *ALL, "--json")
     assert (code, json.loads(out)["value"]) == (0, "one")
     assert kohort("consume", topic, *ALL, "--json", "--format", "json")[1] == out
+
+
+FIRST_YEAR_10000_MS = 253_402_300_800_000
+contents = st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
+records = st.fixed_dictionaries(
+    {
+        "key": contents,
+        "value": contents | st.sampled_from([b'{"base64": "AA=="}', b"null", b"1.0", b'"', b"a\nb\r\n"]),
+        "headers": st.lists(st.tuples(st.sampled_from(["h", "", "é\n"]), contents), max_size=3),
+        "timestamp_ms": st.sampled_from([0, 1, FIRST_YEAR_10000_MS - 1, FIRST_YEAR_10000_MS, 2**63 // 1000 - 1])
+        | st.integers(0, 2 * FIRST_YEAR_10000_MS),
+        "partition": st.integers(0, 1),
+    }
+)
+
+
+def read_all(servers: str, topic: str) -> list[tuple[Any, ...]]:
+    """The records of both partitions, as they can be compared."""
+    partitions = [TopicPartition(topic, number) for number in range(2)]
+    with Consumer(servers) as consumer:
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        found: list[Any] = []
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            found += consumer.poll(1000)
+    return sorted(
+        (record.partition, record.offset, record.timestamp, record.key, record.value, record.headers)
+        for record in found
+    )
+
+
+@settings(
+    max_examples=20, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(sent=st.lists(records, min_size=1, max_size=40))
+def test_json_out_and_in_again_is_the_same_record(kohort: Kohort, servers: str, sent: list[dict[str, Any]]) -> None:
+    """Null, binary and empty keys and values, repeated and null headers, times in and after the year 9999."""
+    source, copy = (f"trip-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    kept = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+    with Admin(servers) as admin:
+        admin.create_topics([NewTopic(name, 2, configs=kept) for name in (source, copy)]).all()
+    with Producer(servers) as producer:
+        for record in sent:
+            producer.send(source, **record)
+    code, lines, _ = kohort("consume", source, *ALL, "--format", "json")
+    assert (code, lines.count(b"\n")) == (0, len(sent))
+    code, _, told = kohort("produce", copy, "--format", "json", stdin=lines)
+    assert (code, told) == (0, f"{len(sent)} records\n")
+    assert read_all(servers, copy) == read_all(servers, source)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ('"tiemstamp": 1', "unknown field 'tiemstamp'; did you mean timestamp?"),
+        ('"partition": "1"', 'field partition must be an integer from 0 to 2147483647, not "1"'),
+        ('"partition": true', "field partition must be an integer"),
+        ('"partition": -1', "field partition must be an integer"),
+        ('"timestamp_ms": 1.5', "field timestamp_ms must be an integer"),
+        ('"timestamp_ms": 1e400', "field timestamp_ms"),
+        ('"timestamp": "yesterday"', "field timestamp must be a time as 2026-01-31T12:00:00.123Z"),
+        ('"timestamp": "1969-12-31T23:59:59.999Z"', "before 1970"),
+        ('"timestamp": "2026-01-31T12:00:00.1234567Z"', "Kafka keeps milliseconds"),
+        ('"timestamp": 5, "timestamp_ms": 6', "disagree: 5 ms and 6 ms"),
+        ('"timestampType": 2', "field timestampType must be an integer from 0 to 1"),
+        ('"topic": 5', "field topic must be text, not 5"),
+        ('"headers": "h"', "headers must be a list of objects"),
+        ('"headers": {"h": "v"}', "headers must be a list of objects"),
+        ('"headers": ["h"]', "headers must be a list of objects"),
+        ('"headers": [{"value": "v"}]', "field headers[0].key must be text, not null"),
+        ('"headers": [{"key": 1}]', "field headers[0].key must be text"),
+        ('"headers": [{"key": "h", "valeu": 1}]', "headers[0] has an unknown field 'valeu'"),
+        ('"key": {"base64": "?"}', "field key: what base64 holds"),
+        ('"key": {"base64": 5}', "field key: what base64 holds"),
+        ('"key": "\\ud800"', "line 2"),
+        ('"key": [', "line 2: no JSON"),
+    ],
+)
+def test_wrong_field_is_named_with_its_line(kohort: Kohort, topic: str, field: str, told: str) -> None:
+    lines = f'{{"value": "before"}}\n{{"value": "v", {field}}}\n{{"value": "after"}}\n'.encode()
+    code, _, said = kohort("produce", topic, "--format", "json", stdin=lines)
+    assert code == 1
+    assert told in said
+    assert said.startswith("kohort: line 2: ")
+    assert "; nothing after it was sent" in said
+    assert kohort("consume", topic, *ALL)[1] == b"before\n"
+
+
+@pytest.mark.parametrize("line", [b"[1]", b"5", b"{}", b'{"key": "k"}', b"\xff", b'{"value": "\xff"}'])
+def test_line_that_is_no_record_is_refused(kohort: Kohort, topic: str, line: bytes) -> None:
+    code, _, said = kohort("produce", topic, "--format", "json", stdin=line)
+    assert code == 1
+    assert said.startswith("kohort: line 1: ")
+    assert "Traceback" not in said
+
+
+def test_time_is_taken_in_each_form(kohort: Kohort, servers: str, topic: str) -> None:
+    forms = ['"timestamp_ms": 5', '"timestamp": 5', '"timestamp": "1970-01-01T01:00:00.005+01:00"',
+             '"timestamp": "1970-01-01T00:00:00.005"',
+             '"timestamp": "1970-01-01T00:00:00.005000Z", "timestamp_ms": 5']  # fmt: skip
+    lines = "".join(f'{{"value": null, {form}}}\n' for form in forms).encode()
+    assert kohort("produce", topic, "--format", "json", stdin=lines)[0] == 0
+    assert [record[2] for record in read_all(servers, topic)] == [5] * len(forms)
+
+
+def test_topic_with_fewer_partitions_takes_records_by_key(kohort: Kohort, servers: str, topic: str) -> None:
+    line = b'{"value": "v", "key": "k", "partition": 1}\n'
+    assert kohort("produce", topic, "--format", "json", "--partition", "0", stdin=line)[0] == 0
+    assert kohort("produce", topic, "--format", "json", "--by-key", stdin=line * 20)[0] == 0
+    first, *others = read_all(servers, topic)
+    assert first[0] == 0
+    assert len({record[0] for record in others}) == 1
+    code, _, told = kohort("produce", topic, "--partition", "0", "--by-key")
+    assert (code, "--by-key" in told) == (2, True)
+
+
+def test_line_that_is_too_large_is_named(kohort: Kohort, topic: str, tmp_path: Path) -> None:
+    """By our own limit before it is sent, by the topic's when it is refused, and without reading a line to its end."""
+    small = tmp_path / "small.properties"
+    small.write_text("max.request.size=5000\n")
+    config = ("--command-config", str(small))
+    lines = b"a\n" + b"b" * 6000 + b"\nc\n"
+    code, _, told = kohort("produce", topic, *config, stdin=lines)
+    assert (code, "kohort: line 2: a record of about" in told) == (1, True)
+    code, _, told = kohort("produce", topic, *config, stdin=b"a\n" + b"b" * 6_000_000)
+    assert (code, "kohort: line 2: more than" in told) == (1, True)
+    assert kohort("topics", "alter", topic, "--config", "max.message.bytes=1000")[0] == 0
+    code, _, told = kohort("produce", topic, stdin=b"a\n" + b"b" * 6000 + b"\nc\n")
+    assert code == 1
+    assert "the first of line 2: " in told
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all", "-1"])
+def test_acks_is_an_option(kohort: Kohort, topic: str, acks: str) -> None:
+    assert kohort("produce", topic, "--acks", acks, stdin=b"one\n")[0] == 0
+    assert kohort("consume", topic, "--from-beginning", "--max-messages", "1")[1] == b"one\n"

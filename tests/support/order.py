@@ -36,6 +36,8 @@ LONG = tuple(
         "peers/test_tools_alike.py",
         "spark/test_sink.py",
         "spark/region/test_folders.py",
+        "cli/test_record_output.py",
+        "cli/test_records.py",
     )
 )
 """Files with tests of more than fifteen seconds, the longest first: what begins last, one worker ends alone."""

@@ -8,5 +8,7 @@ def main() -> None:
     import sys
 
     from kohort.cli.app import run
+    from kohort.cli.whole_writes import whole_stream
 
+    sys.stdout = whole_stream(sys.stdout)
     sys.exit(run(sys.argv[1:]))

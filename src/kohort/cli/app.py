@@ -78,6 +78,7 @@ def run(tokens: Sequence[str]) -> int:
         return _complain(str(error), FAILED)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _drop_output()
         return _complain(what, FAILED)
 
 
@@ -106,26 +107,29 @@ def _is_family(tokens: Sequence[str]) -> bool:
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere, so that the interpreter's end finds nothing to complain of."""
+    """Send output that can't be written nowhere, so that the interpreter's end finds nothing to complain of."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        if _is_closed(stream):
+        if _is_lost(stream):
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-def _is_closed(stream: TextIO) -> bool:
+def _is_lost(stream: TextIO) -> bool:
+    """Whether its reader has gone or its disk is full."""
     try:
         stream.flush()
-    except BrokenPipeError:
+    except OSError:
         return True
-    except (OSError, ValueError):
+    except (AttributeError, ValueError):  # none, or closed
         return False
     return False
 
 
 def _complain(text: str, code: int, hint: str | None = None) -> int:
-    line = " ".join(text.split())
+    from kohort.cli.output import printable
+
+    line = printable(" ".join(text.split()))
     try:
         print(f"kohort: {line}" + (f" ({hint})" if hint else ""), file=sys.stderr, flush=True)
     except BrokenPipeError:

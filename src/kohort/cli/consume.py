@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from io import IOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import note
+from kohort.cli.record_writers import Format, RecordWriter, record_writer
 from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError, NotFoundError
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 _COMMON = Common()
 _POLL_MS = 200
 _Flag = Annotated[bool, Parameter(negative="")]
-Format = Literal["text", "json", "arrow", "parquet"]
 
 
 def consume(  # noqa: PLR0913 - one keyword for each option
@@ -40,13 +38,15 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     max_messages: int | None = None,
     idle_timeout: int | None = None,
     print_key: _Flag = False,
+    escape: bool | None = None,
     common: Common = _COMMON,
 ) -> int:
     """Read records. Ends with Ctrl-C, or as --max-messages, --until-end and --idle-timeout say.
 
     Args:
         topics: the topics.
-        group: be a member of this group: share the topics with its other members, and commit what was written out.
+        group: be a member of this group: share the topics with its other members, and commit what was written whole:
+            each batch of text, JSON and Arrow, a Parquet file at its end.
         format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
@@ -54,6 +54,8 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         max_messages: stop after so many records.
         idle_timeout: stop when nothing came for so many milliseconds.
         print_key: text with the key and a tab before the value.
+        escape: write control characters of text and JSON as escapes; --no-escape writes them raw. On a terminal they
+            are escaped unless told otherwise, elsewhere raw.
     """
     if not topics:
         raise UsageError("name at least one topic")
@@ -74,9 +76,12 @@ def consume(  # noqa: PLR0913 - one keyword for each option
             ends = _begin(consumer, topics, group, from_beginning, until_end)
         except NotFoundError as error:
             raise _with_nearest(error, topics, common) from None
-        with _writer(format, output, print_key) as writer, _until_signal() as signalled:
+        with _until_signal() as signalled:
             limits = Limits(max_messages, idle_timeout, _readers_end() if output is None else None)
-            total = _pump(consumer, writer, signalled, ends, limits, group is not None)
+            with record_writer(format, output, print_key, escape) as writer:
+                total = _pump(consumer, writer, signalled, ends, limits, group is not None)
+            if group is not None and writer.whole_when_closed:
+                consumer.commit()
     note(f"{total} records")
     return DONE
 
@@ -110,13 +115,6 @@ def _readers_end() -> select.poll | None:
     poll = select.poll()
     poll.register(number, 0)
     return poll
-
-
-class Writer(Protocol):
-    """Takes what a poll gave."""
-
-    def write(self, batch: Any) -> None:
-        """Writes out one Arrow batch, wholly, before it returns."""
 
 
 def _consumer(common: Common, group: str | None, from_beginning: bool, count: int | None) -> Consumer:
@@ -168,7 +166,7 @@ def _with_nearest(error: NotFoundError, topics: tuple[str, ...], common: Common)
 
 
 def _pump(
-    consumer: Consumer, writer: Writer, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
+    consumer: Consumer, writer: RecordWriter, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
 ) -> int:
     total = 0
     last = time.monotonic()
@@ -181,7 +179,8 @@ def _pump(
             writer.write(batch)
             total += batch.num_rows
             last = time.monotonic()
-            if commit:
+            if commit and not writer.whole_when_closed:
+                writer.out.sync()
                 consumer.commit()
         elif limits.idle_ms is not None and (time.monotonic() - last) * 1000 >= limits.idle_ms:
             break
@@ -199,102 +198,22 @@ def _at(consumer: Consumer, ends: dict[Any, int]) -> bool:
 
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
-    """Gathers SIGTERM and SIGINT in the list, so that what was read is still written and committed."""
+    """Gather SIGTERM and SIGINT in the list, so that what was read is still written and committed.
+
+    The second signal raises KeyboardInterrupt: the reader of the output may take nothing more, and the first one
+    would then wait for ever. What is not written whole is not committed.
+    """
     got: list[int] = []
+
+    def arrived(number: int, _: Any) -> None:
+        got.append(number)
+        if len(got) > 1:
+            raise KeyboardInterrupt
+
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda arrived, _: got.append(arrived)) for number in numbers]
+    before = [signal.signal(number, arrived) for number in numbers]
     try:
         yield got
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _writer(format: Format, output: Path | None, print_key: bool) -> Iterator[Writer]:
-    with contextlib.ExitStack() as closing:
-        out: BinaryIO = sys.stdout.buffer if output is None else closing.enter_context(output.open("wb"))
-        if format == "text":
-            yield _Text(out, print_key)
-        elif format == "json":
-            yield _JsonLines(out)
-        else:
-            writer = _Columns(out, format)
-            closing.callback(writer.close)
-            yield writer
-
-
-class _Text:
-    def __init__(self, out: BinaryIO, print_key: bool) -> None:
-        self._out = out
-        self._print_key = print_key
-
-    def write(self, batch: Any) -> None:
-        values = [value or b"" for value in batch.column("value").to_pylist()]
-        if self._print_key:
-            keys = batch.column("key").to_pylist()
-            values = [(key or b"") + b"\t" + value for key, value in zip(keys, values, strict=True)]
-        self._out.write(b"\n".join(values) + b"\n")
-        self._out.flush()
-
-
-class _JsonLines:
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-
-    def write(self, batch: Any) -> None:
-        import msgspec
-
-        encode = msgspec.json.Encoder(enc_hook=str).encode
-        for row in batch.to_pylist():
-            row["key"], row["value"] = _readable(row["key"]), _readable(row["value"])
-            if "headers" in row:
-                row["headers"] = [
-                    {"key": header["key"], "value": _readable(header["value"])} for header in row["headers"] or ()
-                ]
-            self._out.write(encode(row) + b"\n")
-        self._out.flush()
-
-
-def _readable(data: bytes | None) -> Any:
-    """Text where the bytes are UTF-8, else an object that holds them in base 64."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
-
-
-class _Columns:
-    """An Arrow stream or a Parquet file; opened with the first batch, whose schema it has."""
-
-    def __init__(self, out: BinaryIO, format: Format) -> None:
-        self._out = out
-        self._format = format
-        self._writer: Any = None
-
-    def write(self, batch: Any) -> None:
-        if self._writer is None:
-            self._open(batch.schema)
-        self._writer.write_batch(batch)
-        if self._format == "arrow":
-            self._out.flush()
-
-    def _open(self, schema: Any) -> None:
-        if self._format == "arrow":
-            import pyarrow.ipc
-
-            self._writer = pyarrow.ipc.new_stream(cast("IOBase", self._out), schema)
-        else:
-            import pyarrow.parquet
-
-            self._writer = pyarrow.parquet.ParquetWriter(self._out, schema)
-
-    def close(self) -> None:
-        if self._writer is None:  # nothing came: a file without rows is still a file
-            from kohort.columns import DecodeOptions
-            from kohort.columns.arrow import schema
-
-            self._open(schema(DecodeOptions()))
-        self._writer.close()

@@ -5,6 +5,7 @@ One name for a thing in all three.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,15 +108,16 @@ def show_json(value: Any) -> None:
     """Prints one JSON document, indented."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
+    sys.stdout.write((printable_json(text) if sys.stdout.isatty() else text) + "\n")
 
 
 def show_json_line(value: Any) -> None:
     """Prints one JSON document on one line, at once: for what goes on."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    sys.stdout.write((printable_json(text) if sys.stdout.isatty() else text) + "\n")
     sys.stdout.flush()
 
 
@@ -138,11 +140,25 @@ def confirmed(execute: bool, question: str) -> bool:
     return False
 
 
-def printable(text: str) -> str:
-    """A text whose control characters are written as escapes: names and metadata come from others."""
+def printable(text: str, keep: str = "") -> str:
+    """Write control characters as escapes, so that what others have named or written can't draw on a terminal.
+
+    Args:
+        text: the text.
+        keep: control characters that stay.
+    """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def printable_json(text: str) -> str:
+    """Write control characters of a JSON text as JSON's own escapes: what it holds stays the same."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else json.dumps(char)[1:-1] for char in text)
 
 
 def heading(key: str) -> str:

@@ -2,64 +2,84 @@
 
 from __future__ import annotations
 
-import base64
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+
+from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import note, show_json
+from kohort.cli.record_json import Fields, fields_of
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.producer.producer import Producer
 
 _COMMON = Common()
-Fields = dict[str, Any]
-"""Arguments of `Producer.send` besides the topic."""
+ERRORS_MAX = 1000
+"""Errors that are kept of records that were not delivered: the first of them tell the cause."""
+ESCAPED_BYTES_MAX = 6
+"""Bytes of JSON that a byte of a record takes at most, as \\u0000."""
+LINE_OVERHEAD_BYTES = 2**20
+"""Room in a line for what is no part of the record: names of fields, offset, blanks."""
 
 
-def produce(
+def produce(  # noqa: PLR0913 - one keyword for each option
     topic: str,
     file: Path | None = None,
     *,
     format: Literal["text", "json"] = "text",
     key_separator: str | None = None,
     partition: int | None = None,
+    by_key: Annotated[bool, Parameter(negative="")] = False,
+    acks: Literal["all", "-1", "0", "1"] | None = None,
     compression: str | None = None,
     common: Common = _COMMON,
 ) -> int:
     """Write records to a topic, one for each line.
 
+    A line of JSON is an object with `value`, and perhaps `key`, `headers` (a list of objects with key and value),
+    `partition` and `timestamp_ms`. Text is sent as UTF-8, `{"base64": "…"}` as the bytes that it holds, null as null,
+    and any other JSON as it is written. Lines of `consume --format json` are sent again exactly as they were: their
+    `timestamp` counts; their `topic`, `offset` and `timestampType` say where they came from. An unknown field or a
+    wrong type is an error.
+
     Args:
         topic: the topic.
         file: the lines; standard input when not given.
-        format: text (a line is a value) or json (a line is an object with value, and perhaps key, headers,
-            partition and timestamp_ms).
+        format: text (a line is a value) or json (a line is an object).
         key_separator: what parts key and value in a line of text, as : or a tab.
-        partition: the partition of every record; by key when not given.
+        partition: the partition of every record; when not given, the one that its line names, else by key.
+        by_key: by key, whatever partition a line names: for a topic with another number of partitions.
+        acks: all (the default): every replica in sync has the record when it counts as delivered; 1: the leader; 0: no
+            answer is awaited.
         compression: none, gzip, snappy, lz4 or zstd.
     """
     if key_separator is not None and (format != "text" or not key_separator):
         raise UsageError("--key-separator parts lines of text: it must not be empty, nor go with --format json")
+    if by_key and partition is not None:
+        raise UsageError("--by-key and --partition are two answers: give one")
     with ExitStack() as open_files:
-        lines: BinaryIO = sys.stdin.buffer if file is None else open_files.enter_context(file.open("rb"))
-        records = _from_json(lines) if format == "json" else _from_text(lines, key_separator)
-        with _producer(common, compression) as producer:
-            sent, failed = _send(producer, topic, records, partition)
+        source: BinaryIO = sys.stdin.buffer if file is None else open_files.enter_context(file.open("rb"))
+        with _producer(common, compression, acks) as producer:
+            lines = _lines(source, ESCAPED_BYTES_MAX * producer.config.max_request_size + LINE_OVERHEAD_BYTES)
+            records = _from_json(lines) if format == "json" else _from_text(lines, key_separator)
+            result = _send(producer, topic, records, partition, by_key)
     if common.json:
-        show_json({"topic": topic, "sent": sent, "failed": [str(error) for error in failed]})
+        show_json({"topic": topic, "sent": result.sent, "not_delivered": result.not_delivered, "failed": result.errors})
     else:
-        note(f"{sent} records")
-    for error in failed[:1]:
-        note(f"kohort: {len(failed)} records were not delivered: {error}")
-    return FAILED if failed else DONE
+        note(f"{result.sent} records")
+    for error in result.errors[:1]:
+        note(f"kohort: {result.not_delivered} records were not delivered, the first of {error}")
+    return FAILED if result.not_delivered else DONE
 
 
-def _producer(common: Common, compression: str | None) -> Producer:
+def _producer(common: Common, compression: str | None, acks: str | None) -> Producer:
     from kohort.client.producer.producer import Producer
     from kohort.client.producer.settings import ProducerConfig
 
@@ -67,6 +87,10 @@ def _producer(common: Common, compression: str | None) -> Producer:
     settings.setdefault("max.block.ms", common.call_ms)
     if compression is not None:
         settings["compression.type"] = compression
+    if acks is not None:
+        settings["acks"] = "all" if acks == "-1" else acks
+        if settings["acks"] != "all":  # idempotence needs all of them; a file that asks for both is refused
+            settings.setdefault("enable.idempotence", False)
     common.reach()
     try:
         return Producer(servers, **settings)
@@ -74,76 +98,85 @@ def _producer(common: Common, compression: str | None) -> Producer:
         raise UsageError(str(error)) from error
 
 
-def _send(
-    producer: Producer, topic: str, records: Iterator[Fields], partition: int | None
-) -> tuple[int, list[KafkaError]]:
-    """Sends them all; gives how many were delivered, and the errors of the others."""
-    failed: list[KafkaError] = []
-    count = 0
+class _Sent:
+    """The outcome of a command, counted while records are delivered.
 
-    def delivered(error: KafkaError | None, _: Any) -> None:
+    Attributes:
+        sent: how many were delivered or are on their way.
+        not_delivered: how many were not.
+        errors: why, of the first `ERRORS_MAX` of them; each begins with the number of its line.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.not_delivered = 0
+        self.errors: list[str] = []
+
+    def delivered(self, number: int, error: KafkaError | None, _: Any) -> None:
+        """Take the producer's word on the record of a line."""
         if error is not None:
-            failed.append(error)
-
-    for fields in records:
-        if partition is not None:
-            fields["partition"] = partition
-        producer.send(topic, **fields, on_delivery=delivered)
-        count += 1
-    producer.flush()
-    return count - len(failed), failed
+            self.sent -= 1
+            self.not_delivered += 1
+            if len(self.errors) < ERRORS_MAX:
+                self.errors.append(f"line {number}: {error}")
 
 
-def _from_text(lines: BinaryIO, separator: str | None) -> Iterator[Fields]:
+def _send(
+    producer: Producer, topic: str, records: Iterator[tuple[int, Fields]], partition: int | None, by_key: bool
+) -> _Sent:
+    """Send them all, and wait until each is delivered or has failed."""
+    result = _Sent()
+    try:
+        for number, fields in records:
+            if partition is not None:
+                fields["partition"] = partition
+            elif by_key:
+                fields.pop("partition", None)
+            try:
+                producer.send(topic, **fields, on_delivery=partial(result.delivered, number))
+            except InvalidInputError as error:
+                raise _bad_line(number, error) from error
+            result.sent += 1
+    finally:  # the lines before one that is wrong are delivered too
+        producer.flush()
+    return result
+
+
+def _lines(lines: BinaryIO, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, without the line's end.
+
+    Args:
+        lines: where from.
+        limit: bytes beyond which a line can be no record; more is not read into memory.
+    """
+    number = 0
+    while line := lines.readline(limit + 1):
+        number += 1
+        if len(line) > limit:
+            raise _bad_line(number, InvalidInputError(f"more than {limit} bytes, which no record may have"))
+        yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _from_text(lines: Iterator[tuple[int, bytes]], separator: str | None) -> Iterator[tuple[int, Fields]]:
     cut = None if separator is None else separator.encode()
-    for number, line in enumerate(lines, start=1):
-        value = line.removesuffix(b"\n").removesuffix(b"\r")
+    for number, value in lines:
         if cut is None:
-            yield {"value": value}
+            yield number, {"value": value}
             continue
         key, found, value = value.partition(cut)
         if not found:
-            raise InvalidInputError(
-                f"line {number} has no {separator!r} between key and value; nothing after it was sent"
-            )
-        yield {"key": key, "value": value}
+            raise _bad_line(number, InvalidInputError(f"no {separator!r} between key and value"))
+        yield number, {"key": key, "value": value}
 
 
-def _from_json(lines: BinaryIO) -> Iterator[Fields]:
-    import msgspec
-
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            given = msgspec.json.decode(line)
-            yield _fields(given)
-        except (msgspec.DecodeError, TypeError, ValueError, KeyError) as error:
-            raise InvalidInputError(f"line {number} is no record ({error}); nothing after it was sent") from error
+def _from_json(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, Fields]]:
+    for number, line in lines:
+        if line.strip():
+            try:
+                yield number, fields_of(line)
+            except InvalidInputError as error:
+                raise _bad_line(number, error) from error
 
 
-def _fields(given: Any) -> Fields:
-    if not isinstance(given, dict) or "value" not in given:
-        raise ValueError("an object with value is wanted")
-    fields: Fields = {"key": _bytes(given.get("key")), "value": _bytes(given["value"])}
-    if isinstance(given.get("partition"), int):
-        fields["partition"] = given["partition"]
-    if isinstance(given.get("timestamp_ms"), int):
-        fields["timestamp_ms"] = given["timestamp_ms"]
-    headers = given.get("headers") or ()
-    if headers:
-        fields["headers"] = [(header["key"], _bytes(header.get("value"))) for header in headers]
-    return fields
-
-
-def _bytes(value: Any) -> bytes | None:
-    """Text as UTF-8, `{"base64": …}` decoded, and anything else as the JSON that it is."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and set(value) == {"base64"}:
-        return base64.b64decode(value["base64"], validate=True)
-    import msgspec
-
-    return msgspec.json.encode(value)
+def _bad_line(number: int, error: KafkaError) -> InvalidInputError:
+    return InvalidInputError(f"line {number}: {error.message}; nothing after it was sent", error.code)

@@ -1,0 +1,204 @@
+"""Records as lines of JSON, both ways: `consume --format json` writes what `produce --format json` reads.
+
+A record that goes out and in again keeps its key, value, headers, timestamp and partition exactly.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kohort.config import did_you_mean
+from kohort.errors import InvalidInputError
+
+Fields = dict[str, Any]
+"""Arguments of `Producer.send` besides the topic."""
+FIELDS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "timestamp_ms")
+"""The fields of a line: those that `consume` writes, and `timestamp_ms`, which is easier to write by hand."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+_LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+"""The times that ISO 8601 can write with a year of four digits."""
+_HEADERS = 'headers must be a list of objects, as [{"key": "name", "value": "text"}]'
+_FRACTION = re.compile(r"[.,](\d+)")
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """The records of an Arrow batch as objects that JSON can hold, in the order of the batch.
+
+    Args:
+        batch: what `Consumer.poll_arrow` returns; its columns are the objects' fields.
+    """
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == "timestamp":
+            columns[name] = [_time(micros // 1000) for micros in column.cast(pa.int64()).to_pylist()]
+        elif name in ("key", "value"):
+            columns[name] = [_readable(data) for data in column.to_pylist()]
+        elif name == "headers":
+            columns[name] = [_readable_headers(headers) for headers in column.to_pylist()]
+        else:
+            columns[name] = column.to_pylist()
+    names = list(columns)
+    for cells in zip(*columns.values(), strict=True):
+        yield dict(zip(names, cells, strict=True))
+
+
+def _time(milliseconds: int) -> Any:
+    """ISO 8601 in UTC; a number of milliseconds where the year has no four digits."""
+    if _FIRST_MS <= milliseconds <= _LAST_MS:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    return milliseconds
+
+
+def _readable_headers(headers: Any) -> list[dict[str, Any]]:
+    return [{"key": header["key"], "value": _readable(header["value"])} for header in headers or ()]
+
+
+def _readable(data: bytes | None) -> Any:
+    """Text where the bytes are UTF-8, else an object that holds them in base 64."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def fields_of(line: bytes) -> Fields:
+    """What a line says of a record, as arguments of `Producer.send`.
+
+    Topic, offset and timestampType say where a record came from: their types are checked, and they are not used.
+
+    Raises:
+        InvalidInputError: the line is no JSON object, has an unknown field, or a field of the wrong type; names it.
+    """
+    import msgspec
+
+    try:
+        given = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        raise InvalidInputError("a record is a JSON object with at least the field value") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"no JSON: {error}") from error
+    for name in given:
+        if name not in FIELDS:
+            near = did_you_mean(name, FIELDS) or f"; there are {', '.join(FIELDS)}"
+            raise InvalidInputError(f"unknown field {name!r}{near}")
+    if "value" not in given:
+        raise InvalidInputError("the field value is missing; a tombstone says it with null")
+    fields: Fields = {name: _bytes(name, given[name]) for name in ("key", "value") if name in given}
+    _typed(given, "topic", str, "text")
+    _number(given, "offset")
+    _number(given, "timestampType", most=1)
+    partition = _number(given, "partition", most=2**31 - 1)
+    if partition is not None:
+        fields["partition"] = partition
+    timestamp = _timestamp(given)
+    if timestamp is not None:
+        fields["timestamp_ms"] = timestamp
+    if "headers" in given:
+        fields["headers"] = _headers(given["headers"])
+    return fields
+
+
+def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: str = "") -> Any:
+    """A field's value; None where it is missing or null."""
+    import msgspec
+
+    try:
+        value = msgspec.json.decode(given.get(name, b"null"))
+    except msgspec.DecodeError as error:
+        raise InvalidInputError(f"field {inside}{name}: {error}") from error
+    if value is None or type(value) is wanted:
+        return value
+    raise InvalidInputError(f"field {inside}{name} must be {called}, not {_shown(given[name])}")
+
+
+def _number(given: dict[str, Any], name: str, most: int = 2**63 - 1) -> int | None:
+    called = f"an integer from 0 to {most}"
+    value: int | None = _typed(given, name, int, called)
+    if value is not None and not 0 <= value <= most:
+        raise InvalidInputError(f"field {name} must be {called}, not {_shown(given[name])}")
+    return value
+
+
+def _timestamp(given: dict[str, Any]) -> int | None:
+    """Milliseconds since the epoch, of either field; both may be there when they agree."""
+    import msgspec
+
+    plain = _number(given, "timestamp_ms")
+    if not bytes(given.get("timestamp", b"")).startswith(b'"'):
+        written = _number(given, "timestamp")
+    else:
+        text = msgspec.json.decode(given["timestamp"])
+        fraction = _FRACTION.search(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"field timestamp must be a time as 2026-01-31T12:00:00.123Z, or milliseconds, not {text!r}"
+            ) from error
+        if fraction is not None and fraction[1][3:].strip("0"):
+            raise InvalidInputError(f"field timestamp: Kafka keeps milliseconds, {text!r} has more digits")
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        written = (moment - _EPOCH) // timedelta(milliseconds=1)
+        if written < 0:
+            raise InvalidInputError(f"field timestamp: {text!r} is before 1970, which no producer may send")
+    if plain is not None and written is not None and plain != written:
+        raise InvalidInputError(f"fields timestamp and timestamp_ms disagree: {written} ms and {plain} ms")
+    return plain if written is None else written
+
+
+def _headers(raw: Any) -> list[tuple[str, bytes | None]]:
+    import msgspec
+
+    try:
+        given = msgspec.json.decode(raw, type=list[dict[str, msgspec.Raw]] | None)
+    except msgspec.DecodeError as error:
+        raise InvalidInputError(f"field {_HEADERS}, not {_shown(raw)}") from error
+    headers = []
+    for number, header in enumerate(given or ()):
+        unknown = [name for name in header if name not in ("key", "value")]
+        if unknown:
+            raise InvalidInputError(f"field headers[{number}] has an unknown field {unknown[0]!r}; {_HEADERS}")
+        key = _typed(header, "key", str, "text", inside=f"headers[{number}].")
+        if key is None:
+            raise InvalidInputError(f"field headers[{number}].key must be text, not null")
+        headers.append((key, _bytes(f"headers[{number}].value", header.get("value", b"null"))))
+    return headers
+
+
+def _bytes(name: str, raw: Any) -> bytes | None:
+    """Text as UTF-8, `{"base64": …}` decoded, null as None, and any other JSON as it was written."""
+    import msgspec
+
+    text = bytes(raw)
+    if text == b"null":
+        return None
+    try:
+        if text.startswith(b'"'):
+            decoded: str = msgspec.json.decode(text)
+            return decoded.encode()
+        if text.startswith(b"{"):
+            given = msgspec.json.decode(text)
+            if set(given) == {"base64"}:
+                return base64.b64decode(given["base64"], validate=True)
+    except (TypeError, binascii.Error) as error:
+        raise InvalidInputError(f"field {name}: what base64 holds is not base 64 ({error})") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidInputError(f"field {name}: {error}") from error
+    return text
+
+
+def _shown(raw: Any) -> str:
+    """A field's JSON for a message, cut to what a line can bear."""
+    text = bytes(raw).decode(errors="replace")
+    return text if len(text) <= 60 else f"{text[:60]}…"
