@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from kohort.errors import RetriableError
+from kohort.region.book import Pen
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
@@ -21,6 +23,7 @@ from kohort.region.parts import Part
 from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane, Registered
+from kohort.region.serving import UnknownOutcomeError
 from kohort.region.sinks import Keep, marks, parquet_folder, staged_files
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
@@ -164,6 +167,18 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
 _COMPLETE = handlers.complete
 
 
+def _knows_all_but_silence(producer: Any) -> None:
+    """Take each error but a missing answer for an abort."""
+    try:
+        producer.commit_transaction()
+    except RetriableError as error:
+        raise UnknownOutcomeError(str(error)) from error
+
+
+def _settles_by_looking(pen: Pen) -> int:
+    return pen._followed().sequence
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -205,6 +220,12 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
     "names are not synced": _no_syncs,
+    "an error that answers the end of a transaction is taken for an abort": _instead(
+        Pen, "_commit", staticmethod(_knows_all_but_silence)
+    ),
+    "what stands is settled by looking": _instead(Pen, "settle", _settles_by_looking),
+    "an unknown outcome is taken for done": _instead(Pen, "settle", lambda pen: 10**6),
+    "an unknown outcome is taken for an abort": _instead(Pen, "settle", lambda pen: 0),
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

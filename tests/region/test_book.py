@@ -13,11 +13,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from kohort import Consumer, Producer, TopicPartition
+from kohort import Admin, Broker, Consumer, Producer, TopicPartition
+from kohort.broker import Fault
 from kohort.client.group.member import GroupMember
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.region import serving
-from kohort.region.book import Home, Pen, client_id_of, is_of
+from kohort.region.book import Home, Pen, client_id_of, is_of, transactional_id_of
 from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Shown, Span, Stopped
 from kohort.region.messages import Identity
 from kohort.region.parts import Part
@@ -28,6 +29,7 @@ from kohort.region.serving import OverError, UnknownOutcomeError
 from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC, partition_of
 from tests.region.conftest import make_topic
+from tests.support.waiting import until
 
 TOPIC_ID = UUID(int=4)
 TOKEN = b"t" * 32
@@ -396,3 +398,49 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: Home, name: s
     complete(pen, 5, "a", "b")
     assert sorted(home.saved().contributions) == [4, 5], "what waited is not needed any more"
     assert home.saved().states() == {"a": b"a5", "b": b"b5"}
+
+
+@pytest.mark.parametrize("action", ["fail", "close_after"])
+@pytest.mark.parametrize(
+    "error", [ErrorCode.INVALID_TXN_STATE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.TRANSACTION_ABORTABLE]
+)
+def test_a_sequence_whose_end_is_answered_with_an_error_is_settled(
+    own_broker: Broker, name: str, closing: Closing, action: str, error: ErrorCode
+) -> None:
+    servers = own_broker.bootstrap_servers
+    make_topic(servers, name)
+    home = closing.add(Home(name, servers, {"client_id": name}))
+    pen, known = begin(home, closing)
+    own_broker.faults.add(Fault("EndTxn", action, client_id=name, error=error))
+    if action == "fail":
+        with pytest.raises(UnknownOutcomeError):
+            commit(pen, name, known, 1)
+        assert pen.settle() == 0
+    assert commit(pen, name, known, 1) == {}
+    assert pen.settle() == 1
+
+
+def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
+    servers: str, home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control plane that stood still for longer than its transaction may take."""
+    monkeypatch.setattr("kohort.region.book.TRANSACTION_MS", 1_000)
+    pen, known = begin(home, closing)
+    real = Producer.commit_transaction
+
+    def stands_still(self: Producer) -> None:
+        with Admin(servers) as admin:
+            mine = transactional_id_of(name)
+            until(
+                lambda: admin.describe_transactions([mine]).result(mine).state not in ("Ongoing", "PrepareAbort"),
+                "the transaction was ended by its timeout",
+            )
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Producer, "commit_transaction", stands_still)
+        with pytest.raises((UnknownOutcomeError, OverError)):
+            commit(pen, name, known, 1)
+    if pen.settle() == 0:
+        assert commit(pen, name, known, 1) == {}
+    assert home.saved().sequence == 1

@@ -519,3 +519,32 @@ def test_a_topic_of_that_name_that_is_not_compacted_is_refused(tmp_path: Any) ->
         with pytest.raises(KafkaError, match="needs compact"):
             region.consumer("m1", group_id="g", topics=["t"])
         region.close()
+
+
+@pytest.mark.parametrize("error", [ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED])
+def test_members_live_through_errors_that_answer_the_ends_of_transactions(
+    own_broker: Broker, name: str, regions: list[Region], error: ErrorCode
+) -> None:
+    """Of the first term as of sequences: whether each was committed is not known, and is found out."""
+    servers = own_broker.bootstrap_servers
+    make_topic(servers, name)
+    fill(servers, name, range(500))
+    sink, region = Collected(), Region(name, servers, **FAST)
+    regions.append(region)
+    first = own_broker.faults.add(Fault("EndTxn", "fail", error=error))
+    faults = [own_broker.faults.add(Fault("EndTxn", "fail", skip=skip, error=error)) for skip in (3, 5, 6)]
+    faults.append(own_broker.faults.add(Fault("EndTxn", "close_after", skip=8)))
+    try:
+        worker = Worker(region, "m1", sink, name)
+        assert first.hits >= 1, "the first term was begun through it"
+        until(lambda: all_once(sink, range(500)), "all is published")
+        fill(servers, name, range(500, 1000))
+        until(lambda: all_once(sink, range(1000)), "it goes on")
+        for fault in faults:
+            until(lambda fault=fault: worker.consumer.checkpoint() or fault.hits >= 1, "each fault has been met")
+        fill(servers, name, range(1000, 1200))
+        until(lambda: all_once(sink, range(1200)), "it goes on after all of them")
+    finally:
+        own_broker.faults.clear()
+    worker.close()
+    assert worker.error is None

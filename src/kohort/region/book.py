@@ -19,16 +19,17 @@ from uuid import UUID, uuid4
 from kohort.channel import Link
 from kohort.client.admin.admin import Admin
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.producer.batches import Delivery
 from kohort.client.producer.producer import Producer
 from kohort.client.settings import Servers
-from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError, TimedOutError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region.facts import Birth, Claim, Contribution, Fact, Manifest, Position, Term
 from kohort.region.parts import Part
 from kohort.region.plane.events import Offsets, Outsider
 from kohort.region.plane.state import Known
 from kohort.region.records import about_region, key_of, retired, value_of
-from kohort.region.serving import Book, OverError, Refusal, UnknownOutcomeError
+from kohort.region.serving import FINAL, Book, OverError, Refusal, UnknownOutcomeError
 from kohort.region.tenure import Address
 from kohort.region.topic import (
     CLAIMS,
@@ -50,6 +51,8 @@ TRANSACTION_MS = 10_000
 KEPT = 2
 """Complete sequences that are kept."""
 BEGIN_S = 30.0
+BEGIN_ATTEMPTS = 3
+"""A term whose outcome is not known is begun again at once: an open transaction would hold up all who look for one."""
 _OVER = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 _GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 
@@ -105,7 +108,9 @@ class Home:
             try:
                 reach().close()
                 break
-            except OSError as error:
+            except FINAL:
+                raise
+            except (OSError, KafkaError) as error:
                 if time.monotonic() > until_s:
                     raise TimedOutError(f"region {self._region} has no control plane: {error}") from error
                 time.sleep(0.1)
@@ -217,10 +222,11 @@ class Pen:
 
     def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
         self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
-        self._reader = TopicReader(servers, settings, partition)
+        self._reader = self._new_reader()
         self._admin: Admin | None = None
         self._producer: Producer | None = None
         self._term = 0
+        self._sent: list[Delivery] = []  # in the transaction that is open
         self._members: dict[int, tuple[str, ...]] = {}
         self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
@@ -229,8 +235,20 @@ class Pen:
 
         Raises:
             OverError: another has begun one meanwhile.
-            KafkaError: the topic can't be read or written.
+            KafkaError: the topic can't be read or written, or whether it was written is not known: begin again, which
+                goes on from what stands.
         """
+        for attempt in range(1, BEGIN_ATTEMPTS + 1):
+            try:
+                return self._begin(host, port, token)
+            except UnknownOutcomeError as error:
+                if attempt == BEGIN_ATTEMPTS:
+                    raise
+                log.info("region %s: whether term %s has begun: %s", self._region, self._term, error)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _begin(self, host: str, port: int, token: bytes) -> Known:
+        self._term = 0
         saved = self._settled()
         self._term = 1 if saved.term is None else saved.term.term + 1
         facts: list[Fact] = []
@@ -238,21 +256,13 @@ class Pen:
             saved.birth = Birth(self._region, uuid4(), _now_ms())
             facts.append(saved.birth)
         facts.append(Term(self._region, self._term, host, port, token, _now_ms()))
-        self.save(facts)
+        self._write(facts)
         return saved.known(self._region, self._term)
 
     def _settled(self) -> Saved:
         """What stands, when nothing that was on its way can come any more."""
         self._drop_producer()
-        producer = Producer(
-            self._servers,
-            **{
-                **self._settings,
-                "transactional_id": transactional_id_of(self._region),
-                "transaction_timeout_ms": TRANSACTION_MS,
-                "linger_ms": 0,
-            },
-        )
+        producer = self._new_producer()
         try:
             producer.init_transactions()
         except BaseException:
@@ -268,6 +278,19 @@ class Pen:
             for name in given
         }
         return saved
+
+    def _new_reader(self) -> TopicReader:
+        """Make what reads the region's partition of the topic."""
+        return TopicReader(self._servers, self._settings, self._partition)
+
+    def _new_producer(self) -> Producer:
+        """Make the transactional producer, which is not initialised yet."""
+        own = {
+            "transactional_id": transactional_id_of(self._region),
+            "transaction_timeout_ms": TRANSACTION_MS,
+            "linger_ms": 0,
+        }
+        return Producer(self._servers, **{**self._settings, **own})
 
     def _followed(self) -> Saved:
         """What stands, if no later term has begun."""
@@ -289,12 +312,14 @@ class Pen:
 
     def save(self, facts: Iterable[Fact]) -> None:
         """Write facts, in one transaction."""
-        records = [(key_of(fact), value_of(fact)) for fact in facts]
         try:
-            self._transact(lambda producer: self._send(producer, records))
+            self._write(facts)
         except UnknownOutcomeError as error:
-            self._drop_producer()
             raise TimedOutError(str(error)) from error  # the same facts are written again, whether they stand or not
+
+    def _write(self, facts: Iterable[Fact]) -> None:
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        self._transact(lambda producer: self._send(producer, records))
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
@@ -326,8 +351,7 @@ class Pen:
         return refused
 
     def _send(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        for key, value in records:
-            producer.send(TOPIC, value, key, partition=self._partition)
+        self._sent += [producer.send(TOPIC, value, key, partition=self._partition) for key, value in records]
 
     def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
         """One transaction: committed if `commits` of what `fill` gives, else aborted.
@@ -343,11 +367,15 @@ class Pen:
         assert producer is not None
         try:
             producer.begin_transaction()
+            self._sent.clear()
             told = fill(producer)
             if commits(told):
+                for delivery in self._sent:
+                    delivery.result()  # what fails up to here is known not to be committed
                 self._commit(producer)
                 return told
-        except UnknownOutcomeError:
+        except (OverError, UnknownOutcomeError):
+            self._drop_producer()
             raise
         except KafkaError as error:
             self._abort(producer)
@@ -357,10 +385,18 @@ class Pen:
 
     @staticmethod
     def _commit(producer: Producer) -> None:
+        """End the transaction, of which everything is written.
+
+        An error of any kind leaves the outcome unknown: INVALID_TXN_STATE, for one, is the answer to a request that is
+        sent again when the first answer was lost and the transaction has ended meanwhile, in either way.
+        """
         try:
             producer.commit_transaction()
-        except RetriableError as error:
-            raise UnknownOutcomeError(f"no answer to the end of a transaction: {error}") from error
+        except KafkaError as error:
+            fenced = _over(error)
+            if isinstance(fenced, OverError):
+                raise fenced from error
+            raise UnknownOutcomeError(f"whether a transaction was committed is not known: {error}") from error
 
     def _abort(self, producer: Producer) -> None:
         """Nothing of the transaction stands; where that is not heard, the next one settles it."""
@@ -428,7 +464,7 @@ def client_id_of(region: str, member: str) -> str:
 
 def _over(error: KafkaError) -> KafkaError:
     if isinstance(error, FencedError) or error.code in _OVER:
-        return OverError(f"another control plane has taken over: {error}")
+        return OverError(f"another control plane has taken over, or a transaction took too long: {error}")
     return error
 
 

@@ -12,13 +12,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kohort.channel import Frames, await_caller, frame
-from kohort.errors import KafkaError, RetriableError
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages as told
 from kohort.region.codec import decode_said, encode
@@ -34,6 +34,7 @@ from kohort.region.plane.state import Known
 
 log = logging.getLogger("kohort.region")
 T = TypeVar("T")
+Pauses: TypeAlias = Generator[float, None, T]
 
 CONNECTIONS_MAX = 1_000
 """Members and people at once."""
@@ -52,6 +53,10 @@ AGAIN_S = (0.1, 0.2, 0.5, 1.0)
 
 class OverError(KafkaError):
     """Another control plane has taken over: this one may write nothing more."""
+
+
+FINAL = (NotAuthorizedError, InvalidInputError)
+"""Errors that a person has to mend: all others of the region's topic pass."""
 
 
 class UnknownOutcomeError(KafkaError):
@@ -82,7 +87,7 @@ class Book(Protocol):
         """The commit point: all of it, in one transaction; or nothing, and by member why.
 
         Raises:
-            UnknownOutcomeError: the answer was lost.
+            UnknownOutcomeError: the answer was lost, or says nothing of what stands.
         """
 
     def settle(self) -> int:
@@ -96,6 +101,57 @@ class Book(Protocol):
 
     def close(self) -> None:
         """Let its connections go."""
+
+
+class Writer:
+    """Writes of a control plane, each repeated until it is known to stand.
+
+    Each method is a generator: it gives how many seconds to wait before it goes on, and returns what happened.
+    `OverError` ends it when another control plane has taken over.
+    """
+
+    def __init__(self, book: Book, region: str) -> None:
+        self._book, self._region = book, region
+
+    def save(self, effect: happens.Save) -> Pauses[Event]:
+        """Write facts."""
+        facts = [_stamped(fact) for fact in effect.facts]
+        yield from self._until_it_works("facts", lambda: self._book.save(facts))
+        return happens.Saved(effect.token)
+
+    def commit(self, effect: happens.Commit) -> Pauses[Event]:
+        """Write a sequence; after an answer that leaves the outcome open, go on from what stands."""
+        manifest = _stamped(effect.manifest)
+        unknown = 0
+        while True:
+            try:
+                refused = yield from self._until_it_works(
+                    "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
+                )
+            except UnknownOutcomeError as error:
+                log.warning("region %s: whether sequence %s stands: %s", self._region, manifest.sequence, error)
+                yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
+                unknown += 1
+                if (yield from self._until_it_works("the outcome", self._book.settle)) < manifest.sequence:
+                    continue
+                refused = {}
+            gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
+            return happens.CommitEnded(effect.cut, {name: one.why for name, one in refused.items()}, gone)
+
+    def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
+        """Write again until it works: while the region can't be written, nothing of it goes on."""
+        failures = 0
+        while True:
+            try:
+                return write()
+            except (OverError, UnknownOutcomeError):
+                raise
+            except KafkaError as error:
+                log.warning("region %s: %s could not be written, and will be again: %s", self._region, what, error)
+                if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
+                    raise OverError(f"{what} can't be written: {error}") from error
+            yield AGAIN_S[min(failures, len(AGAIN_S) - 1)]
+            failures += 1
 
 
 class ControlPlane:
@@ -115,7 +171,8 @@ class ControlPlane:
         self._asks: dict[int, int] = {}
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: asyncio.Queue[Callable[[], Event]] = asyncio.Queue()
+        self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
+        self._writer = Writer(book, self.region)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
         self._wrote_s = 0.0
@@ -276,9 +333,9 @@ class ControlPlane:
                 if writer is not None:
                     writer.close()
             case happens.Save():
-                self._writing.put_nowait(lambda: self._save(effect))
+                self._writing.put_nowait(self._writer.save(effect))
             case happens.Commit():
-                self._writing.put_nowait(lambda: self._commit(effect))
+                self._writing.put_nowait(self._writer.commit(effect))
             case happens.LookAt():
                 self._spawn(self._look(effect))
             case happens.LookAtProcess(process):
@@ -310,49 +367,24 @@ class ControlPlane:
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            write = await self._writing.get()
+            writing = await self._writing.get()
             try:
-                event = await loop.run_in_executor(self._pool, write)
+                event = await loop.run_in_executor(self._pool, self._written, writing)
             except OverError as error:
                 self._is_over(error)
                 return
             self._wrote_s = loop.time()
             self._step(event)
 
-    def _save(self, effect: happens.Save) -> Event:
-        facts = [_stamped(fact) for fact in effect.facts]
-        self._until_it_works("facts", lambda: self._book.save(facts))
-        return happens.Saved(effect.token)
-
-    def _commit(self, effect: happens.Commit) -> Event:
-        manifest = _stamped(effect.manifest)
+    def _written(self, writing: Pauses[Event]) -> Event:
+        """Carry a write through, on a thread that may wait."""
         while True:
             try:
-                refused = self._until_it_works(
-                    "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
-                )
-            except UnknownOutcomeError as error:
-                log.warning("region %s: whether sequence %s stands: %s", self.region, manifest.sequence, error)
-                if self._until_it_works("the outcome", self._book.settle) < manifest.sequence:
-                    continue
-                refused = {}
-            gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
-            return happens.CommitEnded(effect.cut, {name: one.why for name, one in refused.items()}, gone)
-
-    def _until_it_works(self, what: str, write: Callable[[], T]) -> T:
-        """As often as it takes: while the region can't be written, nothing of it goes on."""
-        failures = 0
-        while True:
-            try:
-                return write()
-            except (OverError, UnknownOutcomeError):
-                raise
-            except KafkaError as error:
-                log.warning("region %s: %s could not be written, and will be again: %s", self.region, what, error)
-                if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
-                    raise OverError(f"{what} can't be written: {error}") from error
-            time.sleep(AGAIN_S[min(failures, len(AGAIN_S) - 1)])
-            failures += 1
+                pause_s = next(writing)
+            except StopIteration as done:
+                event: Event = done.value
+                return event
+            time.sleep(pause_s)
             if self._end.is_set():
                 raise OverError("it was closed")
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kohort.channel import TOKEN_BYTES, Link, greet_listener
+from kohort.errors import KafkaError
 from kohort.region.plane.config import RegionConfig
 from kohort.region.plane.state import Known
-from kohort.region.serving import CONNECTIONS_MAX, Book, ControlPlane, OverError
+from kohort.region.serving import CONNECTIONS_MAX, FINAL, Book, ControlPlane, OverError
 
 log = logging.getLogger("kohort.region")
 
@@ -157,18 +158,21 @@ class Tenure:
         return None if plane is None or plane.over.is_set() else plane
 
     def serve(self) -> ControlPlane:
-        """Take over now; where others do at the same time, again when they have.
+        """Take over now; again, up to `LOSSES_MAX` times, where others do at the same time or the topic fails.
 
         Raises:
             OverError: each time another was quicker.
+            KafkaError: the region's topic can't be read or written.
         """
         with self._lock:
             for losses in range(LOSSES_MAX):
                 try:
                     self._take_over()
                     break
-                except OverError as error:
-                    log.info("another application takes over at the same time: %s", error)
+                except FINAL:
+                    raise
+                except KafkaError as error:
+                    log.info("a term could not be begun yet: %s", error)
                     time.sleep(random.uniform(*PATIENCE_S) * 2**losses)
             else:
                 self._take_over()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.targets import compute
@@ -23,15 +24,17 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.outcome import ComputeAssignment, Now, OffsetCommitReply, OffsetFetchReply, Outcome
 from kohort.groups.records import Record
+from kohort.ids import TopicPartition
 from kohort.region.facts import Initial, Position
 from kohort.region.parts import Part
-from kohort.region.plane.events import Offsets
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
 from tests.region.world.seats import BEAT_MS, SESSION_MS, ClassicSeat, ConsumerSeat, Seat
 
 if TYPE_CHECKING:
     from tests.region.world.clock import Clock
     from tests.region.world.member import Member
+
+Members = Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata]]]
 
 
 class Group:
@@ -148,22 +151,24 @@ class Group:
 
     # -- the commit point
 
-    def commit(self, offsets: tuple[Offsets, ...], term: int) -> dict[str, str]:
-        """The offsets of a transaction: all, or by member why not."""
-        refused: dict[str, str] = {}
-        for one in offsets:
-            given = tuple(OffsetToCommit(at.topic, at.partition, at.offset) for at in one.positions)
-            who = one.identity
+    def commit(self, members: Members, epoch: int) -> dict[str, ErrorCode]:
+        """Take the offsets of an open transaction: by member id why not."""
+        refused: dict[str, ErrorCode] = {}
+        for who, offsets in members:
+            given = tuple(OffsetToCommit(at.topic, at.partition, told.offset) for at, told in offsets.items())
             event = TxnOffsetCommit(
-                self.number(), GROUP, 1, term, given, who.member_id, who.generation, None, "a region"
+                self.number(), GROUP, 1, epoch, given, who.member_id, who.generation_id, None, "a region"
             )
             answers: list[OffsetCommitReply] = []
             self.ask(event, answers.append)
-            wrong = [error.name for error in answers[0].errors if error is not ErrorCode.NONE]
+            wrong = [error for error in answers[0].errors if error is not ErrorCode.NONE]
             if wrong:
-                refused[one.member] = wrong[0]
-        self.do(TransactionEnded(1, term, commit=not refused))
+                refused[who.member_id] = wrong[0]
         return refused
+
+    def end(self, epoch: int, *, commit: bool) -> None:
+        """A transaction in which offsets were taken ends."""
+        self.do(TransactionEnded(1, epoch, commit=commit))
 
     def offsets(self) -> dict[int, int]:
         """What is committed, by partition."""

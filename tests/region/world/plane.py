@@ -6,16 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kohort.region.facts import Epoch, Initial, Manifest, Shown, Stopped
+from kohort.region.facts import Manifest
 from kohort.region.messages import AskReset, Report, Stop
-from kohort.region.parts import part_of
 from kohort.region.plane import events as plane_events
 from kohort.region.plane.machine import RegionMachine
-from kohort.region.plane.state import Phase
-from kohort.region.serving import LOOK_S
+from kohort.region.plane.state import Known, Phase
+from kohort.region.serving import LOOK_S, OverError, Pauses, Writer
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
-from tests.region.world.group import wrong_offsets
+from tests.region.world.names import REGION
+from tests.region.world.transactions import WorldPen
 
 if TYPE_CHECKING:
     from tests.region.world.member import Member
@@ -29,17 +29,17 @@ LOOK_MS = int(LOOK_S * 1000)
 class Plane:
     """A control plane's machine, and what carries its effects out."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, pen: WorldPen, known: Known) -> None:
         self.world, self.clock = world, world.clock
-        world.stored.term += 1
-        self.term = world.stored.term
+        self.term = known.term
         self.alive = True
         self.sleeps_until_ms = self.cutting_since_ms = 0
         self.clients: dict[int, Member] = {}
         self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
-        self.machine = RegionMachine(world.stored.known(), world.config, self.clock.now_ms)
+        self.machine = RegionMachine(known, world.config, self.clock.now_ms)
+        self._pen, self._writer = pen, Writer(pen, REGION)
         self._emptying: list[Manifest] = []  # on their way to the topic
-        self._writes: list[Callable[[], None]] = []
+        self._writes: list[tuple[Pauses[plane_events.Event], Callable[[], None]]] = []
         self._wrote_ms = self.clock.now_ms
         for process in sorted(set(self.machine.plane.expected.values()) - {""}):
             self.carry_out(plane_events.LookAtProcess(process))
@@ -66,14 +66,19 @@ class Plane:
         if not self.alive:
             return
         awake = self.clock.now_ms >= self.sleeps_until_ms
-        if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS and self.term != self.world.stored.term:
-            self._is_over()
-        else:
-            self.clock.after(LOOK_MS, self._look)
+        if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS:
+            try:
+                self._pen.look()
+            except OverError as error:
+                self._is_over(error)
+                return
+        self.clock.after(LOOK_MS, self._look)
 
-    def _is_over(self) -> None:
-        self.clock.tell(f"term {self.term}: is over")
+    def _is_over(self, error: OverError) -> None:
+        """Members that are hung up on begin another term, if none has begun."""
+        self.clock.tell(f"term {self.term}: is over: {error}")
         self.die()
+        self.clock.after(self.clock.chance.randint(1, 1_500), lambda: self.world.begin_plane_for(self))
 
     def _check_cut(self) -> None:
         """No cut waits longer for its members than it may."""
@@ -170,9 +175,9 @@ class Plane:
                     self.clock.after(100, lambda: client.disconnect(connection))
             case plane_events.Save():
                 self._emptying += [fact for fact in effect.facts if isinstance(fact, Manifest)]
-                self._write(lambda: self._save(effect))
+                self._write(self._writer.save(effect), lambda: self._is_saved(effect))
             case plane_events.Commit():
-                self._write(lambda: self._commit(effect))
+                self._write(self._writer.commit(effect))
             case plane_events.Told(_, text):
                 self.clock.tell(f"term {self.term}: {text}")
             case plane_events.LookAt(group):
@@ -187,22 +192,27 @@ class Plane:
         elif self.alive and process not in {one.process for one in self.world.living()}:
             self.step(plane_events.ProcessEnded(process))
 
-    def _write(self, do: Callable[[], None]) -> None:
+    def _write(self, writing: Pauses[plane_events.Event], then: Callable[[], None] = lambda: None) -> None:
         """One transaction after the other."""
-        self._writes.append(do)
+        self._writes.append((writing, then))
         if len(self._writes) == 1:
             self.clock.after(self.clock.chance.randint(1, 60), self._next_write)
 
     def _next_write(self) -> None:
         if not self.alive:
             return
-        if self.term != self.world.stored.term:
-            self._is_over()
-            return
-        self._wrote_ms = self.clock.now_ms
-        self._writes[0]()
+        writing, then = self._writes[0]
+        try:
+            pause_s = next(writing)
+        except StopIteration as done:
+            self._wrote_ms = self.clock.now_ms
+            self._answer(done.value, then)
+        except OverError as error:
+            self._is_over(error)
+        else:
+            self.clock.after(int(pause_s * 1000) + self.clock.chance.randint(1, 60), self._next_write)
 
-    def _answer(self, event: plane_events.Event, then: Callable[[], None] = lambda: None) -> None:
+    def _answer(self, event: plane_events.Event, then: Callable[[], None]) -> None:
         """The answer to a write takes its time, and is lost when the process dies meanwhile; then comes the next."""
 
         def arrive() -> None:
@@ -217,39 +227,8 @@ class Plane:
 
         self.clock.after(self.clock.chance.randint(1, 60), arrive)
 
-    def _save(self, effect: plane_events.Save) -> None:
-        stored = self.world.stored
-        for fact in effect.facts:
-            match fact:
-                case Epoch():
-                    stored.epoch, stored.floor, stored.consecutive = fact.epoch, fact.floor, fact.consecutive
-                case Initial():
-                    stored.initial.setdefault(part_of(fact), fact)
-                case Manifest():
-                    self.clock.tell(f"term {self.term}: sequence {fact.sequence} is the initial state")
-                    stored.go_back(fact)
-                case Stopped():
-                    stored.stopped = fact.cause
-                case Shown():
-                    stored.show(fact)
-                case _:
-                    raise AssertionError(fact)
-        self._answer(plane_events.Saved(effect.token), lambda: self._is_saved(effect))
-
     def _is_saved(self, effect: plane_events.Save) -> None:
         self._emptying = [manifest for manifest in self._emptying if manifest not in effect.facts]
-
-    def _commit(self, effect: plane_events.Commit) -> None:
-        stored = self.world.stored
-        refused = self.world.group.commit(effect.offsets, self.term)
-        if not refused:
-            stored.commit(effect.manifest, effect.contributions)
-            wrong = wrong_offsets(self.world.group.offsets(), stored.positions, stored.initial)
-            if wrong:
-                raise ViolatedError(f"sequence {stored.sequence}: {wrong}")
-            self.clock.tell(f"term {self.term}: sequence {effect.manifest.sequence} is complete")
-        gone = frozenset(name for name, why in refused.items() if why == "UNKNOWN_MEMBER_ID")
-        self._answer(plane_events.CommitEnded(effect.cut, refused, gone))
 
     def die(self) -> None:
         """Its clients notice in their own time."""

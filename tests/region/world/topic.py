@@ -1,4 +1,4 @@
-"""What the topic holds of a region."""
+"""Checks of a region's topic as its transactions are committed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from kohort.region.facts import Contribution, Initial, Manifest, Position, Shown, keys_by_place
 from kohort.region.parts import Part, part_of
-from kohort.region.plane.state import Known
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk
-from tests.region.world.names import REGION, REGION_ID
 
 
 @dataclass
@@ -21,59 +19,26 @@ class Stored:
         disks: by their place.
         writes: to which place a member of this name writes in an epoch.
         owed: where the last sequence is still to be published, or to be emptied.
-        shown: where it is known to be, by place.
     """
 
     disks: dict[str, Disk]
     writes: dict[tuple[str, int], str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
-    shown: dict[str, int] = field(default_factory=dict)
     places: frozenset[str] = frozenset()
     term: int = 0
-    epoch: int = 0
-    floor: int = 0
     sequence: int = 0
-    consecutive: int = 0
     initial: dict[Part, Initial] = field(default_factory=dict)
     positions: dict[Part, Position] = field(default_factory=dict)
-    stay: tuple[str, ...] = ()
-    contributions: tuple[Contribution, ...] = ()
-    stopped: str = ""
     empties: bool = False
-
-    def known(self) -> Known:
-        """What a new control plane reads."""
-        return Known(
-            REGION,
-            REGION_ID,
-            self.term,
-            self.epoch,
-            self.floor,
-            self.sequence,
-            self.consecutive,
-            frozenset(self.stay),
-            tuple(self.initial.values()),
-            tuple(self.positions.values()),
-            keys_by_place(self.contributions),
-            {one.member: one.state for one in self.contributions},
-            stopped=self.stopped,
-            empties=self.empties,
-            places=tuple(sorted(self.places)),
-            contributors={one.member: one.epoch for one in self.contributions},
-            processes={one.member: one.process for one in self.contributions if one.process},
-            shown=frozenset(place for place, sequence in self.shown.items() if sequence == self.sequence),
-        )
 
     def show(self, fact: Shown) -> None:
         """A place shows a sequence, as its control plane has it."""
         if fact.place in self.owed and fact.sequence == self.sequence:
             raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
-        self.shown[fact.place] = fact.sequence
 
     def go_back(self, manifest: Manifest) -> None:
         """To the initial state."""
-        self.sequence, self.empties, self.contributions = manifest.sequence, manifest.empties, ()
-        self.stay = manifest.stay
+        self.sequence, self.empties = manifest.sequence, manifest.empties
         self.positions = {part_of(position): position for position in manifest.positions}
         self.owed, self.places = set(manifest.places), frozenset(manifest.places)
         for place, disk in self.disks.items():
@@ -88,9 +53,8 @@ class Stored:
         for place, disk in self.disks.items():
             disk.complete(manifest.sequence, self._share(place, contributions))
         self._check_shares(ends, contributions)
-        self.sequence, self.stay, self.contributions = manifest.sequence, manifest.stay, contributions
+        self.sequence = manifest.sequence
         self.positions, self.empties, self.places = ends, False, frozenset(manifest.places)
-        self.consecutive = 0
         self.owed = set(keys_by_place(contributions))
 
     def publish(self, disk: Disk, sequence: int) -> None:

@@ -1,11 +1,12 @@
 """A region in virtual time: the machines of its control planes and members, a group, a topic and connections that fail.
 
-The coordinator and the sink are those that ship; what a topic does is modelled in as little as the machines can see of
-it. A record is its partition and offset.
+The coordinator and the sink are those that ship; what a topic and its transactions do is modelled in as little as the
+machines can see of it. A record is its partition and offset.
 """
 
 from __future__ import annotations
 
+from kohort.errors import KafkaError
 from kohort.region.member import events as member_events
 from kohort.region.parts import Part
 from kohort.region.plane.config import RegionConfig
@@ -18,6 +19,7 @@ from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
 from tests.region.world.plane import Plane
 from tests.region.world.topic import Stored
+from tests.region.world.transactions import Log, WorldPen
 
 PARTITIONS = 4
 WELL_MS = 30_000
@@ -46,6 +48,7 @@ class World:
         self.disks = {disk.place: disk for disk in places}
         self.stored = Stored(self.disks)
         self.group = Group(self.clock, PARTITIONS - 1)
+        self.log = Log(self, seed)
         self.ends = {Part(GROUP, TOPIC, number, TOPIC_ID): 20 for number in range(PARTITIONS)}
         self.members: dict[str, Member] = {}
         self.plane: Plane | None = None
@@ -65,9 +68,21 @@ class World:
             self.clock.after(100, self._produce)
 
     def begin_plane(self) -> None:
-        """A control plane takes over, whether or not the one before still runs."""
-        self.plane = Plane(self)
+        """A control plane takes over, whether or not the one before still runs; again, if the topic fails it."""
+        pen = WorldPen(self.log)
+        try:
+            known = pen.begin("", 0, b"")
+        except KafkaError as error:
+            self.clock.tell(f"no term begins: {error}")
+            self.clock.after(self.clock.chance.randint(1, 500), self.begin_plane)
+            return
+        self.plane = Plane(self, pen, known)
         self.planes.append(self.plane)
+
+    def begin_plane_for(self, before: Plane) -> None:
+        """Another one takes over from one that is over, if none has."""
+        if self.plane is before:
+            self.begin_plane()
 
     def begin_member(self, name: str, disk: Disk | None = None) -> None:
         """With a sink by chance, if it is not said."""

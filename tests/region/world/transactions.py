@@ -1,0 +1,272 @@
+"""A region's partition of the topic and its transaction coordinator, which answers with every error that Kafka has.
+
+The `Pen` and the `Writer` that ship write through it. The producer's own requests are left out: an error is what the
+call of the pen raises.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from kohort.errors import ErrorCode, KafkaError, error_for
+from kohort.region.book import TRANSACTION_MS, Pen
+from kohort.region.facts import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
+from kohort.region.parts import part_of
+from kohort.region.plane.events import Offsets
+from kohort.region.records import fact_of, key_of
+from kohort.region.serving import Refusal
+from tests.region.world.clock import ViolatedError
+from tests.region.world.group import Members, wrong_offsets
+from tests.region.world.names import REGION, REGION_ID
+
+if TYPE_CHECKING:
+    from tests.region.world.world import World
+
+ERRORS = tuple(code for code in ErrorCode if code is not ErrorCode.NONE)
+SHARES = (0.0, 0.2, 0.0, 0.02, 0.2)
+"""How many of the calls are answered with an error, by seed: in some worlds none, so that all else is seen too."""
+LATE_MS = 2_000
+"""So late at the most a request arrives whose producer was told of an error."""
+
+
+class Answered(Enum):
+    """What becomes of a request to end a transaction."""
+
+    WELL = "it is done, and the answer says so"
+    EARLY = "it is not done"
+    AFTER = "it is done, and the answer is an error"
+    LATE = "it is done when its producer has had an error for an answer"
+    TWICE = "it is done, and comes once more"
+
+
+@dataclass
+class Transaction:
+    """One that is open, or has ended."""
+
+    epoch: int
+    is_sequence: bool
+    records: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+
+
+class Log:
+    """The partition, with its one transactional id.
+
+    Attributes:
+        epoch: of the producer that was initialised last; requests of others are refused.
+        errors: how many calls were answered with one.
+        writes_sequence: what is written now has a sequence's manifest.
+    """
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.clock = world, world.clock
+        self.chance = random.Random(f"{seed}: the log")
+        self.share = SHARES[seed % len(SHARES)]
+        self.epoch = self.errors = self._offset = 0
+        self.open: Transaction | None = None
+        self.writes_sequence = False
+        birth = Birth(REGION, REGION_ID, 0)
+        self.facts: dict[bytes, tuple[int, Fact]] = {key_of(birth): (0, birth)}
+
+    def is_bad(self) -> bool:
+        return not self.world.healed and self.chance.random() < self.share
+
+    def fail_by_chance(self, what: str) -> None:
+        """Answer a call with an error, and do nothing."""
+        if self.is_bad():
+            raise self.error(what)
+
+    def error(self, what: str) -> KafkaError:
+        self.errors += 1
+        error = error_for(self.chance.choice(ERRORS), what)
+        self.clock.tell(f"the topic answers {what} with {error.code.name}")
+        return error
+
+    def begin_epoch(self) -> int:
+        """What was open is aborted, and its producer is refused from now on."""
+        self.abort(self.open)
+        self.epoch += 1
+        return self.epoch
+
+    def begin(self, transaction: Transaction) -> None:
+        self._check_epoch(transaction.epoch)
+        self.open = transaction
+        self.clock.after(TRANSACTION_MS, lambda: self.abort(transaction))
+
+    def abort(self, transaction: Transaction | None) -> None:
+        if transaction is not None and transaction is self.open:
+            self.open = None
+            self.world.group.end(transaction.epoch, commit=False)
+
+    def end(self, transaction: Transaction) -> None:
+        """Commit, as it was asked for.
+
+        Raises:
+            KafkaError: with a code of the call's own.
+        """
+        how = self.chance.choice(list(Answered)[1:]) if self.is_bad() else Answered.WELL
+        self._check_epoch(transaction.epoch)
+        if self.open is not transaction:
+            raise error_for(ErrorCode.INVALID_TXN_STATE, "end transaction")
+        if how in (Answered.WELL, Answered.AFTER, Answered.TWICE):
+            self._commit(transaction)
+        if how in (Answered.LATE, Answered.TWICE):
+            self.clock.after(self.chance.randint(1, LATE_MS), lambda: self._comes_late(transaction))
+        if how is not Answered.WELL:
+            raise self.error(f"the end of a transaction ({how.value})")
+
+    def check(self, transaction: Transaction) -> None:
+        """A request within a transaction is answered.
+
+        Raises:
+            KafkaError: with a code of the call's own.
+        """
+        self._check_epoch(transaction.epoch)
+        if self.open is not transaction:
+            raise error_for(ErrorCode.INVALID_TXN_STATE, "a transaction")
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise error_for(ErrorCode.PRODUCER_FENCED, f"epoch {epoch} is over")
+
+    def _comes_late(self, transaction: Transaction) -> None:
+        """A request in an epoch ends whatever is open in that, as with Kafka's first version of transactions."""
+        if self.open is not None and transaction.epoch == self.epoch:
+            self.clock.tell("the end of a transaction comes late")
+            self._commit(self.open)
+
+    def _commit(self, transaction: Transaction) -> None:
+        self.open = None
+        self.world.group.end(transaction.epoch, commit=True)
+        facts = [self._take(key, value) for key, value in transaction.records]
+        self._check([fact for fact in facts if fact is not None], is_sequence=transaction.is_sequence)
+
+    def _take(self, key: bytes, value: bytes | None) -> Fact | None:
+        self._offset += 1
+        if value is None:
+            self.facts.pop(key, None)
+            return None
+        fact = fact_of(key, value)
+        self.facts[key] = self._offset, fact
+        return fact
+
+    def _check(self, facts: list[Fact], *, is_sequence: bool) -> None:
+        stored = self.world.stored
+        contributions = tuple(fact for fact in facts if isinstance(fact, Contribution))
+        for fact in facts:
+            match fact:
+                case Term():
+                    stored.term = fact.term
+                case Initial():
+                    stored.initial.setdefault(part_of(fact), fact)
+                case Shown():
+                    stored.show(fact)
+                case Manifest() if is_sequence:
+                    stored.commit(fact, contributions)
+                    wrong = wrong_offsets(self.world.group.offsets(), stored.positions, stored.initial)
+                    if wrong:
+                        raise ViolatedError(f"sequence {stored.sequence}: {wrong}")
+                    self.clock.tell(f"sequence {fact.sequence} is complete")
+                case Manifest():
+                    self.clock.tell(f"sequence {fact.sequence} is the initial state")
+                    stored.go_back(fact)
+                case Epoch() | Stopped() | Contribution() | Birth():
+                    pass
+                case _:
+                    raise AssertionError(fact)
+
+
+class Sent:
+    """A record in an open transaction."""
+
+    def result(self) -> None:
+        """It is written."""
+
+
+class WorldProducer:
+    """What a `Pen` needs of a producer."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._epoch = 0
+        self._transaction: Transaction | None = None
+
+    def init_transactions(self) -> None:
+        self._log.fail_by_chance("init transactions")
+        self._epoch = self._log.begin_epoch()
+
+    def begin_transaction(self) -> None:
+        self._transaction = Transaction(self._epoch, self._log.writes_sequence)
+
+    def send(self, topic: str, value: bytes | None, key: bytes, *, partition: int) -> Sent:
+        del topic, partition
+        self._within().records.append((key, value))
+        return Sent()
+
+    def send_offsets_of_members(self, members: Members) -> dict[str, KafkaError]:
+        self._log.fail_by_chance("the offsets of members")
+        refused = self._log.world.group.commit(members, self._within().epoch)
+        self._log.fail_by_chance("the offsets of members, which are taken")
+        return {member_id: error_for(code, "the offsets of a member") for member_id, code in refused.items()}
+
+    def commit_transaction(self) -> None:
+        transaction = self._within()
+        self._log.end(transaction)
+        self._transaction = None
+
+    def abort_transaction(self) -> None:
+        self._log.fail_by_chance("an abort")
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            self._log.abort(transaction)
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        del timeout_ms
+
+    def _within(self) -> Transaction:
+        transaction = self._transaction
+        assert transaction is not None
+        if self._log.open is None and not transaction.records:
+            self._log.fail_by_chance("the first record of a transaction")
+            self._log.begin(transaction)
+        self._log.check(transaction)
+        return transaction
+
+
+class WorldReader:
+    """What a `Pen` needs of a reader: what stands."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def follow(self) -> list[Fact]:
+        return [fact for _, fact in sorted(self._log.facts.values(), key=lambda one: one[0])]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class WorldPen(Pen):
+    """The pen that ships, over the world's topic."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        super().__init__(REGION, None, {}, 1)
+
+    def commit(
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+    ) -> dict[str, Refusal]:
+        """As the pen does, of which the checkers are told that it is a sequence."""
+        self._log.writes_sequence = True
+        try:
+            return super().commit(manifest, contributions, offsets)
+        finally:
+            self._log.writes_sequence = False
+
+    def _new_reader(self) -> Any:
+        return WorldReader(self._log)
+
+    def _new_producer(self) -> Any:
+        return WorldProducer(self._log)
