@@ -14,6 +14,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final, Self
 
+from kohort.ids import TopicPartition
+
 
 class ErrorCode(IntEnum):
     """Every error code of Kafka 4.3 under Kafka's own name, whether a retry may help, and what it means.
@@ -275,9 +277,24 @@ class NotFoundError(KafkaError):
 
 
 class OffsetError(KafkaError):
-    """A position is missing or outside what the partition holds."""
+    """A position is missing or outside what the partition holds.
 
+    Attributes:
+        partition: that it is of; None where the error is of no single partition.
+    """
+
+    partition: TopicPartition | None
     default_code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def __init__(
+        self, message: str = "", code: ErrorCode | None = None, partition: TopicPartition | None = None
+    ) -> None:
+        super().__init__(message, code)
+        self.partition = partition
+
+    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode, TopicPartition | None]]:  # type: ignore[override]
+        """Keep the partition too."""
+        return type(self), (self.message, self.code, self.partition)
 
 
 class CorruptDataError(KafkaError):

@@ -509,6 +509,27 @@ def test_an_offset_that_the_log_has_no_more_stops_the_region(
     third.close()
 
 
+def test_lost_records_move_their_own_partition_alone(own_servers: str, name: str, regions: list[Region]) -> None:
+    """The error's text names partition 10, and so the beginning of partition 1's name."""
+    make_topic(own_servers, name, 12)
+    fill(own_servers, name, range(1200), 12)
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    first = Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(1200)), "all is published")
+    first.close()
+    fill(own_servers, name, range(1200, 1800), 12)
+    with Admin(own_servers) as admin:
+        admin.delete_records({TopicPartition(name, 10): 120}).all()
+    second = Worker(region, "m1", sink, name, fail_on_data_loss=False)
+    lost = {number for number in range(1200, 1800) if number % 12 == 10 and number // 12 < 120}
+    until(lambda: set(sink.rows()) >= set(range(1800)) - lost, "what is there is published")
+    fill(own_servers, name, range(1800, 1812), 12)
+    until(lambda: set(sink.rows()) >= set(range(1800, 1812)), "and what comes then")
+    second.close()
+    assert sink.rows() == Counter(set(range(1812)) - lost), "nothing is there twice"
+
+
 def test_a_topic_of_that_name_that_is_not_compacted_is_refused(tmp_path: Any) -> None:
     from kohort import Broker
 

@@ -125,7 +125,7 @@ def run(spark: SparkSession, settings: MemberSettings, ended: threading.Event) -
         query.stop()
         if error is None:
             return None
-        if TOO_SLOW not in str(error):
+        if TOO_SLOW not in str(error):  # by text: Spark has no class for it
             break
     return str(error)
 

@@ -66,7 +66,8 @@ class Reading:
                     yield _dressed(batch, self, one)
             whole = True
         except OffsetError as error:
-            raise OffsetError(f"{error.message}; failOnDataLoss=false passes over what is gone", error.code) from error
+            text = f"{error.message}; failOnDataLoss=false passes over what is gone"
+            raise OffsetError(text, error.code, error.partition) from error
         finally:
             if not whole:  # its state is unknown: the next task connects again
                 _readers.pop((os.getpid(), self, wanted), None)
@@ -80,7 +81,7 @@ class Reading:
         except NotFoundError as error:
             text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {one.partition} is lost"
             if strict:
-                raise OffsetError(text, error.code) from error
+                raise OffsetError(text, error.code, one.partition) from error
             log.warning("%s", text)
 
 

@@ -70,7 +70,7 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
         try:
             return memoryview(out)[: decompress_into(data, out)]
         except cramjam.DecompressionError as error:
-            if "whole buffer" not in str(error):
+            if "whole buffer" not in str(error):  # by text: cramjam has one class
                 raise CodecError(str(error)) from None
             if size >= limit:
                 raise TooLargeError(f"decompresses to more than {limit} bytes") from None

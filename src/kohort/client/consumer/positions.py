@@ -82,7 +82,8 @@ class PositionFinder:
                 partition,
                 OffsetError(
                     f"{partition}: offset {offset} is out of range (the partition holds {held}) "
-                    "and auto.offset.reset is none; seek to go on"
+                    "and auto.offset.reset is none; seek to go on",
+                    partition=partition,
                 ),
             )
         else:
@@ -103,7 +104,7 @@ class PositionFinder:
             f"where this consumer read to {at}"
         )
         if self._config.auto_offset_reset == "none":
-            self._partitions.fail(partition, OffsetError(f"{text}; seek to go on"))
+            self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
             log.warning("%s: going on from there", text)
             self._partitions.place(partition, common)
@@ -154,7 +155,8 @@ class PositionFinder:
                     part,
                     OffsetError(
                         f"{part}: group {self._config.group_id!r} has committed no offset "
-                        "and auto.offset.reset is none; seek to go on"
+                        "and auto.offset.reset is none; seek to go on",
+                        partition=part,
                     ),
                 )
             else:

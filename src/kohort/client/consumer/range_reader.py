@@ -250,7 +250,8 @@ class RangeReader(Lookups):
         if fail or offset > last.offset:
             raise OffsetError(
                 f"{partition}: offsets {offset} to {end} were asked for, the partition holds "
-                f"{first.offset} to {last.offset}"
+                f"{first.offset} to {last.offset}",
+                partition=partition,
             )
         return max(first.offset, offset)
 

@@ -217,7 +217,7 @@ class ZooKeeperDoor:
             self._tell()
 
     def _failed(self, error: KafkaError) -> None:
-        if self._trouble is None or self._trouble.message != error.message:
+        if self._trouble is None or self._trouble.message != error.message:  # by text: logged once
             log.warning("placement: not settled yet: %s", error)
         self._trouble = error
         asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)

@@ -108,7 +108,7 @@ class GroupMirror:
                 await self.settle()
                 wait_s, trouble = self._interval_s, ""
             except KafkaError as error:
-                if error.message != trouble:
+                if error.message != trouble:  # by text: logged once
                     log.warning("groups in ZooKeeper are not up to date: %s", error)
                 wait_s, trouble = AGAIN_S, error.message
                 self.meter.failures += 1

@@ -150,10 +150,10 @@ class EventThread(MemberThread):
 
     def _data_lost(self, error: OffsetError) -> None:
         """A position that the log does not have any more."""
-        if not self._config.fail_on_data_loss:
-            lost = [part for part in self._reads if str(part) in str(error)]
-            log.warning("%s: records are lost, going on at the beginning: %s", self.name, error)
-            self._consumer.seek_to_beginning(*lost)
+        if not self._config.fail_on_data_loss and error.partition is not None:
+            if error.partition in self._reads:
+                log.warning("%s: records are lost, going on at the beginning: %s", self.name, error)
+                self._consumer.seek_to_beginning(error.partition)
             return
         self._step(
             happens.Failed(

@@ -334,7 +334,8 @@ class Postgres:
         if not isinstance(error, psycopg.Error):
             return None
         rights = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidAuthorizationSpecification)
-        if isinstance(error, rights) or "authentication failed" in str(error):
+        refused = "authentication failed" in str(error)  # by text: a connection that failed has no SQLSTATE
+        if refused or isinstance(error, rights):
             return NotAuthorizedError(f"The database does not allow it: {error}")
         again = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
         if isinstance(error, again):

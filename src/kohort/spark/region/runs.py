@@ -394,7 +394,7 @@ class RegionQuery:
 
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
         """One that has planned nothing is started again as it was, and nobody goes back for it."""
-        slow = SLOW in str(error)
+        slow = SLOW in str(error)  # by text: Spark has no class for it
         self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
         too_often = self._slow > SLOW_MOST or self._unplanned >= UNPLANNED_MOST
         if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
