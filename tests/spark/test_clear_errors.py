@@ -136,8 +136,13 @@ def test_a_pattern_that_matches_nothing_is_an_error_in_a_batch_read_and_a_warnin
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = place.options(subscribe=None, subscribePattern=f"t-{place.name}-.")
-    with pytest.raises(NotFoundError, match=rf"matches subscribePattern=t-{place.name}-\."):
+    with pytest.raises(NotFoundError, match=rf"matches subscribePattern=t-{place.name}-\.: .* anywhere in a name"):
         batch_reader(given).partitions()
+    globbed = given | {"subscribePattern": f"X{place.name}_*"}
+    with pytest.raises(
+        NotFoundError, match=rf"for topics whose names begin with X{place.name}_ write \^X{place.name}_"
+    ):
+        batch_reader(globbed).partitions()
     for group in (place.group, None):
         caplog.clear()
         with Run({key: value for key, value in given.items() if group or key != "group.id"}) as run:

@@ -34,6 +34,8 @@ LONG = tuple(
         "cluster/test_group_door.py",
         "cluster/test_broker_zookeeper.py",
         "peers/test_tools_alike.py",
+        "spark/test_topic_pattern.py",
+        "spark/test_reasons.py",
         "spark/test_sink.py",
         "spark/region/test_folders.py",
         "cli/test_record_output.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Span
-from kohort.spark.bounds import Bound
+from kohort.spark.bounds import Bound, refuse_not_read
 from kohort.spark.catalog import Catalog
 from kohort.spark.data_loss import lose
 
@@ -26,6 +26,8 @@ def batch_spans(catalog: Catalog, starting: Bound, ending: Bound, *, strict: boo
         NotFoundError: a topic was deleted meanwhile.
     """
     every = catalog.partitions()
+    refuse_not_read("startingOffsets", starting, every)
+    refuse_not_read("endingOffsets", ending, every)
     ids = catalog.present({tp.topic for tp in every}).ids
     starts, ends = catalog.resolve(starting, every), catalog.resolve(ending, every)
     first, last = catalog.beginnings(every), catalog.ends(every)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +24,26 @@ class Bound:
     numbers: Mapping[TopicPartition, int] = field(default_factory=dict)
     number: int = 0
     strategy: str = "latest"
+
+
+def refuse_not_read(option: str, bound: Bound, partitions: Collection[TopicPartition]) -> None:
+    """Offsets by partition name only partitions that are read, as in Spark's Kafka source.
+
+    Args:
+        option: `startingOffsets` or `endingOffsets`.
+        bound: what it or its form by time says.
+        partitions: all that are read.
+
+    Raises:
+        InvalidInputError: they name another one.
+    """
+    others = sorted(bound.numbers.keys() - set(partitions))
+    if others:
+        name = f"{option}ByTimestamp" if bound.kind == "times" else option
+        raise InvalidInputError(
+            f"{name} names {', '.join(map(str, others))}, which is not read: it must name the partitions that are, "
+            f"{', '.join(map(str, sorted(partitions)))}"
+        )
 
 
 def starting_bound(options: SourceOptions, *, streaming: bool) -> Bound:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from kohort.spark.batch_offset import Stamp
 from kohort.spark.bounds import Bound
 from kohort.spark.data_loss import lose
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
+from kohort.spark.topic_pattern import as_glob, topic_pattern
 
 log = logging.getLogger("kohort.spark")
 
@@ -99,8 +99,8 @@ class Catalog:
         if wanted:
             topics = sorted({tp.topic for tp in wanted})
         elif options.subscribe_pattern is not None:
-            matches = re.compile(options.subscribe_pattern).fullmatch
-            topics = [topic for topic in self._reader.topics() if matches(topic)]
+            finds = topic_pattern(options.subscribe_pattern).finds
+            topics = [topic for topic in self._reader.topics() if finds(topic)]
             if not topics:
                 self._no_match()
         else:
@@ -119,10 +119,13 @@ class Catalog:
     def _no_match(self) -> None:
         options = self._options
         text = f"no topic at {options.bootstrap_servers} matches subscribePattern={options.subscribe_pattern}"
+        meaning = (
+            as_glob(str(options.subscribe_pattern)) or "it is a regular expression of Java's, found anywhere in a name"
+        )
         if not self._streaming:
-            raise NotFoundError(f"{text}: the whole of its name must, as with flights.*")
+            raise NotFoundError(f"{text}: {meaning}")
         if not self._warned:
-            log.warning("%s yet: the query waits for one", text)
+            log.warning("%s yet: the query waits for one (%s)", text, meaning)
         self._warned = True
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -194,7 +197,8 @@ class Catalog:
         earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
         for tp in earlier:
             text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
-            text = f"{text}, the one there is now has id {now[tp.topic]}"
+            text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
+            text += "group's offsets were copied: then set them anew there)"
             lose(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
         without = self.without_commit(tp for tp in partitions if tp not in known)
         return known | self.beginnings(earlier) | without

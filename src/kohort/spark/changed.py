@@ -7,13 +7,13 @@ it. Another group has a history of its own, which a query that brings its checkp
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.batch_offset import BatchOffset, Committed
 from kohort.spark.options import SourceOptions
+from kohort.spark.topic_pattern import topic_pattern
 
 log = logging.getLogger("kohort.spark")
 
@@ -80,7 +80,7 @@ def chooses(options: SourceOptions, topic: str) -> bool:
     if options.assign is not None:
         return topic in {tp.topic for tp in options.assigned()}
     if options.subscribe_pattern is not None:
-        return re.fullmatch(options.subscribe_pattern, topic) is not None
+        return topic_pattern(options.subscribe_pattern).finds(topic)
     return topic in (options.subscribe or ())
 
 

@@ -19,7 +19,8 @@ from kohort.spark.options import SourceOptions
 from kohort.spark.place import Held, Replay, surely
 from kohort.spark.query_member import InGroup, Maker, Membership, OffsetKeeper, given_away
 from kohort.spark.rebalances import Standing
-from kohort.spark.starting import first_positions, refuse_beyond, within
+from kohort.spark.starting import first_positions, refuse_beyond, set_aside, within
+from kohort.spark.topic_pattern import INTERNAL_TOPICS
 
 log = logging.getLogger("kohort.spark")
 
@@ -56,6 +57,7 @@ class GroupPlace:
         self._there: frozenset[TopicPartition] | None = None  # when the query started
         self._every: list[TopicPartition] = []
         self._refreshed_at = 0.0
+        self._noted = False
 
     def resume(self, start: BatchOffset) -> None:
         """Take over what the checkpoint says, once."""
@@ -114,6 +116,9 @@ class GroupPlace:
 
     def _present(self, held: Held) -> Held:
         """What there is of the partitions held; what was known of topics that are others now is forgotten."""
+        if self._options.subscribe_pattern is not None:  # a coordinator finds Kafka's own topics by a pattern too
+            wanted = tuple(tp for tp in held.partitions if tp.topic not in INTERNAL_TOPICS)
+            held = Held(wanted, held.generation)
         present, void = self._topics.look({tp.topic for tp in held.partitions})
         if void:
             self._taken = None
@@ -127,6 +132,8 @@ class GroupPlace:
         group = self._group
         self._found = self._topics.valid(group.committed(held.partitions)) if group is not None else {}
         refuse_passing_over(self._options, self._query, self._brought, self._found)
+        if not self._restarted and not self._noted:
+            self._note_what_is_set_aside(held)
         positions: dict[TopicPartition, int] = {}
         unknown: list[TopicPartition] = []
         for tp in held.partitions:
@@ -150,6 +157,13 @@ class GroupPlace:
         self._topics.again -= {tp.topic for tp in positions}
         self._restarted = self._restarted or bool(positions)
         return positions
+
+    def _note_what_is_set_aside(self, held: Held) -> None:
+        """Say once, of a fresh checkpoint, that the group's offsets count before `startingOffsets`."""
+        note = set_aside(self._options, {tp: self._found.get(tp) for tp in held.partitions})
+        self._noted = True
+        if note is not None:
+            log.warning("%s", note)
 
     def _claim(self, held: Held, positions: Mapping[TopicPartition, int], batch: int) -> bool:
         """Say to the group where the query goes on. False: it has moved on meanwhile."""

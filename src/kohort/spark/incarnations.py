@@ -93,9 +93,11 @@ class Incarnations:
     def _made_again(self, topic: str, before: TopicId | None, now: TopicId | None, whose: str = "the query's") -> None:
         text = (
             f"topic {topic} was deleted and made again: {whose} offsets are of the one with id {before}, the one "
-            f"there is now has id {now}; what was not read of the earlier one is lost"
+            f"there is now has id {now}; what was not read of the earlier one is lost. (Or this is another cluster, to "
+            "which the offsets were copied: then set the group's offsets anew there, and use a fresh checkpoint)"
         )
-        lose(text, "reads the new one from its beginning", strict=self._strict and topic not in self.gone)
+        remedy = "reads the new one where its group is in it, else from its beginning"
+        lose(text, remedy, strict=self._strict and topic not in self.gone)
 
     def _named(self, topic: str) -> str:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""

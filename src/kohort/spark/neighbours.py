@@ -15,6 +15,7 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import KafkaError
 from kohort.spark.options import SourceOptions, client_settings
+from kohort.spark.topic_pattern import topic_pattern
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import GroupDescription, MemberDescription, Results
@@ -128,9 +129,9 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
     if (me.subscription, me.subscription_regex or None) == (other.subscription, other.subscription_regex or None):
         return True
     if pattern is not None:
-        found = re.compile(pattern).search
+        finds = topic_pattern(pattern).finds
         same = other.subscription_regex == pattern
-        return same or bool(other.subscription and all(found(topic) for topic in other.subscription))
+        return same or bool(other.subscription and all(map(finds, other.subscription)))
     return bool(other.subscription_regex and _may_find(other.subscription_regex, me.subscription or ()))
 
 

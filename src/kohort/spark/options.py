@@ -7,7 +7,6 @@ Nothing here talks to a broker: options are checked when the query is declared, 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
+from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
@@ -53,7 +53,9 @@ class SourceOptions:
     """What a query may say about its source."""
 
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
-    subscribe_pattern: str | None = knob("subscribePattern", None, why="topics to read, by regular expression")
+    subscribe_pattern: str | None = knob(
+        "subscribePattern", None, why="topics to read: those whose names contain a match of this expression of Java's"
+    )
     assign: str | None = knob("assign", None, why="partitions to read, as JSON, without sharing them in a group")
     group_id: str | None = knob(
         "group.id",
@@ -189,6 +191,10 @@ class SourceOptions:
         given = (self.value_format, self.value_schema, self.value_time_zone, self.value_writer_schemas)
         return any(one is not None for one in given) or self.on_bad_record != "fail"
 
+    def pattern_text(self) -> str | None:
+        """The pattern of topics as a group's members and its coordinator know it."""
+        return None if self.subscribe_pattern is None else topic_pattern(self.subscribe_pattern).text
+
     def assigned(self) -> tuple[TopicPartition, ...]:
         """The partitions of `assign`, in order."""
         return partitions_of_json("assign", self.assign) if self.assign is not None else ()
@@ -282,13 +288,12 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
             kind = "a batch read" if streaming else "a streaming read"
             raise InvalidInputError(f"the option {name} belongs to {kind}")
     if options.subscribe_pattern is not None:
-        try:
-            re.compile(options.subscribe_pattern)
-        except re.error as error:
+        only_here = topic_pattern(options.subscribe_pattern).only_here
+        if only_here and options.group_id is not None and options.group_protocol != "classic":
             raise InvalidInputError(
-                f"subscribePattern is no regular expression: {error}, in {options.subscribe_pattern!r}; a topic is "
-                "read if the whole of its name matches, as with flights.*"
-            ) from None
+                f"subscribePattern has {', '.join(only_here)}, which the coordinator of a group can't look for: use "
+                "group.protocol=classic, whose members look for topics themselves, or name the topics by subscribe"
+            )
     options.assigned()
 
 

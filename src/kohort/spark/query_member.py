@@ -113,7 +113,7 @@ class Membership:
             options.bootstrap_servers,
             str(options.group_id),
             topics=options.subscribe,
-            pattern=options.subscribe_pattern,
+            pattern=options.pattern_text(),
             group_protocol=options.group_protocol,
             **client_settings(options) | FINDS_STARTS,
         )

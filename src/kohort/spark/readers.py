@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from kohort.errors import InvalidInputError
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.bounds import ending_bound, starting_bound
+from kohort.spark.error_frames import reason_first, reason_first_each
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.reading import Reading
 from kohort.spark.tasks import ReadTask, cut
@@ -156,6 +157,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @reason_first
     def prepareForTriggerAvailableNow(self) -> None:
         """Aims at what there is now.
 
@@ -169,6 +171,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._driver().aim_at_present()
 
+    @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Commits what is done, answers the group, plans the next batch; `start` itself means nothing new."""
         done = BatchOffset.from_json(start)
@@ -192,6 +195,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._query.report() if self._query is not None else None
 
+    @reason_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Tasks for the spans that `end` names; after a restart this is the first call for an unfinished batch."""
         planned = BatchOffset.from_json(end)
@@ -208,6 +212,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         )
 
+    @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadTask)
         return self._reading.read(partition)
@@ -241,6 +246,7 @@ class KohortReader(DataSourceReader):
         self._ending = ending_bound(options)
         self._reading = _reading(options, columns, values)
 
+    @reason_first
     def partitions(self) -> list[InputPartition]:
         """Tasks for everything between the two bounds."""
         from kohort.spark.batch_spans import batch_spans
@@ -261,6 +267,7 @@ class KohortReader(DataSourceReader):
             )
         )
 
+    @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """An empty read comes as a partition without slices."""
         return self._reading.read(partition if isinstance(partition, ReadTask) else ReadTask(()))

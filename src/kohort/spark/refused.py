@@ -41,4 +41,4 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise self.error
+        raise self.error.with_traceback(None) from None

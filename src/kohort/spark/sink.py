@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from kohort.spark.error_frames import reason_first
 from kohort.spark.writing import Writing
 
 log = logging.getLogger("kohort.spark")
@@ -36,6 +37,7 @@ class TopicWriter(DataSourceArrowWriter):
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
+    @reason_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Send what a task has, and wait until all of it is acknowledged."""
         return Written(self._writing.write(iterator))
@@ -55,6 +57,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
+    @reason_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Send what a task has, and wait until all of it is acknowledged."""
         return Written(self._writing.write(iterator))

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.spark.error_frames import reason_first
 from kohort.spark.option_names import ignored_warning
 from kohort.spark.options import SourceOptions, is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
@@ -78,6 +79,7 @@ class KohortDataSource(DataSource):
     def name(cls) -> str:
         return "kohort"
 
+    @reason_first
     def schema(self) -> str:
         """The columns of a read.
 
@@ -94,6 +96,7 @@ class KohortDataSource(DataSource):
         self._warn(options.ignored)  # here, which every load() comes by once
         return spark_schema(columns_of(options), _type_of_values(options))
 
+    @reason_first
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch read or of a table.
 
@@ -133,6 +136,7 @@ class KohortDataSource(DataSource):
         values = _values(options, schema, columns)
         return KohortStreamReader(options, columns, self.contact, values, load=self._load)
 
+    @reason_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The sink of `df.write`.
 
@@ -146,6 +150,7 @@ class KohortDataSource(DataSource):
             raise InvalidInputError("records are added to a topic, never replaced: write with mode('append')")
         return TopicWriter(self._writing(schema))
 
+    @reason_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """The sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.bounds import Bound
+from kohort.spark.batch_offset import Committed
+from kohort.spark.bounds import Bound, refuse_not_read, starting_bound
 from kohort.spark.catalog import Catalog
 from kohort.spark.data_loss import lose
 from kohort.spark.options import SourceOptions
@@ -18,7 +19,7 @@ def first_positions(
     bound: Bound,
     *,
     again: Container[str],
-    there: Container[TopicPartition],
+    there: Collection[TopicPartition],
 ) -> dict[TopicPartition, int]:
     """Where partitions start that neither the group nor the checkpoint knows.
 
@@ -38,7 +39,39 @@ def first_positions(
     found = catalog.beginnings(new) if new else {}
     if not first:
         return found
+    refuse_not_read("startingOffsets", bound, there)
     return found | (catalog.resolve(bound, first) if bound.kind != "committed" else catalog.without_commit(first))
+
+
+def set_aside(options: SourceOptions, found: Mapping[TopicPartition, Committed | None]) -> str | None:
+    """The note that a fresh query goes on at its group's offsets; None where there are none, or it asked for them.
+
+    Args:
+        options: of the query.
+        found: the group's offsets, by each partition that the query holds.
+    """
+    bound = starting_bound(options, streaming=True)
+    committed = sum(offset is not None for offset in found.values())
+    if not committed or bound.kind == "committed":
+        return None
+    rest = "to none of them" if committed == len(found) else f"to the other {len(found) - committed} alone"
+    topics = ", ".join(sorted({tp.topic for tp in found}))
+    return (
+        f"group {options.group_id} has committed offsets for {committed} of {len(found)} partitions of {topics}: "
+        f"{_said_start(options)} applies {rest}; to read them again use "
+        f"a new group.id, or `kohort groups reset-offsets {options.group_id}` while the group has no members"
+    )
+
+
+def _said_start(options: SourceOptions) -> str:
+    if options.starting_timestamp is not None:
+        return f"startingTimestamp={options.starting_timestamp}"
+    if options.starting_offsets_by_timestamp is not None:
+        return "startingOffsetsByTimestamp"
+    said = options.starting_offsets
+    if said is None:
+        return "startingOffsets=latest, the default,"
+    return "startingOffsets" if said.lstrip().startswith("{") else f"startingOffsets={said}"
 
 
 def refuse_beyond(

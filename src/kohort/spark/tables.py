@@ -23,6 +23,7 @@ from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag, group_lag
 from kohort.spark.catalog import reach_soon
+from kohort.spark.error_frames import reason_first, reason_first_each
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, refuse_ignored, sort_options
 from kohort.spark.options import passed_on
@@ -115,6 +116,7 @@ class TableReader(DataSourceReader):
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
+    @reason_first
     def partitions(self) -> list[InputPartition]:
         """Tasks by groups, by partition of the journal, or one.
 
@@ -133,6 +135,7 @@ class TableReader(DataSourceReader):
             names = _groups(admin, options)
         return [TablePart(tuple(names[at : at + GROUPS_A_TASK])) for at in range(0, len(names), GROUPS_A_TASK)]
 
+    @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part; an empty table comes as a partition without anything."""
         if not isinstance(partition, TablePart):

@@ -107,7 +107,7 @@ class Writing:
             rows += batch.num_rows
             for topic, part in self._by_topic(batch):
                 for piece, names in self._named(part):
-                    unsettled.append(producer.send_arrow(topic, piece, columns=names))
+                    unsettled.append(_sent(producer, topic, piece, names))
             while unsettled and (unsettled[0].done() or len(unsettled) > UNSETTLED):
                 unsettled.popleft().result()
         producer.flush()
@@ -148,6 +148,22 @@ class Writing:
             if at == len(missing) or missing[at] != missing[start]:
                 yield batch.slice(start, at - start), free if missing[start] else placed
                 start = at
+
+
+def _sent(producer: Producer, topic: str, piece: pa.RecordBatch, names: ColumnNames) -> TableDelivery:
+    """Send rows of one topic.
+
+    Raises:
+        InvalidInputError: a row that can't be sent; names the topic, and the partitions that the rows ask for.
+    """
+    try:
+        return producer.send_arrow(topic, piece, columns=names)
+    except InvalidInputError as error:
+        asked = ""
+        if names.partition is not None:
+            numbers = piece.column(names.partition)
+            asked = f", of rows whose column `partition` says {pc.min(numbers)} to {pc.max(numbers)}"
+        raise InvalidInputError(f"topic {topic}{asked}: {error.message}", error.code) from None
 
 
 def _check_type(name: str, kind: DataType) -> None:

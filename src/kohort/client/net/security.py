@@ -176,6 +176,11 @@ def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     username, password = config.sasl_username, config.sasl_password
     if config.sasl_jaas_config:
         found = jaas_options(config.sasl_jaas_config)
+        if found.get("tokenauth", "").lower() == "true":
+            raise InvalidInputError(
+                'sasl.jaas.config has tokenauth="true": a login by delegation token is not there; give a name and '
+                "password of a user"
+            )
         username = found.get("username") if username is None else username
         password = found.get("password") if password is None else password
     if username is None or password is None:

@@ -226,7 +226,7 @@ class SparkRegion:
         options = declared.sources[number][1]
         publisher = Publisher(sink, machine.name) if number == LEAD else None
         config = MemberConfig(
-            options.subscribe or (), options.subscribe_pattern, declared.start, options.fail_on_data_loss
+            options.subscribe or (), options.pattern_text(), declared.start, options.fail_on_data_loss
         )
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
         return QueryThread(machine, consumer, publisher, config, query, number)
