@@ -179,6 +179,10 @@ PRODUCER = [
     (lambda p: p.send("t", b"x", partition=-1), r"partition must be from 0 to 2147483647, not -1"),
     (lambda p: p.send("t", b"x", timestamp_ms=1.5), r"timestamp_ms must be int or None, not 1\.5"),
     (lambda p: p.send("t", b"x", timestamp_ms=-1), r"timestamp_ms must be at least 0, not -1"),
+    (
+        lambda p: p.send("t", b"x", timestamp_ms=2**63),
+        r"timestamp_ms must be from 0 to 9223372036854775807, not 9223372036854775808",
+    ),
     (lambda p: p.send("t", b"x", timestamp_ms=datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)),
      r"timestamp_ms must be int or None, not .*; write 1704067200000"),
     (lambda p: p.send("t", b"x", headers={"a": b"b"}),

@@ -26,6 +26,11 @@ class ErrorCode(IntEnum):
     retriable: bool
     text: str
 
+    @property
+    def topic_text(self) -> str:
+        """What it means of a whole topic: `text`, which may speak of partitions too."""
+        return "this server has no such topic" if self.name == "UNKNOWN_TOPIC_OR_PARTITION" else self.text
+
     def __new__(cls, value: int, retriable: bool = False, text: str = "") -> Self:
         """Make the member and hang the two facts on it."""
         member = int.__new__(cls, value)

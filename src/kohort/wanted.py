@@ -343,7 +343,7 @@ def _int(name: str) -> Want:
             value = _whole(value)
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
-        raise Unfit(_bounds(low, high), value)
+        raise Unfit(_bounds(low, high, value), value)
 
     return Want("int", take, int)
 
@@ -386,13 +386,14 @@ def _float(name: str) -> Want:
                 raise Unfit("a number", value, value.strip() if digits else _milliseconds(value)) from None
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
-        raise Unfit(_bounds(low, high), value)
+        raise Unfit(_bounds(low, high, value), value)
 
     return Want("a number", take, float)
 
 
-def _bounds(low: float, high: float) -> str:
-    return f"at least {low}" if high == INT64_MAX and low > -INT64_MAX else f"from {low} to {high}"
+def _bounds(low: float, high: float, value: float) -> str:
+    """The limits in words; the highest number that Kafka has is only named to those who exceed it."""
+    return f"at least {low}" if high == INT64_MAX and low > -INT64_MAX and value < low else f"from {low} to {high}"
 
 
 def _str(name: str) -> Want:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,23 @@ def test_escapes_are_read_as_java_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "p"
     file.write_text("a\\ b=c\\:d\\\\\n\\u0041=1\\\n  2\nlast=x\\ty\n")
     assert read_properties(file) == {"a b": "c:d\\", "A": "12", "last": "x\ty"}
+
+
+def test_advertised_port_0_is_the_port_that_the_socket_gets(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", {"advertised.listeners": "PLAINTEXT://localhost:0"}) as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        with Admin(broker.bootstrap_servers) as admin:
+            (node,) = admin.describe_cluster().nodes
+            assert (node.host, node.port) == ("localhost", port)
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_listener_of_both_families_tells_each_client_an_address_of_its_own(
+    tmp_path: Path, family: socket.AddressFamily, address: str
+) -> None:
+    with Broker(tmp_path / "data", listen="[::]:0") as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        server = f"[{address}]:{port}" if family is socket.AF_INET6 else f"{address}:{port}"
+        with Admin(server) as admin:
+            (node,) = admin.describe_cluster().nodes
+            assert (node.host, node.port) == (address, port)

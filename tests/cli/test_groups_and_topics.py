@@ -67,8 +67,59 @@ def test_group_is_listed_and_described(kohort: Kohort, topic: str, group: str) -
         "LOG-START",
         "LOG-END",
         "LAG",
+        "LOST",
+        "STATUS",
         "ERROR",
     ]
+
+
+def test_offset_that_the_partition_does_not_hold_is_shown(kohort: Kohort, servers: str, topic: str, group: str) -> None:
+    fill(servers, topic, 5)
+    with Admin(servers) as admin:
+        admin.alter_consumer_group_offsets(
+            group, {TopicPartition(topic, 0): OffsetAndMetadata(2), TopicPartition(topic, 1): OffsetAndMetadata(9)}
+        ).all()
+        admin.delete_records({TopicPartition(topic, 0): 3}).all()
+    for command in ("lag", "describe"):
+        lines = kohort("groups", command, group).out.splitlines()[-3:]
+        assert [
+            " ".join(line.split()).endswith(end)
+            for line, end in zip(lines, (" 1 before start -", " - past end -", " - - -"), strict=True)
+        ] == [True] * 3
+    (described,) = kohort("groups", "describe", group, "--json").json
+    rows = [(row["lag"], row["lost"], row["status"]) for row in described["partitions"]]
+    assert rows == [(2, 1, "before start"), (0, None, "past end"), (0, None, None)]
+
+
+def test_what_is_refused_is_said_once(kohort: Kohort, topic: str) -> None:
+    """By the error alone, not by a row with DONE no beside it; the topic's name stands there once."""
+    said = kohort("topics", "create", topic)
+    assert (said.code, said.out) == (1, "")
+    assert said.err.count(topic) == 1
+    said = kohort("topics", "create", topic, f"{topic}-new")
+    assert [row["TOPIC"] for row in said.table] == [f"{topic}-new"]
+    assert said.code == 1
+    assert [row["done"] for row in kohort("topics", "create", topic, "--json").json] == [False]
+    said = kohort("topics", "create", topic, "--if-not-exists")
+    assert (said.code, [row["DONE"] for row in said.table]) == (0, ["no"])
+    said = kohort("topics", "create", f"{topic}-zero", "--partitions", "0")
+    assert (said.code, said.out, said.err.count(f"{topic}-zero")) == (1, "", 1)
+    said = kohort("topics", "delete", f"{topic}-none")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.count(f"{topic}-none") == 1
+    said = kohort("topics", "describe", f"{topic}-none")
+    assert said.err.startswith(f"kohort: topic '{topic}-none': this server has no such topic")
+
+
+@pytest.mark.parametrize(
+    "args", [("lag", ""), ("describe", "a", ""), ("members", ""), ("delete", ""), ("watch", ""),
+             ("reset-offsets", "", "--topic", "t", "--to-latest"), ("clone", "a", ""), ("clone", "", "a"),
+             ("delete-offsets", "", "--topic", "t")]
+)  # fmt: skip
+def test_group_without_a_name_is_wrong_use(kohort: Kohort, args: tuple[str, ...]) -> None:
+    said = kohort("groups", *args)
+    assert (said.code, said.out) == (2, "")
+    assert "kohort: a group's name has at least one character" in said.err
 
 
 def test_members_are_shown_and_offsets_guarded(kohort: Kohort, servers: str, topic: str, group: str) -> None:

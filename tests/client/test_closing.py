@@ -17,9 +17,8 @@ from kohort.client.consumer.subscription import Position
 from kohort.client.offset_values import RebalanceListener
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TxnState
-from kohort.errors import ErrorCode
 from kohort.wire.groups import LeaveGroupResponse
-from kohort.wire.offsets import OffsetFetchResponse
+from kohort.wire.offsets import OffsetFetchRequest, OffsetFetchResponse
 from kohort.wire.transactions import AddPartitionsToTxnResponse, InitProducerIdResponse
 from tests.client.test_membership import Coordinator
 from tests.client.virtual import PARK, VirtualCluster
@@ -29,14 +28,32 @@ A0 = TopicPartition("a", 0)
 FACES = (Consumer, AsyncConsumer, Producer, AsyncProducer)
 
 
+def nothing_committed(message: OffsetFetchRequest, version: int) -> OffsetFetchResponse:
+    """The answer of a coordinator that has no offset of what it is asked for."""
+    group = OffsetFetchResponse.OffsetFetchResponseGroup
+    kind = group.OffsetFetchResponseTopics
+    topics = [
+        kind(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=[
+                kind.OffsetFetchResponsePartitions(partition_index=number, committed_offset=-1)
+                for number in topic.partition_indexes
+            ],
+        )
+        for topic in message.groups[0].topics or ()
+    ]
+    return OffsetFetchResponse(groups=[group(group_id=message.groups[0].group_id, topics=topics)])
+
+
 class Member:
     """A consumer in a group of its own, with a position to commit; brokers answer what a test lets them."""
 
     def __init__(self, silent: tuple[str, ...], listener: RebalanceListener | None = None, **settings: Any) -> None:
         self.trial = Coordinator(**settings)
         self.world = self.trial.world
-        none = OffsetFetchResponse(groups=[], error_code=ErrorCode.NONE)
-        self.let_answer({"Fetch": PARK, "ListOffsets": PARK, "OffsetFetch": none})
+        self.let_answer({"Fetch": PARK, "ListOffsets": PARK})
+        self.world.handlers["OffsetFetch"] = nothing_committed
         self.core = ConsumerCore(self.world.cluster, self.world.config)
         self.core.subscribe(["a"], listener=listener)
         carry_out(self.world, self.core.poll(None, 5_000))

@@ -10,8 +10,9 @@ import pytest
 from tests.support.waiting import until
 
 from kohort import Admin, Consumer, Producer, TopicPartition
-from kohort.client.admin.values import NewTopic
+from kohort.client.admin.values import NewTopic, PartitionResults
 from kohort.client.offset_values import OffsetAndMetadata
+from kohort.errors import ErrorCode, error_for
 from kohort.lag import PartitionLag, group_lag
 
 
@@ -206,3 +207,49 @@ def test_scenario_17_nothing_committed_is_no_lag_of_zero(admin: Admin, filled: T
     """Where the group will begin is its clients' choice: that lag is not known, which is not none."""
     found = only(group_lag(admin, f"{filled.topic}-group", [filled]))
     assert (found.committed, found.log_start, found.log_end, found.lag) == (None, 0, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("committed", "start", "status", "lost"),
+    [
+        (21, 0, "past end", None),
+        (2**63 - 1, 0, "past end", None),
+        (20, 0, None, None),
+        (0, 0, None, None),
+        (3, 10, "before start", 7),
+        (10, 10, None, None),
+        (3, 20, "before start", 17),
+    ],
+)
+def test_status_says_that_a_consumer_will_start_anew(
+    admin: Admin, filled: TopicPartition, committed: int, start: int, status: str | None, lost: int | None
+) -> None:
+    group = f"{filled.topic}-group"
+    commit(admin, group, {filled: committed})
+    if start:
+        admin.delete_records({filled: start}).all()
+    found = only(group_lag(admin, group))
+    assert (found.status, found.lost) == (status, lost)
+
+
+class Refusing(Admin):
+    """An administration that is refused the offsets of one partition."""
+
+    refused: TopicPartition
+
+    def list_consumer_group_offsets(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().list_consumer_group_offsets(*args, **kwargs)
+        return PartitionResults(found.values, {self.refused: error_for(ErrorCode.UNSTABLE_OFFSET_COMMIT, "not yet")})
+
+
+def test_error_of_one_partitions_offset_leaves_the_others_their_lag(
+    servers: str, admin: Admin, filled: TopicPartition
+) -> None:
+    group = f"{filled.topic}-group"
+    commit(admin, group, {filled: 13})
+    with Refusing(servers) as refusing:
+        refusing.refused = TopicPartition(filled.topic, 1)
+        known, refused = group_lag(refusing, group)
+    assert (known.partition, known.lag, known.error) == (filled, 7, None)
+    assert (refused.partition, refused.lag, refused.committed) == (TopicPartition(filled.topic, 1), None, None)
+    assert refused.error is not None and "not yet" in refused.error

@@ -96,6 +96,7 @@ def test_lag_is_told_in_records_and_in_time(servers: str) -> None:
     done = rows[OTHER, ELSE, 0]
     assert (done["lag"], done["timeLagMs"], done["memberId"]) == (0, 0, None)
     assert rows[GROUP, READ, 1]["timeLagMs"] == 0
+    assert {(row["lost"], row["status"]) for row in rows.values()} == {(None, None)}
 
 
 def test_topics(servers: str) -> None:

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from kohort.cli.app import FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.group_resets import has_members, reset_offsets
-from kohort.cli.group_rows import check_chosen, chosen_groups, tell
+from kohort.cli.group_rows import check_chosen, check_names, chosen_groups, tell
 from kohort.cli.nearest import groups_with_nearest
-from kohort.cli.output import confirmed, show
+from kohort.cli.output import confirmed, show, show_changes
 from kohort.cli.partitions import chosen_partitions
 from kohort.errors import NotFoundError
 from kohort.ids import TopicPartition
@@ -36,6 +36,7 @@ def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, c
     """
     if not topic:
         raise UsageError("name at least one --topic")
+    check_names(group)
     with common.admin() as admin:
         committed = admin.list_consumer_group_offsets(group).all()
         partitions = chosen_partitions(topic, {key.topic: _numbers(committed, key.topic) for key in committed})
@@ -49,7 +50,7 @@ def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, c
             return FAILED
         results = admin.delete_consumer_group_offsets(group, partitions)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
-    show(done, (*_OFFSET, "done"), as_json=common.json)
+    show_changes(done, _OFFSET, results.errors, _partition_of, as_json=common.json)
     return tell(results.errors)
 
 
@@ -84,7 +85,7 @@ def delete(*groups: str, all_groups: _Flag = False, execute: _Flag = False, comm
             return FAILED
         results = admin.delete_consumer_groups(list(found.values))
     done = [{**row, "done": row["group"] in results.values} for row in rows]
-    show(done, (*columns, "done"), as_json=common.json)
+    show_changes(done, columns, results.errors, lambda row: row["group"], as_json=common.json)
     return tell({**errors, **results.errors})
 
 
@@ -97,6 +98,7 @@ def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = Fal
         topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
         execute: do it; without this it is only shown.
     """
+    check_names(source, target)
     if source == target:
         raise UsageError("a group can't be cloned to itself")
     with common.admin() as admin:
@@ -118,7 +120,7 @@ def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = Fal
             return FAILED
         results = admin.alter_consumer_group_offsets(target, new)
     done = [{**row, "done": TopicPartition(row["topic"], row["partition"]) in results.values} for row in rows]
-    show(done, (*columns, "done"), as_json=common.json)
+    show_changes(done, columns, results.errors, _partition_of, as_json=common.json)
     return tell(results.errors)
 
 
@@ -128,6 +130,10 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "reset-offsets": reset_offsets,
     "clone": clone,
 }
+
+
+def _partition_of(row: Mapping[str, Any]) -> TopicPartition:
+    return TopicPartition(row["topic"], row["partition"])
 
 
 def _must_be_there(admin: Admin, group: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,7 +13,7 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
 from kohort.cli.nearest import topics_with_nearest
-from kohort.cli.output import confirmed, note, show
+from kohort.cli.output import confirmed, note, printable, show, show_changes
 from kohort.cli.partitions import chosen_partitions, name_of
 from kohort.cli.reset_targets import Goal, Plan, Target, parse_goal, plan_lines, read_plan
 from kohort.config import did_you_mean
@@ -215,7 +216,8 @@ def _export(changes: list[_Change], *, with_group: bool) -> None:
     for change in changes:
         if change.target.note is not None:
             note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
-    print(plan_lines([change.row() for change in changes], with_group=with_group), end="")
+    lines = plan_lines([change.row() for change in changes], with_group=with_group)
+    sys.stdout.write(printable(lines, keep="\n") if sys.stdout.isatty() else lines)
 
 
 def _execute(admin: Admin, changes: list[_Change], common: Common, *, shown: bool) -> int:
@@ -231,8 +233,12 @@ def _execute(admin: Admin, changes: list[_Change], common: Common, *, shown: boo
         errors |= {(group, key): error for key, error in befell.items()}
         done += [change.row(done=change.key not in befell) for change in own]
     if not shown:
-        show(done, (*_COLUMNS, "done"), as_json=common.json)
+        show_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
     return tell(errors)
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[str, TopicPartition]:
+    return row["group"], TopicPartition(row["topic"], row["partition"])
 
 
 def _set(admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]) -> Mapping[TopicPartition, KafkaError]:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
     from kohort.client.admin.values import GroupDescription, MemberDescription
 
-OF_PARTITION = ("topic", "partition", "committed", "log_end", "lag", "client_id", "host", "member_id", "error")
-OF_LAG = ("group", "topic", "partition", "committed", "log_start", "log_end", "lag", "error")
+_PLACE = ("topic", "partition", "committed", "log_start", "log_end", "lag")
+OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", "lost", "status", "error")
+OF_LAG = ("group", *_PLACE, "lost", "status", "error")
 """What tables of partitions and of lag show."""
 
 
@@ -43,6 +44,17 @@ def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
     """
     if all_groups == bool(groups):
         raise UsageError("name groups, or give --all-groups")
+    check_names(*groups)
+
+
+def check_names(*groups: str) -> None:
+    """Refuse a group without a name, as an unset variable of a shell gives.
+
+    Raises:
+        UsageError: a name is empty.
+    """
+    if not all(groups):
+        raise UsageError("a group's name has at least one character")
 
 
 def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
@@ -110,6 +122,8 @@ def lag_rows(admin: Admin, group: GroupDescription) -> list[dict[str, Any]]:
                 "log_start": lag_.log_start,
                 "log_end": lag_.log_end,
                 "lag": lag_.lag,
+                "lost": lag_.lost,
+                "status": lag_.status,
                 "metadata": lag_.metadata,
                 "member_id": owner and owner.member_id,
                 "client_id": owner and owner.client_id,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
 
 _COMMON = Common()
-_COLUMNS = (*OF_LAG, "rate", "client_id", "host")
+_COLUMNS = (*OF_LAG[:-3], "rate", "client_id", "host", *OF_LAG[-3:])
 
 
 def watch(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rich is imported where a terminal is
@@ -39,6 +39,9 @@ NAMES = {
     "log_end": "the offset that the next record will get",
     "committed": "the group's committed offset",
     "lag": "records still to be read: `log_end` less the larger of `committed` and `log_start`",
+    "lost": "offsets after `committed` that the partition holds no more: retention was faster than the group",
+    "status": "`past end` or `before start`: the partition does not hold `committed`, and a consumer starts anew, as "
+    "its `auto.offset.reset` says",
     "rate": "records per second by which `committed` moved since the look before",
     "metadata": "what the committer wrote beside the offset",
     "error": "why something can't be told",
@@ -102,6 +105,28 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
         _show_table(rows, columns)
     else:
         _show_columns(rows, columns)
+
+
+def show_changes(
+    rows: Sequence[Row],
+    columns: Iterable[str],
+    refused: Container[Any],
+    name_of: Callable[[Row], Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Print rows of a change that was made, with `done`. A table leaves out those whose error is said beside it.
+
+    Args:
+        rows: one mapping for each thing that was to be changed.
+        columns: as in `show`, without `done`.
+        refused: the names of what was refused.
+        name_of: a row's name among them.
+        as_json: print a JSON array of all rows.
+    """
+    shown = rows if as_json else [row for row in rows if name_of(row) not in refused]
+    if shown:
+        show(shown, (*columns, "done"), as_json=as_json)
 
 
 def show_json(value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, assignments
 from kohort.cli.nearest import topics_with_nearest
-from kohort.cli.output import note, printable, show, show_json
+from kohort.cli.output import note, printable, show, show_changes, show_json
 from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 
@@ -135,12 +135,12 @@ def create(
         }
         for name in dict.fromkeys(topics)
     ]
-    show(rows, ("topic", "topic_id", "partitions", "done"), as_json=common.json)
     errors = {
         name: error
         for name, error in results.errors.items()
         if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS)
     }
+    show_changes(rows, ("topic", "topic_id", "partitions"), errors, _topic_of, as_json=common.json)
     return _tell(errors)
 
 
@@ -156,7 +156,7 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
         results = admin.delete_topics(topics)
         errors = topics_with_nearest(admin, results.errors)
     rows = [{"topic": name, "done": name in results.values} for name in dict.fromkeys(topics)]
-    show(rows, ("topic", "done"), as_json=common.json)
+    show_changes(rows, ("topic",), errors, _topic_of, as_json=common.json)
     return _tell(errors)
 
 
@@ -199,6 +199,10 @@ def _must_have(there: Collection[str], names: tuple[str, ...]) -> None:
     for name in names:
         if name not in there:
             raise NotFoundError(f"topics have no setting {name}{did_you_mean(name, there)}")
+
+
+def _topic_of(row: Mapping[str, Any]) -> str:
+    return str(row["topic"])
 
 
 def _need(topics: tuple[str, ...]) -> None:

@@ -287,7 +287,12 @@ async def committed_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """The group's committed offsets; None where there is none."""
+    """The group's committed offsets; None where the coordinator says that there is none.
+
+    Raises:
+        KafkaError: the answer has an error for a partition that retries do not cure, or says nothing of it. Neither
+            means that there is no offset: a consumer would start over.
+    """
     wanted = list(partitions)
     coordinator = Coordinator(group)
 
@@ -297,29 +302,32 @@ async def committed_offsets(
         request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
         told = answer.groups[0] if answer.groups else answer
-        found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
-        codes = [ErrorCode.of(told.error_code)]
+        found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        codes = [(ErrorCode.of(told.error_code), "")]
         for topic in told.topics:
             name = topic.name
             if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
                 name = name or names.get(topic.topic_id, "")
             for entry in topic.partitions:
-                codes.append(ErrorCode.of(entry.error_code))
-                if entry.committed_offset >= 0:
-                    value = OffsetAndMetadata(
-                        entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch
-                    )
-                    found[TopicPartition(name, entry.partition_index)] = value
-        for code in codes:
+                partition = TopicPartition(name, entry.partition_index)
+                codes.append((ErrorCode.of(entry.error_code), f" in {partition}"))
+                found[partition] = (
+                    OffsetAndMetadata(entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch)
+                    if entry.committed_offset >= 0
+                    else None
+                )
+        for code, where in codes:
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
-            if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                continue
             if code is ErrorCode.UNKNOWN_TOPIC_ID:
                 await cluster.describe_topics(ids)
             if code:
-                raise error_for(code, f"committed offsets of group {group!r}: {code.text}")
-        return found
+                raise error_for(code, f"committed offsets of group {group!r}{where}: {code.text}")
+        for partition in wanted:
+            if partition not in found:
+                text = f"committed offsets of group {group!r}: the answer says nothing of {partition}"
+                raise error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+        return {partition: found[partition] for partition in wanted}
 
     if not wanted:
         return {}

@@ -1,5 +1,5 @@
 """Lag of groups: how far the committed offsets are behind."""
 
-from kohort.lag.partition_lag import PartitionLag, group_lag
+from kohort.lag.partition_lag import BEFORE_START, PAST_END, PartitionLag, group_lag
 
-__all__ = ["PartitionLag", "group_lag"]
+__all__ = ["BEFORE_START", "PAST_END", "PartitionLag", "group_lag"]

@@ -9,6 +9,10 @@ from kohort.client.admin.admin import Admin
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 
+PAST_END, BEFORE_START = "past end", "before start"
+"""What is wrong with a committed offset that the partition does not hold: the topic was made anew or its log cut, or
+retention was faster than the group."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
@@ -36,6 +40,25 @@ class PartitionLag:
             return None
         return max(0, self.log_end - max(self.committed, self.log_start))
 
+    @property
+    def status(self) -> str | None:
+        """`past end` or `before start` where a consumer can't go on at the committed offset; None where it can.
+
+        Such a consumer starts anew, as its auto.offset.reset says.
+        """
+        if self.committed is None or self.log_end is None or self.log_start is None:
+            return None
+        if self.committed > self.log_end:
+            return PAST_END
+        return BEFORE_START if self.committed < self.log_start else None
+
+    @property
+    def lost(self) -> int | None:
+        """Offsets from `committed` on that the partition holds no more; None unless the status is `before start`."""
+        if self.committed is None or self.log_start is None or self.status != BEFORE_START:
+            return None
+        return self.log_start - self.committed
+
 
 def group_lag(
     admin: Admin, group: str, also: Iterable[TopicPartition] = (), *, timeout_ms: float | None = None
@@ -43,16 +66,19 @@ def group_lag(
     """The lag of every partition that the group has a committed offset for, and of those in `also`.
 
     Raises:
-        KafkaError: the group's offsets can't be had.
+        KafkaError: the group's offsets can't be had; of one partition's, its entry says so.
     """
-    committed = admin.list_consumer_group_offsets(group, timeout_ms=timeout_ms).all()
-    partitions = sorted({*committed, *also})
+    found = admin.list_consumer_group_offsets(group, timeout_ms=timeout_ms)
+    committed = found.values
+    partitions = sorted({*committed, *found.errors, *also})
     starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"), timeout_ms=timeout_ms)
     ends = admin.list_offsets(dict.fromkeys(partitions, "latest"), timeout_ms=timeout_ms)
     lags = []
     for partition in partitions:
         offset = committed.get(partition)
-        problem: KafkaError | None = ends.errors.get(partition) or starts.errors.get(partition)
+        problem: KafkaError | None = next(
+            (part.errors[partition] for part in (found, ends, starts) if partition in part.errors), None
+        )
         known = problem is None
         lags.append(
             PartitionLag(

@@ -273,7 +273,8 @@ def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
                     owner = owners.get(one.partition)
                     told = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
                     place = (one.partition.topic, one.partition.partition, one.committed, one.log_start, one.log_end)
-                    rows.append((group, *place, one.lag, _behind_ms(reader, one), *told, one.metadata, one.error))
+                    behind = _behind_ms(reader, one)
+                    rows.append((group, *place, one.lag, behind, *told, one.metadata, one.error, one.lost, one.status))
             if rows:
                 yield rows
 
@@ -405,6 +406,8 @@ TABLES: Mapping[str, Table] = {
             ("host", "string"),
             ("metadata", "string"),
             ("error", "string"),
+            ("lost", "bigint"),
+            ("status", "string"),
         ),
         _lag_rows,
     ),

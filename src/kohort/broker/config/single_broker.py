@@ -78,7 +78,8 @@ def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         one = _the_listener(_ADVERTISED, properties)
         if one.host == _ANY_HOST:
             raise InvalidInputError(f"{_ADVERTISED}: no client can connect to {_ANY_HOST}; name a host that it can")
-        own |= {"advertised.host.name": one.host or None, "advertised.port": one.port}
+        port = one.port or None  # 0: the one that the socket gets
+        own |= {"advertised.host.name": one.host or None, "advertised.port": port}
     return own
 
 

@@ -14,7 +14,7 @@ from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.net.connection import READ_BUFFER_BYTES, Connection
 from kohort.broker.net.framing import Frame
 from kohort.broker.net.session import ClientSession
-from kohort.broker.net.transport import PlainTransport
+from kohort.broker.net.transport import PlainTransport, unmapped
 from kohort.errors import ErrorCode, KafkaError
 
 log = logging.getLogger("kohort.broker")
@@ -133,7 +133,7 @@ class Server:
                 self._loop.remove_reader(listening.fileno())
                 self._loop.call_later(FULL_PAUSE_S, self._accept_again)
                 return
-            self._admit(sock, (address[0], address[1]))
+            self._admit(sock, (unmapped(address[0]), address[1]))
 
     def _refuse_with_spare(self, listening: socket.socket) -> bool:
         """All descriptors are taken: end the next connection by the one that was kept for this; whether that was done.

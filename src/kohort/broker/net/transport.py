@@ -9,6 +9,7 @@ from typing import Protocol
 from kohort.broker.net.parts import LogSlice
 from kohort.wire.schema import Buffer
 
+MAPPED = "::ffff:"
 MORE_FOLLOWS = getattr(socket, "MSG_MORE", 0)
 """Where the system knows it, a head waits for the log bytes that follow and leaves in the same packet."""
 
@@ -45,6 +46,14 @@ class Transport(Protocol):
         """Let go of the socket."""
 
 
+def unmapped(host: str) -> str:
+    """The IPv4 address that a socket of both families writes as `::ffff:127.0.0.1`; any other address as it is.
+
+    A client on IPv4 is told this broker's address, and may be unable to connect to one of IPv6.
+    """
+    return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
+
+
 class PlainTransport:
     """Bytes as they are, on a TCP socket that does not block."""
 
@@ -54,7 +63,8 @@ class PlainTransport:
         self._sock = sock
         self.fd = sock.fileno()
         self.peer = peer
-        self.local: tuple[str, int] = sock.getsockname()[:2]
+        host, port = sock.getsockname()[:2]
+        self.local = (unmapped(host), port)
         self.receive_into: Callable[[memoryview], int] = sock.recv_into
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -50,7 +51,7 @@ async def at_leaders(
                 done[partition] = error_for(code, f"{partition}: the topic has {len(topic.partitions)} partitions")
             elif topic is None or topic.error:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error
-                done[partition] = error_for(code, f"topic {partition.topic!r}: {code.text}")
+                done[partition] = error_for(code, f"topic {partition.topic!r}: {code.topic_text}")
             elif node < 0:
                 raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader now")
             else:
@@ -95,9 +96,14 @@ async def at_controller(
 
 
 def refused(result: Answer, what: str) -> KafkaError:
-    """The error of one outcome: the broker's words where it has any."""
+    """The error of one outcome: the broker's words where it has any, which may name the thing themselves."""
     code = ErrorCode.of(result.error_code)
-    return error_for(result.error_code, f"{what}: {getattr(result, 'error_message', None) or code.text}")
+    said: str | None = getattr(result, "error_message", None)
+    name = what.partition(" ")[2].strip("'")
+    if said and name and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", said):
+        return error_for(result.error_code, said)
+    own = code.topic_text if what.startswith("topic ") else code.text
+    return error_for(result.error_code, f"{what}: {said or own}")
 
 
 def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:

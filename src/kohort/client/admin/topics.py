@@ -39,7 +39,7 @@ async def describe_topics(
     outcomes: dict[str, TopicInfo | KafkaError] = {}
     for name in topics:
         info = found.get(name, TopicInfo(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        outcomes[name] = error_for(info.error, f"topic {name!r}: {info.error.text}") if info.error else info
+        outcomes[name] = error_for(info.error, f"topic {name!r}: {info.error.topic_text}") if info.error else info
     return Results.of(outcomes)
 
 

@@ -23,7 +23,7 @@ def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
     """
     for name, info in found.items():
         if info.error and info.error not in _NOT_THERE:
-            raise error_for(info.error, f"topic {name!r}: {info.error.text}")
+            raise error_for(info.error, f"topic {name!r}: {info.error.topic_text}")
     return {name: info for name, info in found.items() if info.partitions}
 
 
