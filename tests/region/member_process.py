@@ -1,50 +1,67 @@
-"""One member of a region in a process of its own, for tests that kill it: `python -m tests.region.member_process`."""
+"""One member of a region in a process of its own: `python -m tests.region.member_process`.
+
+Tests kill it, or have it end as docs/region.md shows: the signal's handler closes the member.
+"""
 
 from __future__ import annotations
 
 import argparse
 import signal
-import threading
+
+import pyarrow as pa
 
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
 
+COLUMNS = ["value", "partition", "offset"]
+
 
 def main() -> None:
     """Read, and submit value, partition and offset, until SIGTERM."""
-    given = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser()
     for name in ("servers", "region", "member", "topic", "folder", "protocol", "rebalance"):
-        given.add_argument(name)
-    told = given.parse_args()
+        parser.add_argument(name)
+    parser.add_argument("--submits", type=int, default=1, help="submit each table in so many pieces")
+    parser.add_argument("--most", type=int, default=500, help="max_poll_records")
+    parser.add_argument("--ends-at", default="", help="SIGTERM itself: before, between, after the submits of a table")
+    given = parser.parse_args()
     settings = (
         {"group_protocol": "consumer"}
-        if told.protocol == "consumer"
+        if given.protocol == "consumer"
         else {"session_timeout_ms": 6000, "heartbeat_interval_ms": 500}  # the least that Apache Kafka takes
     )
-    region = Region(told.region, told.servers, checkpoint_every="500ms")
+    region = Region(given.region, given.servers, checkpoint_every="500ms")
     consumer = region.consumer(
-        told.member,
-        topics=[told.topic],
-        group_id=told.region,
-        into=ParquetFolder(told.folder),
+        given.member,
+        topics=[given.topic],
+        group_id=given.region,
+        into=ParquetFolder(given.folder),
         start="beginning",
-        on_rebalance=told.rebalance,
-        max_poll_records=500,
+        on_rebalance=given.rebalance,
+        max_poll_records=given.most,
         **settings,
     )
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGTERM, lambda *_: consumer.close())
 
-    def close() -> None:
-        ended.wait()
-        consumer.close()
+    def moment(name: str) -> None:
+        if given.ends_at == name:
+            signal.raise_signal(signal.SIGTERM)
 
-    threading.Thread(target=close, daemon=True).start()
     print("ready", flush=True)
-    with consumer:
+    with region, consumer:
         for table in consumer.tables():
-            consumer.submit(table.select(["value", "partition", "offset"]))
-    region.close()
+            moment("before")
+            for number, piece in enumerate(in_pieces(table.select(COLUMNS), given.submits)):
+                if number == 1:
+                    moment("between")
+                consumer.submit(piece)
+            moment("after")
+
+
+def in_pieces(table: pa.Table, count: int) -> list[pa.Table]:
+    """The rows of a table in so many tables, as even as can be."""
+    step = -(-table.num_rows // count)
+    return [table.slice(start, step) for start in range(0, table.num_rows, step)]
 
 
 if __name__ == "__main__":

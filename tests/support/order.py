@@ -20,6 +20,7 @@ LONG = tuple(
         "spark/test_push.py",
         "spark/test_listener.py",
         "region/test_region.py",
+        "region/test_closing.py",
         "spark/region/test_kills.py",
         "spark/region/test_face.py",
         "spark/region/test_in_one_process.py",

@@ -11,8 +11,11 @@ processes. Source: spec 5.2.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -21,20 +24,24 @@ import pyarrow as pa
 from kohort.channel import Link
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.flow import Flow
-from kohort.region.consuming.settings import Figures
+from kohort.region.consuming.flow import Flow, Piece
+from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import events as happens
 from kohort.region.states import MemberState
 
+log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
 
 
 class RegionConsumer:
-    """See the module's text; `Region.consumer` makes one.
+    """A member of a region that reads with a consumer; `Region.consumer` makes one.
 
-    What was submitted since the last complete sequence comes again after a reset, with `on_reset` told first. One
-    thread may iterate and submit; the other methods may be called from any.
+    A table counts when the next one is asked for. A table in hand when the loop is left, by whatever way, does not
+    count: what was submitted of it is dropped, and its records are read again. One thread may iterate and submit; the
+    other methods may be called from any thread, and from a signal's handler.
+
+    What was submitted since the last complete sequence comes again after a reset, with `on_reset` told first.
     """
 
     def __init__(
@@ -42,13 +49,15 @@ class RegionConsumer:
         events: EventThread,
         flow: Flow,
         stager: Stager,
-        every_records: int | None,
+        own: Own,
         ended: Callable[[RegionConsumer], None],
     ) -> None:
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
-        self._every, self._counted = every_records, 0
-        self._closing = threading.Lock()
-        self._closed = False
+        self._own, self._records = own, 0
+        self._pid = os.getpid()
+        self._inside: set[int] = set()
+        self._hand: int | None = None
+        self._asked_to_close = self._forgotten = False
 
     def start(self, reach: Callable[[], Link]) -> None:
         """Begin; `Region.consumer` calls it."""
@@ -79,79 +88,177 @@ class RegionConsumer:
         """Counters and times."""
         return self._events.figures
 
+    # -- tables
+
     def tables(self) -> Iterator[pa.Table]:
         """Records as they come, with the columns of Spark's Kafka source, until the member is closed.
 
-        What was yielded counts as submitted when the next is asked for.
+        A table counts when the next one is asked for. When the loop is left before (`break`, `return`, an exception),
+        the table in hand is left undone: what was submitted of it is dropped, and the next `tables()`, or another
+        member, begins with its records. With `on_checkpoint` all go back, for the state may have them already. To leave
+        after a table, call `close` in the loop.
 
         Raises:
             RegionStoppedError: the region has stopped, or would not have this member.
+            TimedOutError: no sequence was complete in time after a `close` that was called in this loop.
             KafkaError: the group can't be joined, or the topics can't be read.
         """
-        while (piece := self._flow.take()) is not None:
-            yield piece.table
-            if self._every is not None:
-                self._counted += piece.table.num_rows
-                if self._counted >= self._every:
-                    self._counted = 0
-                    self._flow.finish()
-                    self.checkpoint()
+        while (piece := self._next_piece()) is not None:
+            try:
+                yield piece.table
+            except BaseException:  # GeneratorExit: the loop was left
+                self._leave_undone(piece, dirty=self._own.keeps_state)
+                raise
+        if self._asked_to_close:
+            self._wait_for_the_end()
+
+    def _next_piece(self) -> Piece | None:
+        """Count the table in hand, and wait for the next one."""
+        with self._in_use():
+            try:
+                self._count_table()
+                piece = self._flow.take()
+                if piece is not None:
+                    self._hand = threading.get_ident()
+                    self._records += piece.table.num_rows
+                return piece
+            except BaseException as error:  # a signal's handler may raise anything anywhere
+                if error is not self._flow.error:
+                    self._leave_undone(self._flow.in_hand, dirty=True)
+                raise
+
+    def _count_table(self) -> None:
+        if self._flow.is_idle():
+            return
+        if not self._flow.void:
+            self._stager.settle()
+        self._flow.finish()
+        self._hand = None
+        if self._own.every_records is not None and self._records >= self._own.every_records:
+            self._records = 0
+            self._events.post(happens.CheckpointWanted())
+
+    def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
+        """A table does not count, if it is in hand still. Does nothing in a forked child."""
+        if os.getpid() != self._pid or piece is None or self._flow.in_hand is not piece:
+            return
+        self._hand = None
+        if not self._flow.void:
+            self._stager.drop_unsettled()
+            log.info("%s: the loop was left with a table in hand: its records are read again", self.name)
+        self._flow.put_back(dirty=dirty)
 
     def submit(self, table: pa.Table | pa.RecordBatch) -> None:
         """Give rows to the sink: with the sequence that has the records they were made of, or never.
 
         Raises:
-            InvalidInputError: nothing is being processed, or there is no sink.
+            InvalidInputError: no table is in hand, or what is submitted is none.
             Exception: what the sink says against these rows.
         """
-        if self._flow.is_idle():
-            raise InvalidInputError("submit belongs between two tables: what is it made of?")
+        self._check_process()
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
             raise InvalidInputError(f"submit takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
-        if not self._flow.void:
-            self._stager.add(table)
+        if self._flow.is_idle():
+            raise InvalidInputError(
+                "no table is in hand, of which this is made: submit in the loop over tables(), before the next table"
+            )
+        with self._in_use():
+            if not self._flow.void:
+                self._stager.add(table)
+
+    # -- what it asks of the region
 
     def checkpoint(self) -> None:
         """Ask for a sequence: all members drain and contribute. Returns at once."""
-        self._events.post(happens.CheckpointWanted())
+        with self._in_use():
+            self._events.post(happens.CheckpointWanted())
 
     def reset(self, cause: str) -> None:
         """Have all members go back to the last complete sequence: something behind this one has failed."""
-        self._events.post(happens.ResetWanted(cause))
+        with self._in_use():
+            self._events.post(happens.ResetWanted(cause))
+
+    # -- the end
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Leave with the next complete sequence. Does nothing the second time.
 
+        By the thread that has a table in hand, in its loop or in a signal's handler, `close` returns at once: the table
+        counts when the next is asked for, and the loop ends when the member has left. By another thread it waits for
+        that. It also returns at once where a handler has interrupted another method of the member.
+
         Raises:
             TimedOutError: no sequence was complete in time; it has left nevertheless, and all go back.
         """
-        self._close(timeout_s, happens.Closing())
+        if os.getpid() != self._pid:
+            return
+        self.ask_to_close(timeout_s)
+        if not self.is_in_use_here():
+            self._wait_for_the_end()
 
-    def _close(self, timeout_s: float, *news: happens.Event) -> None:
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            self._flow.finish()
-            for event in news:
-                self._events.post(event)
-            thread = self._events.thread
-            thread.join(timeout_s)
-            late = thread.is_alive()
-            if late:
-                self._events.abandon()
-                thread.join()
-            self._ended(self)
-        if late:
-            raise TimedOutError(f"{self.name}: no sequence was complete within {timeout_s:g} s of the close")
+    def is_in_use_here(self) -> bool:
+        """Whether the calling thread has a table in hand, or is in one of the methods: it must not wait for itself."""
+        ident = threading.get_ident()
+        return ident == self._hand or ident in self._inside or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """End at once: all members go back to the last complete sequence."""
+        """End at once: all members go back to the last complete sequence. When it waits, `close` says."""
+        if os.getpid() != self._pid:
+            return
         self._flow.clear()
         self._events.aborting = True
-        self._close(CLOSE_S, happens.Closing(), happens.ResetWanted(cause))
+        self.ask_to_close(CLOSE_S)
+        self._events.post_quietly(happens.ResetWanted(cause))
+        if not self.is_in_use_here():
+            self._wait_for_the_end()
+
+    def ask_to_close(self, timeout_s: float = CLOSE_S) -> None:
+        """Have it leave with the next complete sequence, without waiting for that.
+
+        Takes no lock, for a signal's handler may have interrupted the thread that holds it.
+        """
+        if not self._asked_to_close:
+            self._asked_to_close = True
+            self._flow.give_no_more()
+            self._events.end_within(timeout_s)
+            self._events.post_quietly(happens.Closing())
+
+    def _wait_for_the_end(self) -> None:
+        with self._in_use():
+            self._events.wake()
+            self._events.thread.join()
+            if not self._forgotten:
+                self._forgotten = True
+                self._ended(self)
+        self._tell_if_late()
+
+    def _tell_if_late(self) -> None:
+        """Once."""
+        late, self._events.late = self._events.late, ""
+        if late:
+            raise TimedOutError(late)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """This thread is inside the member: who interrupts it must not wait for it."""
+        self._check_process()
+        ident = threading.get_ident()
+        if ident in self._inside:
+            yield
+            return
+        self._inside.add(ident)
+        try:
+            yield
+        finally:
+            self._inside.discard(ident)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidInputError(
+                f"{self.name} was made before a fork and belongs to the parent process: make a member in each process"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +266,8 @@ class RegionConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._hand == threading.get_ident():
+            self._leave_undone(self._flow.in_hand, dirty=self._own.keeps_state)
         if error is None:
             self.close()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -98,7 +99,8 @@ class Region:
         self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
         self._counted: set[Measured] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
+        self._pid = os.getpid()
         self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> MetricsServer:
@@ -180,7 +182,7 @@ class Region:
         stager, publisher = Stager(sink, region_id, name), None if sink is None else Publisher(sink, name)
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
         events = EventThread(machine, consumer, flow, stager, publisher, own, config)
-        member = RegionConsumer(events, flow, stager, own.every_records, self._forget)
+        member = RegionConsumer(events, flow, stager, own, self._forget)
         try:
             member.start(self._tenure.reach)
         except BaseException:
@@ -364,17 +366,27 @@ class Region:
     # -- the end
 
     def close(self) -> None:
-        """Close its members, and end the control plane if it is here.
+        """Close its members, and end the control plane if it is here. Does nothing in a forked child.
+
+        By a thread that has a table of a member in hand, in its loop or in a signal's handler, `close` asks its members
+        to leave and returns at once: close the region again, or leave its `with`, after the loop.
 
         Raises:
             TimedOutError: no sequence was complete in time for a member; all is closed nevertheless.
         """
+        if os.getpid() != self._pid:
+            return
+        members = self._members_now()
+        if any(member.is_in_use_here() for member in members):
+            for member in members:
+                member.ask_to_close()
+            return
         with ExitStack() as closing:
             if self._metrics is not None:
                 closing.callback(self._metrics.close)
             closing.callback(self._home.close)
             closing.callback(self._tenure.close)
-            for member in reversed(self._members_now()):
+            for member in reversed(members):
                 closing.callback(member.close)
 
     def __enter__(self) -> Self:

@@ -32,6 +32,7 @@ from kohort.region.parts import Part, part_of
 log = logging.getLogger("kohort.region")
 
 POLL_MS, SLOW_S = 100, 0.1
+LEFT_UNDONE = "the application left its loop with a table in hand, which its state may have already"
 
 
 class Callbacks(Protocol):
@@ -77,6 +78,8 @@ class EventThread(MemberThread):
         self._at: dict[TopicPartition, OffsetAndMetadata] = {}
         self._polls = self._slowly = self._full = self.aborting = False
         self._polled_s = 0.0
+        self._end_by: tuple[float, float] | None = None
+        self.late = ""
         flow.on_change(self._flow_changed)
 
     def _flow_changed(self) -> None:
@@ -85,10 +88,26 @@ class EventThread(MemberThread):
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
+    def post_quietly(self, event: happens.Event) -> None:
+        """Post an event that is handled with the next poll. Takes no lock: a signal's handler may call it."""
+        self._posted.put(event)
+
+    def end_within(self, timeout_s: float) -> None:
+        """End without a sequence when a close that begins now takes longer; `late` says so then."""
+        self._end_by = (time.monotonic() + timeout_s, timeout_s)
+
+    def _look_at_the_time(self) -> None:
+        if self._end_by is not None and time.monotonic() > self._end_by[0]:
+            self.late = f"{self.name}: no sequence was complete within {self._end_by[1]:g} s of the close"
+            self._over = True
+
     def _most(self) -> int:
         return self._consumer.config.max_poll_records
 
     def _work(self) -> None:
+        self._look_at_the_time()
+        if self._over:
+            return
         self._go_on_draining()
         self._go_on_going_back()
         if not self._over:
@@ -172,6 +191,10 @@ class EventThread(MemberThread):
         """
         cut = self._waiting.drain
         if cut is None or not self._flow.is_idle():
+            return
+        if self._flow.dirty:
+            self._waiting.drain = None
+            self._step(happens.NotQuiet(cut, LEFT_UNDONE))
             return
         offsets = {partition_of(part): offset_of(at) for part, at in self._ends().items()}
         try:

@@ -31,7 +31,11 @@ class Piece:
 
 
 class Flow:
-    """See the module's text. Any thread may call."""
+    """See the module's text. Any thread may call.
+
+    Attributes:
+        dirty: something was left undone, and nothing since the last complete sequence can be contributed.
+    """
 
     def __init__(self, most: int, at_once: int) -> None:
         """Shut.
@@ -45,12 +49,13 @@ class Flow:
         self._lock = threading.Condition()
         self._queue: deque[Piece] = deque()
         self._records = 0
-        self._open = self._ended = False
+        self._open = self._ended = self._closing = False
         self._error: BaseException | None = None
         self._busy: Piece | None = None
         self._void = False
         self._next: dict[Part, Position] = {}
         self.submitted = 0
+        self.dirty = False
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Have `changed` called, by the thread that processes, when it has taken or finished something."""
@@ -66,7 +71,7 @@ class Flow:
         """
         self.finish()
         with self._lock:
-            while not self._ended and not (self._open and self._queue):
+            while not self._ended and not (self._open and self._queue and not self._closing):
                 self._lock.wait()
             if self._ended:
                 if self._error is not None:
@@ -100,6 +105,38 @@ class Flow:
                 self._next.update({part: end for part, end in piece.ends.items() if part in self._next})
             self._lock.notify_all()
         self._changed()
+
+    def put_back(self, *, dirty: bool) -> None:
+        """Give the permit back for what was left undone: it is taken again.
+
+        Args:
+            dirty: what was submitted, or the application's state, may have something of it already.
+        """
+        with self._lock:
+            piece = self._busy
+            if piece is None:
+                return
+            if not self._void:
+                self.dirty = self.dirty or dirty
+                self._queue.appendleft(piece)
+                self._records += piece.table.num_rows
+            self._busy = None
+            self._lock.notify_all()
+        self._changed()
+
+    def give_no_more(self) -> None:
+        """The application closes the member. Safe in a signal's handler: no lock is taken."""
+        self._closing = True
+
+    @property
+    def in_hand(self) -> Piece | None:
+        """The piece that was taken and is not finished; None without one."""
+        return self._busy
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the member has ended, if that was not the application's wish."""
+        return self._error
 
     @property
     def void(self) -> bool:
@@ -152,6 +189,7 @@ class Flow:
         """Of these partitions nothing more is to be submitted or saved; None: of all."""
         with self._lock:
             gone = set(self._next) if parts is None else set(parts)
+            self.dirty = self.dirty and parts is not None
             for part in gone:
                 self._next.pop(part, None)
             self._queue = deque(left for piece in self._queue if (left := _without(piece, gone)) is not None)

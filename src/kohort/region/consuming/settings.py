@@ -15,6 +15,11 @@ def _nothing() -> None:
     return None
 
 
+def _no_state(sequence: int) -> bytes:
+    del sequence
+    return b""
+
+
 class MemberSettings(ConsumerSettings, total=False):
     """Options of `Region.consumer`; beside these, the consumer's settings.
 
@@ -51,9 +56,14 @@ class Own:
     every_records: int | None = None
     fail_on_data_loss: bool = True
     on_drain: Callable[[], None] = _nothing
-    on_checkpoint: Callable[[int], bytes] = lambda sequence: b""
+    on_checkpoint: Callable[[int], bytes] = _no_state
     on_reset: Callable[[int, bytes | None], None] = lambda sequence, state: None
     on_retire: Callable[[int], None] = lambda sequence: None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the application has a state, which a table that is left undone may have changed already."""
+        return self.on_checkpoint is not _no_state
 
 
 def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:

@@ -19,18 +19,19 @@ class Stager:
     def __init__(self, sink: Sink | None, region_id: UUID, name: str, unit_bytes: int = UNIT_BYTES) -> None:
         """`unit_bytes`: a unit is staged when it has come to so much."""
         self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._schema: pa.Schema | None = None
         self._tables: list[pa.Table] = []
         self._bytes = self._epoch = self._unit = self._given = 0
         self._keys: list[StagedKey] = []
+        self._settled_tables = self._settled_keys = 0
         self.rows = 0
 
     def begin(self, epoch: int) -> None:
         """Nothing was staged in this epoch; what was before is void."""
         with self._lock:
             self._tables, self._keys = [], []
-            self._bytes = self._unit = self._given = 0
+            self._bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
             self._epoch = epoch
 
     def add(self, table: pa.Table) -> None:
@@ -52,27 +53,46 @@ class Stager:
             if self._bytes >= self._unit_bytes:
                 self._stage_rest()
 
+    def settle(self) -> None:
+        """All rows so far were made of tables that are done."""
+        with self._lock:
+            self._settled_tables, self._settled_keys = len(self._tables), len(self._keys)
+
+    def drop_unsettled(self) -> None:
+        """Forget the rows of a table that was left undone; what was staged of it is named by no sequence."""
+        with self._lock:
+            del self._tables[self._settled_tables :], self._keys[self._settled_keys :]
+            self._bytes = sum(table.nbytes for table in self._tables)
+
     def give(self) -> tuple[StagedKey, ...]:
         """Stage the rest; the keys of all that was staged since the last sequence that counted."""
         with self._lock:
             if self._schema is not None and (self._tables or not self._keys):
-                self._stage(self._schema.empty_table())  # an empty one too: lost output must not look like none
+                self._stage(self._tables, self._schema)  # an empty one too: lost output must not look like none
+                self._tables, self._bytes, self._settled_tables = [], 0, 0
+            self._settled_keys = len(self._keys)
             self._given = len(self._keys)
             return tuple(self._keys)
 
     def counted(self) -> None:
         """What was given is in a complete sequence."""
         with self._lock:
+            self._settled_keys = max(0, self._settled_keys - self._given)
             self._keys, self._given = self._keys[self._given :], 0
 
     def _stage_rest(self) -> None:
-        if self._tables:
-            self._stage(self._tables[0])
+        """Stage the rows of tables that are done, and those of the one in hand under a key of their own."""
+        settled, unsettled = self._tables[: self._settled_tables], self._tables[self._settled_tables :]
+        if settled:
+            self._stage(settled, settled[0].schema)
+            self._tables, self._settled_tables, self._settled_keys = unsettled, 0, len(self._keys)
+        if unsettled:
+            self._stage(unsettled, unsettled[0].schema)
+        self._tables, self._bytes, self._settled_tables = [], 0, 0
 
-    def _stage(self, empty: pa.Table) -> None:
+    def _stage(self, tables: list[pa.Table], schema: pa.Schema) -> None:
         assert self._sink is not None
         key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
-        self._sink.stage(key, pa.concat_tables(self._tables) if self._tables else empty)
-        self._unit += 1
+        self._unit += 1  # also if what follows is interrupted: a key is not staged twice
+        self._sink.stage(key, pa.concat_tables(tables) if tables else schema.empty_table())
         self._keys.append(key)
-        self._tables, self._bytes = [], 0

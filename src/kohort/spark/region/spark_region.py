@@ -104,7 +104,7 @@ class SparkRegion:
         self._folder = f"{check_place(str(folder))}/{name}"
         self._declared: dict[str, Declared] = {}
         self._running: dict[str, _Started] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may close the region while this thread holds it
         self._closed = threading.Event()
 
     @property
