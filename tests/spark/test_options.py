@@ -247,21 +247,7 @@ def test_every_setting_of_javas_clients_is_decided() -> None:
         levels = {f"compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")} if side == "sink" else set()
         decided = honoured | levels | set(refused) | set(WITHOUT_EFFECT)
         left = {name for name in names[side] if name not in decided and not name.startswith("sasl.oauthbearer.")}
-        assert left <= NOT_YET
-
-
-NOT_YET = frozenset(
-    f"ssl.{name}"
-    for name in (
-        "enabled.protocols",
-        "keystore.certificate.chain",
-        "keystore.key",
-        "keystore.password",
-        "keystore.type",
-        "truststore.certificates",
-    )
-)
-"""Settings of security that are refused as unknown."""
+        assert left == set()
 
 
 def java_names(config: str) -> set[str]:

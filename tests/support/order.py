@@ -37,6 +37,7 @@ LONG = tuple(
         "peers/test_tools_alike.py",
         "spark/test_topic_pattern.py",
         "spark/test_reasons.py",
+        "client/test_keystore.py",
         "spark/test_sink.py",
         "spark/region/test_folders.py",
         "cli/test_record_output.py",

@@ -69,10 +69,29 @@ class ConnectionSettings(TypedDict, total=False):
     """Of a JKS (None: not checked for changes) or PKCS12 trust store. Default: None."""
 
     ssl_truststore_type: str | None
-    """As Java's clients have it; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
+    """A setting of Java's clients; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
 
     ssl_certificate_location: str | None
-    """PEM file of the client's certificate, for mutual TLS. Default: None."""
+    """File of the client's certificate, for mutual TLS: PEM, or a JKS or PKCS12 key store. Default: None."""
+
+    ssl_keystore_password: str | None
+    """Of a JKS or PKCS12 key store. Default: None."""
+
+    ssl_keystore_type: str | None
+    """A setting of Java's clients; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
+
+    ssl_keystore_key: str | None
+    """The client's private key itself, as PEM, with ssl.keystore.certificate.chain. Default: None."""
+
+    ssl_keystore_certificate_chain: str | None
+    """The client's certificate itself and those of its authorities, as PEM. Default: None."""
+
+    ssl_truststore_certificates: str | None
+    """The authorities trusted themselves, as PEM, instead of a file. Default: None."""
+
+    ssl_enabled_protocols: Sequence[str]
+    """The versions of TLS that may be spoken; TLSv1 and TLSv1.1 never are. Default: 'TLSv1.2,TLSv1.3' (TLSv1, TLSv1.1,
+    TLSv1.2, TLSv1.3)."""
 
     ssl_key_location: str | None
     """PEM file of the client's private key. Default: None."""

@@ -136,14 +136,38 @@ class ConnectionConfig:
         "ssl.truststore.type",
         None,
         choices=("PEM", "JKS", "PKCS12"),
-        why="as Java's clients have it; a file's own first bytes tell what it is",
+        why="a setting of Java's clients; a file's own first bytes tell what it is",
     )
     ssl_certificate_location: str | None = knob(
         "ssl.certificate.location",
         None,
         aliases=("ssl.keystore.location",),
         elsewhere=("ssl_certfile",),
-        why="PEM file of the client's certificate, for mutual TLS",
+        why="file of the client's certificate, for mutual TLS: PEM, or a JKS or PKCS12 key store",
+    )
+    ssl_keystore_password: str | None = knob("ssl.keystore.password", None, why="of a JKS or PKCS12 key store")
+    ssl_keystore_type: str | None = knob(
+        "ssl.keystore.type",
+        None,
+        choices=("PEM", "JKS", "PKCS12"),
+        why="a setting of Java's clients; a file's own first bytes tell what it is",
+    )
+    ssl_keystore_key: str | None = knob(
+        "ssl.keystore.key", None, why="the client's private key itself, as PEM, with ssl.keystore.certificate.chain"
+    )
+    ssl_keystore_certificate_chain: str | None = knob(
+        "ssl.keystore.certificate.chain",
+        None,
+        why="the client's certificate itself and those of its authorities, as PEM",
+    )
+    ssl_truststore_certificates: str | None = knob(
+        "ssl.truststore.certificates", None, why="the authorities trusted themselves, as PEM, instead of a file"
+    )
+    ssl_enabled_protocols: tuple[str, ...] = knob(
+        "ssl.enabled.protocols",
+        ("TLSv1.2", "TLSv1.3"),
+        choices=("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"),
+        why="the versions of TLS that may be spoken; TLSv1 and TLSv1.1 never are",
     )
     ssl_key_location: str | None = knob(
         "ssl.key.location", None, elsewhere=("ssl_keyfile",), why="PEM file of the client's private key"
@@ -186,7 +210,14 @@ class ConnectionConfig:
         return self.security_protocol.startswith("SASL")
 
     def __repr__(self) -> str:
-        hidden = ("sasl_password", "ssl_key_password", "ssl_truststore_password", "sasl_jaas_config")
+        hidden = (
+            "sasl_password",
+            "ssl_key_password",
+            "ssl_keystore_key",
+            "ssl_keystore_password",
+            "ssl_truststore_password",
+            "sasl_jaas_config",
+        )
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 

@@ -11,10 +11,12 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from kohort.client.net.keystore import load_identity
 from kohort.client.net.truststore import trusted
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 
+_TLS_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
@@ -220,12 +222,19 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
         return None
     try:
         store = config.ssl_ca_location
-        stored = None if store is None else trusted(store, config.ssl_truststore_password)
+        stored: bytes | str | None = None if store is None else trusted(store, config.ssl_truststore_password)
+        if config.ssl_truststore_certificates is not None:
+            if store is not None:
+                raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
+            stored = config.ssl_truststore_certificates
         context = ssl.create_default_context(cafile=store if stored is None else None, cadata=stored)
-        if config.ssl_certificate_location:
-            context.load_cert_chain(config.ssl_certificate_location, config.ssl_key_location, config.ssl_key_password)
+        load_identity(context, config)
     except (OSError, ssl.SSLError) as error:
         files = [config.ssl_ca_location, config.ssl_certificate_location, config.ssl_key_location]
         raise InvalidInputError(f"can't load TLS files {', '.join(name for name in files if name)}: {error}") from None
+    versions = sorted(_TLS_VERSIONS[name] for name in config.ssl_enabled_protocols if name in _TLS_VERSIONS)
+    if not versions:
+        raise InvalidInputError("ssl.enabled.protocols names no version that is spoken here: TLSv1.2 or TLSv1.3")
+    context.minimum_version, context.maximum_version = versions[0], versions[-1]
     context.check_hostname = config.ssl_endpoint_identification_algorithm == "https"
     return context

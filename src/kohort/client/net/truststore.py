@@ -31,16 +31,10 @@ def trusted(location: str, password: str | None) -> bytes | None:
         InvalidInputError: not such a store, a wrong password, or no certificate in it.
         OSError: it can't be read.
     """
-    path = Path(location)
-    if path.stat().st_size > BYTES_MAX:
-        raise InvalidInputError(f"{location} is larger than a trust store")
-    data = path.read_bytes()
+    data = store_bytes(location)
+    refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
-        found = _jks(location, data, password)
-    elif data.startswith(JCEKS_MAGIC):
-        raise InvalidInputError(
-            f"{location} is a JCEKS store: make PKCS12 or JKS of it (keytool -importkeystore -deststoretype JKS)"
-        )
+        _, found = jks_entries(location, data, password, "ssl.truststore.password")
     elif data.startswith(b"\x30"):  # a DER sequence
         found = _pkcs12(location, data, password)
     else:
@@ -48,6 +42,31 @@ def trusted(location: str, password: str | None) -> bytes | None:
     if not found:
         raise InvalidInputError(f"{location} holds no certificate of an authority")
     return b"".join(found)
+
+
+def store_bytes(location: str) -> bytes:
+    """The bytes of a store.
+
+    Raises:
+        InvalidInputError: it is far larger than stores are.
+        OSError: it can't be read.
+    """
+    path = Path(location)
+    if path.stat().st_size > BYTES_MAX:
+        raise InvalidInputError(f"{location} is larger than a store of certificates")
+    return path.read_bytes()
+
+
+def refuse_other_stores(location: str, data: bytes) -> None:
+    """Refuse a kind of Java's stores that is not read here.
+
+    Raises:
+        InvalidInputError: it is a JCEKS store.
+    """
+    if data.startswith(JCEKS_MAGIC):
+        raise InvalidInputError(
+            f"{location} is a JCEKS store: make PKCS12 or JKS of it (keytool -importkeystore -deststoretype JKS)"
+        )
 
 
 class _Reader:
@@ -68,37 +87,51 @@ class _Reader:
         return self.take(size)
 
 
-def _jks(location: str, data: bytes, password: str | None) -> list[bytes]:
+PrivateKeys = list[tuple[bytes, list[bytes]]]
+
+
+def jks_entries(location: str, data: bytes, password: str | None, setting: str) -> tuple[PrivateKeys, list[bytes]]:
+    """The private keys of a JKS store, encrypted, each with its certificates, and the certificates it trusts.
+
+    Args:
+        location: of the store.
+        data: its bytes.
+        password: of the store; None: it is not checked for changes.
+        setting: the one with the password, for errors.
+
+    Raises:
+        InvalidInputError: a wrong password, or a damaged store.
+    """
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if password is not None:
         made = hashlib.sha1(password.encode("utf-16-be") + _WHITENER + body, usedforsecurity=False).digest()
         if not hmac.compare_digest(made, digest):
-            raise InvalidInputError(f"{location}: ssl.truststore.password is wrong, or the file was changed")
+            raise InvalidInputError(f"{location}: {setting} is wrong, or the file was changed")
     try:
         return _entries(_Reader(body))
     except ValueError as error:
         raise InvalidInputError(f"{location} is a damaged JKS store: {error}") from None
 
 
-def _entries(reader: _Reader) -> list[bytes]:
+def _entries(reader: _Reader) -> tuple[PrivateKeys, list[bytes]]:
     reader.take(4)
     version, count = reader.number(), reader.number()
     if version not in (1, 2):
         raise ValueError(f"version {version} is not known")
+    keys: PrivateKeys = []
     found: list[bytes] = []
     for _ in range(count):
         tag = reader.number()
         reader.text()
         reader.take(8)
         if tag == _KEY:
-            reader.take(reader.number())
-            for _ in range(reader.number()):
-                _certificate(reader, version)
+            key = reader.take(reader.number())
+            keys.append((key, [_certificate(reader, version) for _ in range(reader.number())]))
         elif tag == _CERTIFICATE:
             found.append(_certificate(reader, version))
         else:
             raise ValueError(f"an entry of kind {tag} is not known")
-    return found
+    return keys, found
 
 
 def _certificate(reader: _Reader, version: int) -> bytes:
