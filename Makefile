@@ -64,10 +64,11 @@ sizes: setup
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite docs/commands.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
+docs: setup ## rewrite docs/commands.md, docs/settings.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
 	@$(BIN)/python -m tools.protocol_docs
+	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types
 	@$(BIN)/ruff format --quiet src/kohort/client/setting_types.py
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes .venv hold the pinned packages and this project, and does nothing when it already does.
-# Usage: tools/setup.sh demo|dev. "dev" has everything; "demo" has what `kohort demo` needs.
+# Usage: tools/setup.sh demo|dev|inputs. "dev" has everything; "demo" has what `kohort demo` needs; "inputs" lists the
+# files whose change builds the kernels anew, and does nothing else.
 # Each finished step leaves a stamp in .venv with the checksum of what it was made from.
 set -eu
 cd "$(dirname "$0")/.."
@@ -30,10 +31,15 @@ say() {
     printf '» %s\n' "$1" >&2
 }
 
-build_inputs() {
+build_inputs() { # every file that decides what is built; README.md only gets into the package's description
     ls setup.py pyproject.toml MANIFEST.in src/kohort/columns/*.pyx src/kohort/columns/*.pxd \
-        src/kohort/columns/*.h 2>/dev/null || true
+        src/kohort/columns/*.pxi src/kohort/columns/*.h 2>/dev/null || true
 }
+
+if [ "${1:-}" = inputs ]; then
+    build_inputs
+    exit
+fi
 
 PYTHON=$python sh tools/preflight.sh python cc
 

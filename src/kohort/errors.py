@@ -28,7 +28,7 @@ class ErrorCode(IntEnum):
 
     @property
     def topic_text(self) -> str:
-        """What it means of a whole topic: `text`, which may speak of partitions too."""
+        """The meaning where a whole topic was asked for: `text` may speak of partitions too."""
         return "this server has no such topic" if self.name == "UNKNOWN_TOPIC_OR_PARTITION" else self.text
 
     def __new__(cls, value: int, retriable: bool = False, text: str = "") -> Self:

@@ -25,6 +25,8 @@ from kohort.lag import group_lag
 
 PARTITIONS = 6
 SESSION_TIMEOUT_MS = 6_000
+FIRST_BATCH = "each Spark starts its Python workers for a first batch, and the group waits for all its members"
+"""Why nothing moves for about 15 s after the Sparks are up."""
 ASK_S = 0.5
 """How often the group is asked."""
 PATIENCE_S = 120.0
@@ -131,8 +133,10 @@ class Demo(ABC):
             KafkaError: a member ended, or the replay failed.
         """
         self._moved_at = time.monotonic()
+        self.scene.waits_until = what
         while not condition():
             if time.monotonic() - self._moved_at > PATIENCE_S:
+                self.scene.waits_until = ""  # the error says it
                 raise TimedOutError(
                     f"{what}: not so, and nothing has moved for {PATIENCE_S:g} s; {self.scene.line().strip()}; "
                     f"the logs are in {self.folder}"
@@ -142,6 +146,7 @@ class Demo(ABC):
             if self.feed.error is not None:
                 raise KafkaError(f"the replay failed: {self.feed.error}") from self.feed.error
             self._look_around()
+        self.scene.waits_until = ""
 
     def _take_event(self) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kohort.client.admin.admin import Admin
 from kohort.demo.account import compare, worst_connections
-from kohort.demo.cast import Demo, words
+from kohort.demo.cast import FIRST_BATCH, Demo, words
 from kohort.demo.history import History
 from kohort.demo.member_settings import RegionMemberSettings
 from kohort.demo.picture import draw, draw_sequences
@@ -168,7 +168,7 @@ class RegionDemo(Demo):
         scene.note("the replay begins")
         self.feed.allowed = BEFORE_SHARED
         self.feed.go.set()
-        self.until(lambda: self.shared() and self.history.last > 0, "all three queries hold partitions")
+        self.until(lambda: self.shared() and self.history.last > 0, f"all three queries hold partitions: {FIRST_BATCH}")
         held = ", ".join(f"{name}: {words(set(view.held))}" for name, view in scene.members.items())
         scene.note(f"all three are members of one group ({held})")
         self._fill_the_disk(*FULL_DISKS[0])

@@ -42,6 +42,7 @@ class Scene:
         total: flights to replay.
         produced: flights the broker has acknowledged.
         lag: records that no batch has been committed for; None before the group has commits.
+        waits_until: what must be so before the story goes on; empty: nothing.
     """
 
     total: int
@@ -49,6 +50,7 @@ class Scene:
     phase: str = "starting"
     produced: int = 0
     lag: int | None = None
+    waits_until: str = ""
     members: dict[str, MemberView] = field(default_factory=dict)
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES))
     started: float = field(default_factory=time.monotonic)
@@ -86,7 +88,8 @@ class Scene:
                 str(view.batches),
                 f"{view.rows:,}",
             )
-        return Group(head, Text(), table, Text(), *(Text(note, style="dim") for note in self.notes))
+        waits = Text(f"waits until {self.waits_until}" if self.waits_until else "", style="yellow")
+        return Group(head, waits, table, Text(), *(Text(note, style="dim") for note in self.notes))
 
     def line(self) -> str:
         """The scene in one line."""
@@ -95,7 +98,10 @@ class Scene:
             for name, view in self.members.items()
         )
         lag = "" if self.lag is None else f", lag {self.lag:,}"
-        return f"{self.seconds:5.1f} s  {self.phase}: {self.produced:,} of {self.total:,} flights{lag}; {members}"
+        waits = f"; waits until {self.waits_until}" if self.waits_until else ""
+        return (
+            f"{self.seconds:5.1f} s  {self.phase}: {self.produced:,} of {self.total:,} flights{lag}; {members}{waits}"
+        )
 
     @contextmanager
     def shown(self) -> Iterator[None]:

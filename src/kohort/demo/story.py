@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kohort.demo.account import compare, count_once, ranges_of, read_batches, settle, worst_connections
-from kohort.demo.cast import Demo, words
+from kohort.demo.cast import FIRST_BATCH, Demo, words
 from kohort.demo.member_settings import MemberSettings
 from kohort.demo.picture import draw
 from kohort.demo.report import Outcome, Share
@@ -72,7 +72,7 @@ class GroupDemo(Demo):
         scene.note("the replay begins")
         self.feed.allowed = BEFORE_SHARED
         self.feed.go.set()
-        self.until(self.shared, "both members hold partitions")
+        self.until(self.shared, f"both members hold partitions: {FIRST_BATCH}")
         held = ", ".join(f"{name}: {words(set(scene.members[name].held))}" for name in MEMBERS)
         scene.note(f"both are members of one group ({held})")
         self.feed.allowed = BEFORE_KILLED

@@ -10,7 +10,7 @@ from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 
 PAST_END, BEFORE_START = "past end", "before start"
-"""What is wrong with a committed offset that the partition does not hold: the topic was made anew or its log cut, or
+"""States of a committed offset that the partition does not hold: the topic was made anew or its log cut, or
 retention was faster than the group."""
 
 

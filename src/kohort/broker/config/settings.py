@@ -247,7 +247,7 @@ LOG_NAMES = {
 """Kafka's broker names of what topics start from."""
 BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
 """What the broker calls the default of a topic's setting, where that is another name."""
-_LOG_UNITS = {
+LOG_UNITS = {
     "log.retention.minutes": ("retention.ms", 60_000),
     "log.retention.hours": ("retention.ms", HOUR_MS),
     "log.roll.hours": ("segment.ms", HOUR_MS),
@@ -265,11 +265,11 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
             what one broker can't have.
     """
     given = own_properties({key: value for key, value in properties.items() if value is not None})
-    plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in _LOG_UNITS}
+    plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in LOG_UNITS}
     for key, name in LOG_NAMES.items():
         if key in given:
             plain.setdefault(name, given[key])
-    for key, (name, factor) in _LOG_UNITS.items():
+    for key, (name, factor) in LOG_UNITS.items():
         if key in given:
             plain.setdefault(name, _scaled(key, given[key], factor))
     unknown = [key for key in plain if key not in known_names() and not _is_alias(key)]
@@ -282,7 +282,7 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
 @cache
 def known_names() -> tuple[str, ...]:
     """Every property that a broker can be started with, without aliases."""
-    own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *_LOG_UNITS)
+    own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *LOG_UNITS)
     return (*own, *known_facts())
 
 
