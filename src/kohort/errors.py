@@ -4,7 +4,7 @@ An error that travels is a code (`ErrorCode`); an error that a caller must handl
 what the caller can do: retry, stop because someone newer took over, ask for rights, and so on. Every exception
 carries the code it came from, so nothing is lost by there being only a handful of classes.
 
-Source: Kafka 4.3, the Errors enumeration, for numbers, names and which ones may be retried.
+Source: Kafka 4.4, the Errors enumeration, for numbers, names and which ones may be retried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kohort.ids import TopicPartition
 
 
 class ErrorCode(IntEnum):
-    """Every error code of Kafka 4.3 under Kafka's own name, whether a retry may help, and what it means.
+    """Every error code of Kafka 4.4 under Kafka's own name, whether a retry may help, and what it means.
 
     An unknown number is no member: use `ErrorCode.of`, which maps it to UNKNOWN_SERVER_ERROR.
     """
@@ -179,6 +179,9 @@ class ErrorCode(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131, False, "the topology's epoch is not allowed"
     STREAMS_TOPOLOGY_FENCED = 132, False, "the topology's epoch is outdated"
     SHARE_SESSION_LIMIT_REACHED = 133, True, "no further share session is possible for now"
+    GROUP_DELETION_FAILED = 134, False, "the group could not be deleted; the error message of the group says why"
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135, False, "the broker could not store the topology's description"
+    CONTROLLER_ID_NOT_REGISTERED = 136, False, "no controller is registered under this id"
 
 
 _BY_NUMBER: Final[dict[int, ErrorCode]] = {int(code): code for code in ErrorCode}

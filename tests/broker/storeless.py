@@ -60,6 +60,10 @@ class Map:
         self.ports: dict[int, int] = {}
         self.owners: dict[int, int] = {}
 
+    def is_here(self, cluster_id: str, node_id: int) -> bool:
+        """The map is that of all nodes: any of them will do."""
+        return cluster_id == self.cluster_id and node_id in self.ports
+
     def nodes(self, connection: Connection) -> Sequence[Place]:
         return [self._at(number, connection) for number in self.ports]
 

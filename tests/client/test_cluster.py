@@ -286,3 +286,59 @@ def test_no_refusal_makes_the_patience_with_one_that_is_silent_longer() -> None:
     world.finish(asking)
     assert len(world.parked_named("Metadata")) == 1
     assert world.runtime.now_ms - back_ms <= ASKED_MS + 2_000
+
+
+class TwoClusters:
+    """A broker at 127.0.0.1:9092 of a cluster that ends, after which another cluster's broker is there."""
+
+    def __init__(self, highest: int = 5) -> None:
+        self.world = VirtualCluster(topics={"a": 1}, highest={18: highest})
+        self.cluster_id = "first"
+        plain_versions, plain_metadata = self.world.handlers["ApiVersions"], self.world.handlers["Metadata"]
+
+        def versions(message: Any, version: int) -> Any:
+            if message.cluster_id not in (None, self.cluster_id):
+                return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+            return plain_versions(message, version)
+
+        def metadata(message: Any, version: int) -> Any:
+            answer = plain_metadata(message, version)
+            answer.cluster_id = self.cluster_id
+            return answer
+
+        self.world.handlers |= {"ApiVersions": versions, "Metadata": metadata}
+
+    def meant(self) -> list[tuple[str | None, int]]:
+        """The cluster and the node that the client named, by connection."""
+        return [(sent.message.cluster_id, sent.message.node_id) for sent in self.world.sent("ApiVersions")]
+
+    def ask_broker(self) -> None:
+        self.world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
+        self.world.call(self.world.cluster.send(HeartbeatRequest(group_id="g"), Node(1)))
+
+
+def test_a_broker_is_told_which_broker_of_which_cluster_is_meant() -> None:
+    side = TwoClusters()
+    side.world.call(side.world.cluster.describe_topics(["a"]))
+    side.ask_broker()
+    assert side.meant() == [(None, -1), ("first", 1)], "an address that the user gave may be anyone's"
+
+
+def test_another_clusters_broker_at_the_address_leads_back_to_the_bootstrap_addresses() -> None:
+    side = TwoClusters()
+    side.world.call(side.world.cluster.describe_topics(["a"]))
+    side.cluster_id = "second"
+    side.world.cut()
+    with pytest.raises(ConnectionFailed, match="is not broker 1 of cluster first any more"):
+        side.ask_broker()
+    side.world.call(side.world.cluster.refresh_metadata())
+    assert side.world.cluster.metadata.cluster_id == "second"
+    side.ask_broker()
+    assert side.meant() == [(None, -1), ("first", 1), (None, -1), ("second", 1)]
+
+
+def test_a_cluster_before_kafka_4_4_is_not_told_which_broker_is_meant() -> None:
+    side = TwoClusters(highest=4)
+    side.world.call(side.world.cluster.describe_topics(["a"]))
+    side.ask_broker()
+    assert {sent.version for sent in side.world.sent("ApiVersions")} == {4}

@@ -12,9 +12,11 @@ from kohort import Admin, Broker, Consumer, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import ErrorCode, NotFoundError
+from kohort.errors import CommitFailedError, ErrorCode, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse
+from kohort.wire.transactions import TxnOffsetCommitResponse
+from tests.client.test_older_brokers import begun
 from tests.client.virtual import VirtualCluster
 from tests.client.written_log import A0, A1, Log, offsets
 
@@ -200,3 +202,49 @@ def _read(consumer: Consumer, count: int) -> list[str]:
     while len(seen) < count and time.monotonic() < deadline:
         seen += [record.value.decode() for record in consumer.poll(500)]
     return seen
+
+
+class TransactionalCoordinator(Coordinator):
+    """Takes offsets in transactions by topic id, as Kafka does from TxnOffsetCommit 6 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world.handlers["TxnOffsetCommit"] = self.commit_in_transaction
+        self.world.cluster.links.features["transaction.version"] = 2
+        self.transactions = begun(self.world)
+        self.transactions.begin()
+
+    def commit_in_transaction(self, message: Any, version: int) -> Any:
+        assert version == 6
+        (topic,) = message.topics
+        code = self.code(topic.topic_id)
+        kind = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+        parts = [
+            kind.TxnOffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
+            for part in topic.partitions
+        ]
+        if not code:
+            self.kept |= {(topic.topic_id, part.partition_index): part.committed_offset for part in topic.partitions}
+        return TxnOffsetCommitResponse(topics=[kind(topic_id=topic.topic_id, partitions=parts)])
+
+
+def test_offsets_in_a_transaction_go_by_topic_id_and_wait_for_a_coordinator_that_has_not_heard_of_it() -> None:
+    side = TransactionalCoordinator()
+    side.hidden = 2
+    side.world.call(side.transactions.send_offsets({A0: 3, A1: 4}, "g"))
+    assert side.kept == {(OLD, 0): 3, (OLD, 1): 4}
+
+
+def test_offsets_in_a_transaction_of_a_topic_that_was_made_again_are_refused() -> None:
+    side = TransactionalCoordinator()
+    side.world.ids["a"] = NEW
+    with pytest.raises(NotFoundError, match="'a' was deleted since"):
+        side.world.call(side.transactions.send_offsets({A0: 3}, "g"))
+    assert side.kept == {}
+
+
+def test_offsets_in_a_transaction_for_a_group_that_has_gone_are_a_failed_commit() -> None:
+    side = TransactionalCoordinator()
+    side.code = lambda topic_id: ErrorCode.GROUP_ID_NOT_FOUND  # type: ignore[method-assign]
+    with pytest.raises(CommitFailedError, match="no group 'g'"):
+        side.world.call(side.transactions.send_offsets({A0: 3}, "g"))

@@ -385,6 +385,19 @@ def test_the_assignor_that_most_members_wish_for() -> None:
     assert describe(trial).assignor == "range"  # type: ignore[attr-defined]
 
 
+def test_a_wish_for_another_assignor_begins_an_epoch_when_the_group_prefers_it_now() -> None:
+    trial = make_trial()
+    trial.beat("a")
+    trial.beat("b")
+    epoch = describe(trial).epoch  # type: ignore[attr-defined]
+    trial.beat("a", epoch, server_assignor="uniform")
+    assert describe(trial).epoch == epoch, "it is preferred already"  # type: ignore[attr-defined]
+    trial.beat("b", epoch, server_assignor="range")
+    trial.beat("a", epoch, server_assignor="range")
+    assert describe(trial).epoch == epoch + 1  # type: ignore[attr-defined]
+    assert describe(trial).assignor == "range"  # type: ignore[attr-defined]
+
+
 def test_a_held_heartbeat_is_answered_when_something_changes() -> None:
     trial = make_trial()
     trial.beat("a")

@@ -173,7 +173,9 @@ def test_who_may_commit_in_a_transaction(more: dict[str, object], error: ErrorCo
 
 def test_a_transaction_may_not_name_a_generation_of_a_missing_group() -> None:
     trial = Trial()
-    assert hold(trial, 1, member_id="m1", generation=1) is ErrorCode.ILLEGAL_GENERATION
+    assert hold(trial, 1, member_id="m1", generation=1) is ErrorCode.GROUP_ID_NOT_FOUND
+    before_version_6 = {"knows_stale_epoch": False}
+    assert hold(trial, 1, member_id="m1", generation=1, **before_version_6) is ErrorCode.ILLEGAL_GENERATION
 
 
 def test_deleting_positions_of_topics_no_one_reads() -> None:

@@ -14,8 +14,8 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "jars"
 _RESOLVE_TIMEOUT_S = 600
 
 KAFKA = (
-    "org.apache.kafka:kafka_2.13:4.3.1",
-    "org.apache.kafka:kafka-tools:4.3.1",
+    "org.apache.kafka:kafka_2.13:4.4.0",
+    "org.apache.kafka:kafka-tools:4.4.0",
     "org.apache.logging.log4j:log4j-core:2.24.3",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
 )

@@ -1,4 +1,4 @@
-"""The journal's records against bytes that Apache Kafka 4.3.1 wrote for the same values."""
+"""The journal's records against bytes that Apache Kafka 4.4.0 wrote for the same values."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ from kohort.wire.cluster import ApiVersionsResponse
 
 log = logging.getLogger("kohort.broker")
 
-FEATURES = {"group.version": (0, 1), "metadata.version": (7, 30), "transaction.version": (0, 2)}
-"""Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.3."""
+FEATURES = {"group.version": (0, 1), "metadata.version": (7, 33), "transaction.version": (0, 2)}
+"""Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.4."""
 WORKERS = 2
 """Threads for long work of the coordinator: it is bound by the interpreter lock, so more would gain nothing."""
 

@@ -43,6 +43,9 @@ class Places(Protocol):
     @property
     def controller_id(self) -> int: ...
 
+    def is_here(self, cluster_id: str, node_id: int) -> bool:
+        """Whether this node is the one that a client wants to be connected to. Source: KIP-1242."""
+
     def nodes(self, connection: Connection) -> Sequence[Place]:
         """All nodes that clients are told of."""
 
@@ -75,6 +78,10 @@ class OnePlace:
     def controller_id(self) -> int:
         """This broker."""
         return self._me[0]
+
+    def is_here(self, cluster_id: str, node_id: int) -> bool:
+        """Whether this is the broker of this id in the cluster of this id."""
+        return (cluster_id, node_id) == (self.cluster_id, self._me[0])
 
     def nodes(self, connection: Connection) -> Sequence[Place]:
         """This broker."""

@@ -53,7 +53,7 @@ ROUTES: dict[int, Route[Node]] = route_table(
         transactions.HANDLERS,
     ],
     advertise_from={PRODUCE: 0},  # librdkafka compresses only for brokers that name Produce 0, as Kafka 4 found out
-    serve_to={INIT_PRODUCER_ID: 5},  # 6 is for two-phase commits, which Kafka 4.3 does not serve either
+    serve_to={INIT_PRODUCER_ID: 5},  # 6 is for two-phase commits, which Kafka 4.4 does not serve either
 )
 
 GROUP_ROUTES: dict[int, Route[GroupHost]] = route_table([*_OF_GROUPS, metadata.AS_IT_IS])

@@ -31,7 +31,7 @@ _STALE_LEADER = (
     ErrorCode.REPLICA_NOT_AVAILABLE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
-_NO_SUCH_TOPIC = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+NO_SUCH_TOPIC = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 LOST_COORDINATOR = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 HIGHEST_BY_NAME = 9
 """From version 10 on, commits and fetches of offsets name topics by id only."""
@@ -230,7 +230,7 @@ async def commit_offsets(
             partition, code = failed[0]
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
-            if code in _NO_SUCH_TOPIC and await _is_gone(cluster, partition.topic, topic_ids):
+            if code in NO_SUCH_TOPIC and await is_gone(cluster, partition.topic, topic_ids):
                 return error_for(code, f"commit for group {group!r}: topic {partition.topic!r} was deleted since")
             raise _commit_error(group, partition, code, len(failed))
         return None
@@ -240,7 +240,7 @@ async def commit_offsets(
         raise refused
 
 
-async def _is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
+async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
     """Whether no topic has this id any more; else the coordinator has not heard of it yet."""
     if topic not in ids:
         return False

@@ -57,6 +57,10 @@ class ClusterPlaces:
         """Kafka's: what it alone may change is asked there."""
         return self._here.topics.controller_id
 
+    def is_here(self, cluster_id: str, node_id: int) -> bool:
+        """Whether this is the coordinator of this id, over Kafka's cluster of this id."""
+        return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
+
     def nodes(self, connection: Connection) -> Sequence[Place]:
         """Kafka's brokers; for clients that are not kohort's, this coordinator alone."""
         return self._here.topics.brokers if connection.client.is_own else (_place(self._here.me),)

@@ -154,7 +154,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class TxnOffsetCommit:
-    """TxnOffsetCommit 0-5: offsets that count when the producer's transaction commits."""
+    """TxnOffsetCommit 0-6: offsets that count when the producer's transaction commits."""
 
     request: int
     group_id: str
@@ -165,6 +165,7 @@ class TxnOffsetCommit:
     generation: int = -1
     instance_id: str | None = None
     transactional_id: str = ""
+    knows_stale_epoch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class OffsetDelete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroups:
-    """DeleteGroups 0-2, for the groups of this shard."""
+    """DeleteGroups 0-3, for the groups of this shard."""
 
     request: int
     group_ids: tuple[str, ...]

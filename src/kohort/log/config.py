@@ -9,6 +9,8 @@ from kohort.config import knob
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
+RECORD_BYTES_UNLIMITED = 0x7FFFFFF7
+"""The largest array of bytes in Java, and the default of `max.decompressed.message.bytes`: nothing is looked at."""
 FLUSH_NEVER_MS = _LONG_MAX
 """`flush.ms` of a log that is not flushed by time."""
 
@@ -56,6 +58,14 @@ class LogConfig:
     )
     max_message_bytes: int = knob(
         "max.message.bytes", 1_048_588, low=0, high=_INT_MAX, unit="bytes", why="bounds one batch"
+    )
+    max_decompressed_message_bytes: int = knob(
+        "max.decompressed.message.bytes",
+        RECORD_BYTES_UNLIMITED,
+        low=1,
+        high=RECORD_BYTES_UNLIMITED,
+        unit="bytes",
+        why="bounds one record of a compressed batch, which is small on the wire whatever its records are",
     )
     message_timestamp_type: str = knob(
         "message.timestamp.type",

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import crc32c
 
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
-from kohort.log.config import LogConfig
+from kohort.log.config import RECORD_BYTES_UNLIMITED, LogConfig
 from kohort.log.filesystem import ReadBuffer
 from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch
-from kohort.wire.records import read_pairs, read_records
+from kohort.wire.records import read_pairs, read_records, record_sizes
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
@@ -26,7 +26,10 @@ _PARTS_MAX = 512
 class Intake:
     """Checks batches against one topic's settings. Written for speed: every produced batch passes through `admit`."""
 
-    __slots__ = ("_ahead", "_append_time", "_behind", "_keys", "_largest", "_name", "_unwanted")
+    __slots__ = (
+        "_ahead", "_append_time", "_behind", "_keys", "_largest", "_largest_record", "_looks_inside", "_name",
+        "_unwanted",
+    )  # fmt: skip
 
     def __init__(self, name: str, config: LogConfig) -> None:
         self._name = name
@@ -36,6 +39,8 @@ class Intake:
         self._ahead = config.message_timestamp_after_max_ms
         self._behind = config.message_timestamp_before_max_ms
         self._keys = config.compacts
+        self._largest_record = config.max_decompressed_message_bytes
+        self._looks_inside = self._keys or self._largest_record < RECORD_BYTES_UNLIMITED
 
     def admit(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
         """The headers of what a producer sent.
@@ -62,10 +67,21 @@ class Intake:
             )
         ):
             raise self._refusal(batches, header, now_ms)
-        if self._keys:
-            keys = enumerate(key for key, _, _ in read_pairs(batches, header))
-            self._refuse_records(ErrorCode.INVALID_RECORD, [(i, _NO_KEY) for i, key in keys if key is None], count)
+        if self._looks_inside:
+            self._look_inside(batches, header)
         return (header,)
+
+    def _look_inside(self, batch: ReadBuffer, header: BatchHeader) -> None:
+        """Refuse records without a key in a compacted topic, and in a compressed batch those that are too large."""
+        limit = self._largest_record
+        if header.compression and limit < RECORD_BYTES_UNLIMITED:
+            sizes = enumerate(record_sizes(batch, header))
+            wrong = [(i, f"{size} bytes (max.decompressed.message.bytes={limit})") for i, size in sizes if size > limit]
+            self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
+        if self._keys:
+            keys = enumerate(key for key, _, _ in read_pairs(batch, header))
+            wrong = [(i, _NO_KEY) for i, key in keys if key is None]
+            self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
 
     def _admit_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
         view = memoryview(batches)

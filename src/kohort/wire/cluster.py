@@ -1,6 +1,6 @@
 """What a cluster is: brokers, API versions, topics and configurations.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
     error_code: int = int16(since=13, ignorable=True)
 
 
-class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4), flexible=3):
+class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 5), flexible=3):
     """The first request of most clients: which APIs, in which versions?
 
     `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.processes`). Its
@@ -78,10 +78,12 @@ class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 4)
 
     client_software_name: str = string(since=3, ignorable=True)
     client_software_version: str = string(since=3, ignorable=True)
+    cluster_id: str | None = string(since=5, nullable=True, default=None, ignorable=True)
+    node_id: int = int32(since=5, default=-1, ignorable=True)
     client_process: str = string(since=3, tag=0x6B70, ignorable=True)
 
 
-class ApiVersionsResponse(Message, key=18, versions=(0, 4), flexible=3):
+class ApiVersionsResponse(Message, key=18, versions=(0, 5), flexible=3):
     """The version range of each API; its header is never flexible, so that any client can read it.
 
     Two fields are not Kafka's; kohort's processes send them to kohort's clients and to no one else. Their tags are far

@@ -1,6 +1,6 @@
 """Records in and out, and where a log starts and ends.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Membership: the classic protocol, KIP-848, what members tell each other, and what tools ask.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations
@@ -216,13 +216,13 @@ class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
     groups: list[ListedGroup] = array(ListedGroup)
 
 
-class DeleteGroupsRequest(Request["DeleteGroupsResponse"], key=42, versions=(0, 2), flexible=2):
+class DeleteGroupsRequest(Request["DeleteGroupsResponse"], key=42, versions=(0, 3), flexible=2):
     """Deletes groups that have no members."""
 
     groups_names: list[str] = array(string)
 
 
-class DeleteGroupsResponse(Message, key=42, versions=(0, 2), flexible=2):
+class DeleteGroupsResponse(Message, key=42, versions=(0, 3), flexible=2):
     """The result for each group."""
 
     class DeletableGroupResult(Struct):
@@ -230,6 +230,7 @@ class DeleteGroupsResponse(Message, key=42, versions=(0, 2), flexible=2):
 
         group_id: str = string()
         error_code: int = int16()
+        error_message: str | None = string(since=3, nullable=True, default=None, ignorable=True)
 
     throttle_time_ms: int = int32()
     results: list[DeletableGroupResult] = array(DeletableGroupResult)

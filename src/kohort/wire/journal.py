@@ -2,7 +2,7 @@
 
 A key is written as its kind (int16) and its fields, a value as its version (int16) and its fields.
 
-Source: Kafka 4.3, record schemas of the group and transaction coordinators.
+Source: Kafka 4.4, record schemas of the group and transaction coordinators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Committed offsets of groups.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations

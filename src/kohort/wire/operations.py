@@ -1,6 +1,6 @@
 """What operators ask: quorum, features, telemetry, disks, elections, reassignments, quotas.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations

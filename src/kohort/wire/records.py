@@ -29,6 +29,15 @@ def read_pairs(batch: Buffer, header: BatchHeader) -> Iterator[Pair]:
     return ((key, value, offset) for key, value, offset, _, _, _ in _walk(_body(batch, header), header))
 
 
+def record_sizes(batch: Buffer, header: BatchHeader) -> Iterator[int]:
+    """Bytes of each record of a whole batch once it is decompressed, without the length before it.
+
+    Raises:
+        CorruptDataError: the records are not what the header says.
+    """
+    return (stop - timestamp_at + 1 for _, _, _, timestamp_at, _, stop in _walk(_body(batch, header), header))
+
+
 def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRecord]:
     """Every record of one batch, keys and values as bytes.
 

@@ -1,6 +1,6 @@
 """Who may connect, and who may do what.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Idempotent and transactional producers.
 
-Source: Kafka 4.3, message schemas.
+Source: Kafka 4.4, message schemas.
 """
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from kohort.wire.message import Message, Request
-from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string
+from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, uuid
 
 
 class InitProducerIdRequest(Request["InitProducerIdResponse"], key=22, versions=(0, 6), flexible=2):
@@ -181,7 +183,7 @@ class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
     markers: list[WritableTxnMarkerResult] = array(WritableTxnMarkerResult)
 
 
-class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, versions=(0, 5), flexible=3):
+class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, versions=(0, 6), flexible=3):
     """Commits a group's offsets as part of a transaction."""
 
     class TxnOffsetCommitRequestTopic(Struct):
@@ -195,7 +197,8 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, version
             committed_leader_epoch: int = int32(since=2, default=-1, ignorable=True)
             committed_metadata: str | None = string(nullable=True)
 
-        name: str = string()
+        name: str = string(until=5, ignorable=True)
+        topic_id: UUID = uuid(since=6, ignorable=True)
         partitions: list[TxnOffsetCommitRequestPartition] = array(TxnOffsetCommitRequestPartition)
 
     TxnOffsetCommitRequestPartition = TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition
@@ -204,13 +207,13 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, version
     group_id: str = string()
     producer_id: int = int64()
     producer_epoch: int = int16()
-    generation_id: int = int32(since=3, default=-1)
+    generation_id_or_member_epoch: int = int32(since=3, default=-1)
     member_id: str = string(since=3)
     group_instance_id: str | None = string(since=3, nullable=True, default=None)
     topics: list[TxnOffsetCommitRequestTopic] = array(TxnOffsetCommitRequestTopic)
 
 
-class TxnOffsetCommitResponse(Message, key=28, versions=(0, 5), flexible=3):
+class TxnOffsetCommitResponse(Message, key=28, versions=(0, 6), flexible=3):
     """The result for each partition."""
 
     class TxnOffsetCommitResponseTopic(Struct):
@@ -222,7 +225,8 @@ class TxnOffsetCommitResponse(Message, key=28, versions=(0, 5), flexible=3):
             partition_index: int = int32()
             error_code: int = int16()
 
-        name: str = string()
+        name: str = string(until=5, ignorable=True)
+        topic_id: UUID = uuid(since=6, ignorable=True)
         partitions: list[TxnOffsetCommitResponsePartition] = array(TxnOffsetCommitResponsePartition)
 
     TxnOffsetCommitResponsePartition = TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from kohort.wire.cluster import (
+    ApiVersionsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
@@ -51,6 +52,36 @@ def topics_made_on_use(side: Side, version: int) -> None:
         side.ask(asking(missing, bad, allow_auto_topic_creation=True), version)
     side.until(lambda: asking(missing), version, led)
     side.ask(asking(bad, allow_auto_topic_creation=True), version)
+
+
+@scenario(3, 4, 5)
+def who_is_meant(side: Side, version: int) -> None:
+    """The cluster and the node that a client means to reach: another one's answer is no answer."""
+    here = side.silently(DescribeClusterRequest(), 0).cluster_id
+
+    def ask(number: int, **fields: Any) -> None:
+        words = {"client_software_name": "alike", "client_software_version": "1", **fields}
+        side.ask(ApiVersionsRequest(**words), version, by=f"client {number}", keep=errors_alone)
+
+    cases: tuple[dict[str, Any], ...] = (
+        {},
+        {"cluster_id": here, "node_id": 1},
+        {"cluster_id": here, "node_id": 2},
+        {"cluster_id": "another", "node_id": 1},
+        {"cluster_id": "", "node_id": 1},
+        {"cluster_id": here},
+        {"node_id": 1},
+        {"cluster_id": here, "node_id": -7},
+        {"node_id": -7},
+        {"cluster_id": "another", "node_id": 1, "client_software_name": "-"},
+    )
+    for number, fields in enumerate(cases):
+        ask(number, **fields)
+
+
+def errors_alone(answer: Any) -> None:
+    """Which APIs there are is compared by the page; here the number of answers counts."""
+    answer.api_keys, answer.supported_features, answer.finalized_features = [], [], []
 
 
 @scenario(DescribeClusterRequest)

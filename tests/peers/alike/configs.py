@@ -16,8 +16,9 @@ from tests.peers.alike.operations import without_words
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
-NOT_HERE = ("remote.", "share.", "streams.", "consumer.assignment.")
-"""Beginnings of settings for what there is not: tiered storage, share and streams groups, paced assignments."""
+NOT_HERE = ("remote.", "share.", "streams.", "consumer.assignment.", "errors.deadletterqueue.")
+"""Beginnings of settings for what there is not: tiered storage, share groups with their dead letters, streams groups,
+paced assignments."""
 
 OTHERWISE = {"max.connections", "log.cleaner.dedupe.buffer.size", "log.cleaner.io.max.bytes.per.second"}
 """Settings with a limit of our own, another value in the test's Apache Kafka, and a number that Java writes

@@ -5,6 +5,7 @@ InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn.
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from kohort.wire.transactions import (
     TxnOffsetCommitRequest,
 )
 from tests.peers.alike.classic import stable
+from tests.peers.alike.consumer import MEMBERS, settle, topic_of
 from tests.peers.alike.harness import Side, scenario
 from tests.peers.alike.making import fetch
 
@@ -74,6 +76,13 @@ def txn_commit(
         topics=[make(name=topic, partitions=found) for topic, found in topics.items()],
         **fields,
     )
+
+
+def by_id(side: Side, request: TxnOffsetCommitRequest, version: int) -> TxnOffsetCommitRequest:
+    """The request with its topics' ids, which name them from version 6 on."""
+    for topic in request.topics if version >= 6 else ():
+        topic.topic_id = side.id_of(topic.name)
+    return request
 
 
 def begun(side: Side, name: str, version: int = 4) -> tuple[int, int]:
@@ -251,22 +260,24 @@ def transactional_commits(side: Side, version: int) -> None:
         side.ask(txn_commit(name, (producer, epoch), group, [(topic, 0, 5)]), version)  # not in the transaction yet
         side.ask(add_offsets(name, producer, epoch, group), 3)
     parts = [(topic, 0, 5)]
-    member = {"member_id": me, "generation_id": generation}
+    member = {"member_id": me, "generation_id_or_member_epoch": generation}
     for request in (
         txn_commit(name, (producer, epoch), "", parts),
         txn_commit(name, (producer, epoch), group, []),
         txn_commit(name, (producer, epoch), group, parts),
         txn_commit(name, (producer, epoch), group, parts, **member),
-        txn_commit(name, (producer, epoch), group, parts, **{**member, "generation_id": generation + 1}),
+        txn_commit(
+            name, (producer, epoch), group, parts, **{**member, "generation_id_or_member_epoch": generation + 1}
+        ),
         txn_commit(name, (producer, epoch), group, parts, **{**member, "member_id": "nobody"}),
         txn_commit(name, (producer, epoch), group, parts, **{**member, "member_id": ""}),
-        txn_commit(name, (producer, epoch), group, parts, **{**member, "generation_id": -1}),
+        txn_commit(name, (producer, epoch), group, parts, **{**member, "generation_id_or_member_epoch": -1}),
         txn_commit(name, (producer, epoch), group, parts, **member, group_instance_id="static"),
         txn_commit(name, (producer, epoch), group, [(topic, 7, 5), (topic, 1, 6)], **member),
         txn_commit(name, (producer, epoch), group, [(topic, 0, 5, "x" * 4097), (topic, 1, 7, "x" * 4096)], **member),
         txn_commit(name, (producer, epoch), group, [(topic, 0, 5, None)], **member),
     ):
-        side.ask(request, version, keep=by_partition)
+        side.ask(by_id(side, request, version), version, keep=by_partition)
     ended(side, name, (producer, epoch), 4)
     side.until(
         lambda: fetch(side, group, {topic: [0, 1]}, 7, require_stable=True),
@@ -288,12 +299,63 @@ def commits_of_fenced_producers(side: Side, version: int) -> None:
     again, later = begun(side, name)
     side.ask(add_offsets(name, again, later, group), 3)
     parts = [(topic, 0, 5)]
-    side.ask(txn_commit(name, (producer, epoch), group, parts), version)
-    side.ask(txn_commit(name, (again, later + 1), group, parts), version)
-    side.ask(txn_commit(name, (again + 1, later), group, parts), version)
-    side.ask(txn_commit(side.name("none"), (again, later), group, parts), version)
-    side.ask(txn_commit("", (again, later), group, parts), version)
-    side.ask(txn_commit(name, (again, later), group, parts), version)
+    side.ask(by_id(side, txn_commit(name, (producer, epoch), group, parts), version), version)
+    side.ask(by_id(side, txn_commit(name, (again, later + 1), group, parts), version), version)
+    side.ask(by_id(side, txn_commit(name, (again + 1, later), group, parts), version), version)
+    side.ask(by_id(side, txn_commit(side.name("none"), (again, later), group, parts), version), version)
+    side.ask(by_id(side, txn_commit("", (again, later), group, parts), version), version)
+    side.ask(by_id(side, txn_commit(name, (again, later), group, parts), version), version)
+
+
+@scenario(*range(3, 7))
+def transactional_commits_of_consumer_members(side: Side, version: int) -> None:
+    name, group, topic = side.name("tx"), side.name("group"), topic_of(side)
+    producer = begun(side, name)
+    side.ask(add_offsets(name, *producer, group), 3)
+    parts = [(topic, 0, 5)]
+
+    def ask(member: str, epoch: int, instance: str | None = None, group: str = group) -> None:
+        who = {"member_id": member, "generation_id_or_member_epoch": epoch, "group_instance_id": instance}
+        request = txn_commit(name, producer, group, parts, **who)
+        side.ask(by_id(side, request, version), version)
+
+    ask("nobody", 1)  # there is no group yet
+    answer = settle(side, group, MEMBERS["a"], 1, topic)
+    member, epoch = answer.member_id, answer.member_epoch
+    ask(member, epoch)
+    ask(member, epoch + 1)
+    ask(member, -1)
+    ask("nobody", epoch)
+    ask("", -1)
+    ask("", epoch)
+    ended(side, name, producer, 4)
+    side.until(
+        lambda: fetch(side, group, {topic: [0]}, 7, require_stable=True),
+        7,
+        lambda answer: not answer.topics[0].partitions[0].error_code,
+    )
+
+
+@scenario(6)
+def transactional_commits_by_unknown_id(side: Side, version: int) -> None:
+    name, group, topic = side.name("tx"), side.name("group"), side.topic()
+    producer = begun(side, name)
+    request = by_id(side, txn_commit(name, producer, group, [(topic, 0, 5), (topic, 9, 5)]), version)
+    make = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_metadata=""
+    )
+    request.topics += [make(topic_id=uuid.UUID(int=number), partitions=[part]) for number in (9, 0)]
+    side.ask(request, version, keep=in_order_of_errors)
+    only_unknown = txn_commit(name, producer, group, [])
+    only_unknown.topics = [make(topic_id=uuid.UUID(int=9), partitions=[part])]
+    side.ask(only_unknown, version)
+
+
+def in_order_of_errors(answer: Any) -> None:
+    for topic in answer.topics:
+        topic.partitions.sort(key=lambda part: part.partition_index)
+    answer.topics.sort(key=lambda topic: (len(topic.partitions), topic.topic_id.int))
 
 
 @scenario(EndTxnRequest)

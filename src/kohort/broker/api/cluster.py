@@ -1,7 +1,8 @@
 """ApiVersions, DescribeCluster, FindCoordinator: what is spoken here, and who does what.
 
-Versions: ApiVersions 3 brought the client's software name, 4 features whose lowest version is 0; FindCoordinator 1
-transactional ids, 4 several keys at once; DescribeCluster 1 the endpoint type, 2 fenced brokers.
+Versions: ApiVersions 3 brought the client's software name, 4 features whose lowest version is 0, 5 the cluster and the
+node that the client means to reach; FindCoordinator 1 transactional ids, 4 several keys at once; DescribeCluster 1 the
+endpoint type, 2 fenced brokers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
     """What is spoken here; the client's name is kept for what its kind bears."""
     message, client = request.message, request.client
     client.client_id = request.client_id or ""
+    if request.version >= 5 and (message.cluster_id is None) != (message.node_id == -1):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     if request.version >= 3:
         name, version = message.client_software_name, message.client_software_version
         if not _plain(name) or not _plain(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        if message.cluster_id is not None and not host.places.is_here(message.cluster_id, message.node_id):
+            return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
         client.introduce(name, version, message.client_process)
         client.lease_ms = host.lease_ms(client)
     response = ApiVersionsResponse(api_keys=[*host.api_keys])

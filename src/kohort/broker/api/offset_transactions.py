@@ -1,6 +1,7 @@
 """AddOffsetsToTxn and TxnOffsetCommit: positions of groups that count when a transaction commits.
 
-Versions: TxnOffsetCommit 5 takes the group's partition into the transaction itself (KIP-890).
+Versions: TxnOffsetCommit 5 takes the group's partition into the transaction itself (KIP-890), 6 names topics by ids and
+knows a missing group and a stale member epoch (KIP-1319).
 """
 
 from __future__ import annotations
@@ -42,11 +43,22 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
 
 
+def _plan(
+    host: GroupHost, message: TxnOffsetCommitRequest, by_id: bool
+) -> CommitPlan[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]:
+    """What is to be committed, of topics by their ids or by their names."""
+    if by_id:
+        known_by_id = host.topics.by_id
+        return CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
+    known = host.topics.by_name
+    return CommitPlan([(topic, known.get(topic.name)) for topic in message.topics], by_id)
+
+
 def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest]) -> None:
     """Offsets that count when the transaction commits."""
     message, version = request.message, request.version
-    found = host.topics.by_name
-    plan = CommitPlan([(each, found.get(each.name)) for each in message.topics], by_id=False)
+    by_id = version >= 6
+    plan = _plan(host, message, by_id)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
@@ -54,7 +66,8 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
             TxnOffsetCommitResponse(
                 topics=[
                     TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
-                        name=topic.name,
+                        name="" if by_id else topic.name,
+                        topic_id=topic.topic_id,
                         partitions=[make(partition_index=index, error_code=error) for index, error in parts],
                     )
                     for topic, parts in plan.answers(value)
@@ -96,9 +109,10 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         producer_epoch=message.producer_epoch,
         offsets=tuple(plan.offsets),
         member_id=message.member_id,
-        generation=message.generation_id,
+        generation=message.generation_id_or_member_epoch,
         instance_id=message.group_instance_id,
         transactional_id=message.transactional_id,
+        knows_stale_epoch=version >= 6,
     )
     host.groups.ask(request.client, event, answer)
 

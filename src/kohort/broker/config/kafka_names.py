@@ -1,7 +1,7 @@
 """Names of Apache Kafka's broker settings that set nothing here: our broker starts with files that hold them.
 
 Each tunes a part that Kafka has and we lack. What would be missed when it were passed over (an authorizer, a limit) is
-not here but in `single_broker`, which refuses it. Source: the broker's configuration of Kafka 4.3.1, by
+not here but in `single_broker`, which refuses it. Source: the broker's configuration of Kafka 4.4.0, by
 `KafkaConfig.configDef`, and for ZooKeeper and the older ones that of Kafka 3.9.
 """
 
@@ -90,6 +90,24 @@ IDLE = frozenset(
         "group.coordinator.background.threads",
         "group.coordinator.cached.buffer.max.bytes",
         "group.coordinator.threads",
+        "errors.deadletterqueue.auto.create.topics.enable",
+        "errors.deadletterqueue.topic.name.prefix",
+        "group.consumer.assignor.offload.enable",
+        "group.share.assignor.offload.enable",
+        "group.share.dlq.manager.class.name",
+        "group.streams.acceptable.recovery.lag",
+        "group.streams.assignor.offload.enable",
+        "group.streams.assignors",
+        "group.streams.max.warmup.replicas",
+        "group.streams.min.task.offset.interval.ms",
+        "group.streams.num.warmup.replicas",
+        "group.streams.rack.aware.assignment.tags",
+        "group.streams.task.offset.interval.ms",
+        "group.streams.topology.description.plugin.class",
+        "log.remote.copy.lag.bytes",
+        "log.remote.copy.lag.ms",
+        "sasl.oauthbearer.allow.unverified.audience",
+        "sasl.oauthbearer.allow.unverified.issuer",
         "group.share.assignment.interval.ms",
         "group.share.assignors",
         "group.share.delivery.count.limit",

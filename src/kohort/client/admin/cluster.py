@@ -14,7 +14,7 @@ from kohort.client.admin.values import (
     Results,
 )
 from kohort.client.net.cluster import ANY, CONTROLLER, Between, Cluster, Node
-from kohort.client.net.links import SOFTWARE_NAME, SOFTWARE_VERSION
+from kohort.client.net.negotiation import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest

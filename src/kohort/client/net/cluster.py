@@ -112,6 +112,7 @@ class Cluster:
         self.bootstrap = [parse_address(text) for text in config.bootstrap_servers]
         if config.coordinators_security_protocol:
             self.links.plain.update(self.bootstrap)
+        self.links.negotiator.watch(self.metadata.identity_of, self._rebootstrap)
         self._interests: dict[object, frozenset[str] | None] = {}
         self._coordinators = Coordinators(self)
         self._refresh: Task[None] | None = None
@@ -202,10 +203,7 @@ class Cluster:
     # Metadata.
 
     def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Name the topics that `owner` needs metadata of (None: all).
-
-        Replaces what it named before. Refreshes when one is new.
-        """
+        """Name the topics that `owner` needs metadata of (None: all) from now on; refresh when one is new."""
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
         self._interests[owner] = wanted
@@ -422,6 +420,12 @@ class Cluster:
     def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
         soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes(to))
         return max(0.0, soonest - self.runtime.now_ms)
+
+    def _rebootstrap(self) -> None:
+        """Forget the brokers: one's address is another's by now. The addresses given lead to the cluster. KIP-1242."""
+        self.metadata.forget_brokers()
+        self._coordinators.forget_all()
+        self.request_metadata()
 
     async def _refresh_metadata(self) -> None:
         try:

@@ -116,6 +116,11 @@ class Coordinators:
         if task is not None and task.done:
             del self._lookups[to]
 
+    def forget_all(self) -> None:
+        """Look all of them up again: their addresses may be those of another cluster by now."""
+        self._found.clear()
+        self._nodes.clear()
+
     async def list(self) -> Mapping[int, Broker]:
         """Ask one of kohort's coordinators which there are.
 

@@ -30,14 +30,15 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from kohort.client.net.claimed import Claimed
+from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.notices import fault
 from kohort.client.net.reaching import SILENT_MS, NodeHealth, Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.message import Message, Request
 from kohort.wire.schema import Buffer
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -47,8 +48,6 @@ _LOGIN_SHARE = 0.8
 """Of a login's lifetime, after which its connection is replaced."""
 RECONNECT_GROWTH = 1.25
 """Where waits double, a broker that is back is found after up to as long again as it was away."""
-SOFTWARE_NAME = "kohort"
-SOFTWARE_VERSION = "0.1.0"
 
 
 class ConnectionFailed(RetriableError):
@@ -167,6 +166,7 @@ class Links:
         apart: whether coordinators were met that are apart from the brokers, who must not be asked for groups then.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
         features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
+        negotiator: the first exchange on each connection.
     """
 
     def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = random.random) -> None:
@@ -179,6 +179,7 @@ class Links:
         self.apart = False
         self.plain: set[Address] = set()
         self.features: dict[str, int] = {}
+        self.negotiator = Negotiator()
         self._features_epoch = -1
         self._ids = itertools.count(1)
         self._links: dict[int, Link] = {}
@@ -454,30 +455,21 @@ class Links:
                 link.ready.resolve(link)
 
     async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
-        version = min(ApiVersionsRequest.MAX_VERSION, 4)
-        while True:
-            hello = ApiVersionsRequest(
-                client_software_name=SOFTWARE_NAME,
-                client_software_version=SOFTWARE_VERSION,
-                client_process=link.process,
-            )
-            answer = await self.request(link, hello, version, timeout_ms)
-            ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
-            if answer.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
-                _, highest = ranges.get(ApiVersionsRequest.API_KEY, (0, 0))
-                version = min(version - 1, highest)
-                continue
-            if answer.error_code:
-                raise error_for(ErrorCode.of(answer.error_code), f"{link.address} refused ApiVersions")
-            link.coordinator_id = answer.coordinator_id
-            if answer.coordinator_id >= 0:
-                self.apart = True
-            elif answer.finalized_features_epoch > self._features_epoch:
-                self._features_epoch = answer.finalized_features_epoch
-                self.features = {each.name: each.max_version_level for each in answer.finalized_features}
-            if answer.lease_ms > 0:
-                self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
-            return ranges
+        answer, ranges = await self.negotiator.negotiate(
+            link.node,
+            link.address,
+            link.process,
+            lambda hello, version: self.request(link, hello, version, timeout_ms),
+        )
+        link.coordinator_id = answer.coordinator_id
+        if answer.coordinator_id >= 0:
+            self.apart = True
+        elif answer.finalized_features_epoch > self._features_epoch:
+            self._features_epoch = answer.finalized_features_epoch
+            self.features = {found.name: found.max_version_level for found in answer.finalized_features}
+        if answer.lease_ms > 0:
+            self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
+        return ranges
 
     async def _authenticate(self, link: Link, mechanism: SaslMechanism, timeout_ms: float) -> None:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)

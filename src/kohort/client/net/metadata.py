@@ -82,6 +82,15 @@ class Metadata:
         info = self.topics.get(topic)
         return NO_TOPIC_ID if info is None else info.topic_id
 
+    def identity_of(self, node: int, address: object) -> tuple[str, int] | None:
+        """The cluster's id and the broker's that must be at an address; None where no broker is known there."""
+        broker, cluster_id = self.brokers.get(node), self.cluster_id
+        return None if broker is None or broker.address != address or cluster_id is None else (cluster_id, node)
+
+    def forget_brokers(self) -> None:
+        """Forget where the cluster is; the topics stay until the next answer."""
+        self.cluster_id, self.controller, self.brokers = None, -1, {}
+
     def merge(self, answer: MetadataResponse, asked: Iterable[str] | None, now_ms: float) -> None:
         """Take in a MetadataResponse for the topics asked (None: all)."""
         self.cluster_id = answer.cluster_id or self.cluster_id

@@ -30,16 +30,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from uuid import UUID
 
 from kohort.client.net.cluster import Between, Cluster, Coordinator
+from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
+from kohort.client.offset_requests import is_gone, known_ids
 from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
 from kohort.client.producer.settings import ProducerConfig
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, error_for
+from kohort.errors import (
+    CommitFailedError,
+    ErrorCode,
+    InvalidInputError,
+    KafkaError,
+    NotFoundError,
+    RetriableError,
+    error_for,
+)
 from kohort.ids import TopicPartition
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
@@ -51,6 +62,8 @@ from kohort.wire.transactions import (
 
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are the brokers' own."""
+HIGHEST_OFFSETS_BY_NAME = 5
+"""From version 6 on, TxnOffsetCommit names topics by id only."""
 HIGHEST_OF_VERSION_1 = 4
 """EndTxn and TxnOffsetCommit above it belong to transactions whose epoch moves with every end."""
 FEATURE = "transaction.version"
@@ -145,7 +158,8 @@ class Transactions:
             if self._version < 2:
                 await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
             self._begun = True
-            await self._asking(lambda: self._commit_offsets(offsets, group, group_id), "commit offsets in transaction")
+            commit = partial(self._commit_offsets, offsets, group, group_id, known_ids(self._cluster, offsets))
+            await self._asking(commit, "commit offsets in transaction")
         except KafkaError as error:
             self._fail(error)
             raise
@@ -192,7 +206,8 @@ class Transactions:
     ) -> KafkaError | None:
         """Commit one member's; gives why not."""
         try:
-            await self._asking(lambda: self._commit_offsets(offsets, who, who.group_id), "commit offsets of a member")
+            commit = partial(self._commit_offsets, offsets, who, who.group_id, known_ids(self._cluster, offsets))
+            await self._asking(commit, "commit offsets of a member")
         except KafkaError as error:
             return error
         return None
@@ -375,31 +390,54 @@ class Transactions:
         self._check(answer.error_code, f"group {group_id}")
 
     async def _commit_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group: str | GroupMetadata,
+        group_id: str,
+        ids: Mapping[str, UUID],
     ) -> None:
+        """Ask once; `ids` are those of the topics that the offsets belong to, empty where one is not known.
+
+        Raises:
+            KafkaError: RESOURCE_NOT_FOUND: a topic was deleted since, or made again: the offsets are not of that one.
+        """
         to = Coordinator(group_id)
+        newest = None if ids else HIGHEST_OFFSETS_BY_NAME
         answer = await self._cluster.send(
             Between(
-                self._offset_request(offsets, group, group_id),
-                highest=None if self._version >= 2 else HIGHEST_OF_VERSION_1,
+                self._offset_request(offsets, group, group_id, ids),
+                highest=newest if self._version >= 2 else HIGHEST_OF_VERSION_1,
             ),
             to,
         )
+        names = {topic_id: topic for topic, topic_id in ids.items()}
         for topic in answer.topics:
             for part in topic.partitions:
                 if part.error_code:
-                    error = error_for(part.error_code, f"offset of {topic.name}-{part.partition_index}")
+                    name = topic.name or names.get(topic.topic_id, "")
+                    error = error_for(part.error_code, f"offset of {name}-{part.partition_index}")
+                    if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                        raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", error.code)
+                    if error.code is ErrorCode.UNKNOWN_TOPIC_ID and await is_gone(self._cluster, name, ids):
+                        raise NotFoundError(f"offsets for group {group_id!r}: topic {name!r} was deleted since")
                     if error.code in _MOVED:
                         self._cluster.forget_coordinator(to)
                     raise error
 
     def _offset_request(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata, group_id: str
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        group: str | GroupMetadata,
+        group_id: str,
+        ids: Mapping[str, UUID],
     ) -> TxnOffsetCommitRequest:
         topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
         for partition, given in sorted(offsets.items()):
             topic = topics.setdefault(
-                partition.topic, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=partition.topic)
+                partition.topic,
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                    name=partition.topic, topic_id=ids.get(partition.topic, NO_TOPIC_ID)
+                ),
             )
             part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
                 partition_index=partition.partition,
@@ -417,7 +455,7 @@ class Transactions:
             topics=list(topics.values()),
         )
         if not isinstance(group, str):
-            request.generation_id = group.generation_id
+            request.generation_id_or_member_epoch = group.generation_id
             request.member_id = group.member_id
             request.group_instance_id = group.group_instance_id
         return request

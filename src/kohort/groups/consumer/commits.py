@@ -39,7 +39,8 @@ def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: 
     error = ErrorCode.NONE
     if event.generation >= 0 or event.member_id:
         error = may_commit(context, consumer, event)
-    return ErrorCode.ILLEGAL_GENERATION if error is ErrorCode.STALE_MEMBER_EPOCH else error
+    is_unknown = error is ErrorCode.STALE_MEMBER_EPOCH and not event.knows_stale_epoch
+    return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
 
 
 def committed(context: Context, consumer: ConsumerGroup, event: OffsetCommit) -> None:

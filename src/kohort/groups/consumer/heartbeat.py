@@ -189,7 +189,10 @@ def replace_static(
 
 
 def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
-    """Write what a member says of itself if it is new; True when the group needs a new epoch for it."""
+    """Write what a member says of itself if it is new; True when the group needs a new epoch for it.
+
+    A new subscription needs one, and since Kafka 4.4 a wish that changes which assignor the group prefers.
+    """
     old = consumer.members.get(member_id)
     if old is not None and says_nothing_new(old, event):
         return False
@@ -211,8 +214,12 @@ def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     )
     if new == old:
         return False
+    wishes_otherwise = old is not None and new.server_assignor != old.server_assignor
+    preferred = members.preferred_assignor(context, consumer) if wishes_otherwise else ""
     context.emit(new)
-    return old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex)
+    if old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex):
+        return True
+    return wishes_otherwise and members.preferred_assignor(context, consumer) != preferred
 
 
 def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:

@@ -118,7 +118,7 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
     elif group is None and not sizes.fits(event.group_id):
         error = ErrorCode.INVALID_GROUP_ID
     elif group is None and event.generation >= 0:
-        error = ErrorCode.ILLEGAL_GENERATION
+        error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
     elif group is None:
         error = imports.admit(context, event.group_id).error
         if error is ErrorCode.NONE and context.create(event.group_id) is None:

@@ -1,0 +1,83 @@
+"""The first exchange on a connection: which versions the broker speaks, and whether it is the broker that was meant.
+
+Source: KIP-511 (names of software), KIP-1242 (the cluster and the node that a client means to reach).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from kohort.errors import ErrorCode, error_for
+from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+
+SOFTWARE_NAME = "kohort"
+SOFTWARE_VERSION = "0.1.0"
+NAMES_NODE = 5
+"""The first version of ApiVersions that names the node. Brokers of Kafka 4.3 and before refuse it, which costs an
+exchange: it is asked of a cluster only after one of its brokers has named it."""
+
+Identity = tuple[str, int]
+"""A cluster's id and a broker's id in it."""
+
+
+class Negotiator:
+    """Negotiates versions on new connections of one client."""
+
+    def __init__(self) -> None:
+        self._identity_of: Callable[[int, object], Identity | None] = lambda node, address: None
+        self._on_misrouted: Callable[[], None] = lambda: None
+        self._names_node = False
+
+    def watch(self, identity_of: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]) -> None:
+        """Watch that connections lead to the brokers that are meant.
+
+        Args:
+            identity_of: gives the identity that a broker must have, by node id and address; None: any will do.
+            on_misrouted: called when another broker answers at a broker's address: the metadata is outdated.
+        """
+        self._identity_of, self._on_misrouted = identity_of, on_misrouted
+
+    async def negotiate(
+        self,
+        node: int,
+        address: object,
+        process: str,
+        ask: Callable[[ApiVersionsRequest, int], Awaitable[ApiVersionsResponse]],
+    ) -> tuple[ApiVersionsResponse, dict[int, tuple[int, int]]]:
+        """Ask a broker for its versions, at the highest version of ApiVersions that both know.
+
+        Args:
+            node: the broker's id, negative for an address that the user gave.
+            address: where it is, for errors.
+            process: what the broker is told of this process.
+            ask: sends a request at a version and gives the answer.
+
+        Returns:
+            The answer, and the range of versions by API.
+
+        Raises:
+            KafkaError: REBOOTSTRAP_REQUIRED: another broker is at this address by now. Other codes: it refuses.
+        """
+        identity = self._identity_of(node, address) if self._names_node else None
+        version = NAMES_NODE if identity is not None else NAMES_NODE - 1
+        while True:
+            hello = ApiVersionsRequest(
+                client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION, client_process=process
+            )
+            if identity is not None and version >= NAMES_NODE:
+                hello.cluster_id, hello.node_id = identity
+            answer = await ask(hello, version)
+            ranges = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+            _, highest = ranges.get(ApiVersionsRequest.API_KEY, (0, 0))
+            if answer.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+                version = min(version - 1, highest)
+                continue
+            if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and identity is not None:
+                self._on_misrouted()
+                cluster_id, node_id = identity
+                text = f"{address} is not broker {node_id} of cluster {cluster_id} any more"
+                raise error_for(ErrorCode.REBOOTSTRAP_REQUIRED, text)
+            if answer.error_code:
+                raise error_for(ErrorCode.of(answer.error_code), f"{address} refused ApiVersions")
+            self._names_node = highest >= NAMES_NODE
+            return answer, ranges
