@@ -143,3 +143,35 @@ def test_restamp() -> None:
     header = parse_header(batch)
     assert crc_ok(batch, header)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 3, 0)
+
+
+HEADER_LIST = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (
+            pa.array([[], None, [{"key": "a", "value": None}, {"key": None, "value": b"x"}]], HEADER_LIST),
+            "row 2.*no key",
+        ),
+        (pa.array([None, [None], []], HEADER_LIST), "row 1.*no key"),
+        (pa.array([0, 5, -1], pa.int64()), "row 2.*-1 is before 1970"),
+        (pa.array([0, -1, 7], pa.timestamp("us", "UTC")), "row 1.*before 1970"),
+        (pa.array([-1, 0, 7], pa.timestamp("s")), "row 0.*before 1970"),
+    ],
+    ids=["a header without a key", "no header at all", "milliseconds", "microseconds", "seconds"],
+)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_columns_hold_what_send_takes(column: pa.Array, words: str, sliced: bool) -> None:
+    """One check for `Producer.send_arrow` and the sink; rows outside of a slice do not count."""
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(["a", "b", "c"]), "c": column})
+    is_time = not pa.types.is_list(column.type)
+    names = ColumnNames(None, "value", None, "c" if is_time else None, None if is_time else "c")
+    if sliced:
+        (bad,) = (at for at in range(3) if f"row {at}" in words)
+        for part in (batch.slice(0, bad), batch.slice(bad + 1)):
+            encode_arrow(part, names, 1, lambda: 0, 1, 1000)
+        return
+    with pytest.raises(InvalidInputError, match=words):
+        encode_arrow(batch, names, 1, lambda: 0, 1, 1000)

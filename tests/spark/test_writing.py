@@ -21,8 +21,9 @@ BORN = int(time.time()) * 1000 - 60_000
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Broker(tmp_path_factory.mktemp("broker"), {"message.max.bytes": 10_000}) as broker:
+        topics = ("one", "two", "mixed", "large", "again", "refused")
         with Admin(broker.bootstrap_servers) as admin:
-            admin.create_topics([NewTopic(name, 3) for name in ("one", "two", "mixed", "large", "again")]).all()
+            admin.create_topics([NewTopic(name, 3) for name in topics]).all()
         yield broker.bootstrap_servers
         for producer in writing._producers.values():
             producer.close()
@@ -86,6 +87,21 @@ def test_rows_with_and_without_partition_keep_their_order(servers: str) -> None:
     assert sorted(number for every in numbers.values() for number in every) == list(range(count))
     assert all(every == sorted(every) for every in numbers.values())
     assert {number for number in numbers[1] if number % 7 >= 3} == {n for n in range(count) if n % 7 >= 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "words"),
+    [
+        ("headers", pa.array([[{"key": None, "value": b"x"}]], HEADERS), "'headers', row 0: a header has no key"),
+        ("timestamp", pa.array([-1], pa.timestamp("us", "UTC")), "'timestamp', row 0: 1969-12-31 .*before 1970"),
+        ("timestamp", pa.array([-1], pa.int64()), "'timestamp', row 0: -1 is before 1970"),
+    ],
+)
+def test_a_row_that_send_would_refuse_is_refused(servers: str, name: str, column: pa.Array, words: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array(["a"]), name: column})
+    with pytest.raises(InvalidInputError, match=words):
+        plan(servers, "value", name, topic="refused").write(iter([rows]))
+    assert not any(read(servers, "refused").values())
 
 
 def test_a_row_without_a_topic_is_refused(servers: str) -> None:

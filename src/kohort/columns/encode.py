@@ -153,8 +153,18 @@ def _header_arrays(lists: Any, name: str) -> tuple[Any, Any, Any]:
             lists = lists.cast(HEADERS)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidInputError(f"column {name!r} is of type {lists.type}; headers are {HEADERS}") from error
+    _refuse_headers_without_name(lists, name)
     entries = lists.values
     return lists, entries.field(0), entries.field(1)
+
+
+def _refuse_headers_without_name(lists: Any, name: str) -> None:
+    """Refuse what `Producer.send` refuses: a header has a name, and may have no content."""
+    if not lists.flatten().flatten()[0].null_count:
+        return
+    rows = lists.to_pylist()
+    at = next(at for at, row in enumerate(rows) if any(not header or header["key"] is None for header in row or ()))
+    raise InvalidInputError(f"column {name!r}, row {at}: a header has no key: {rows[at]!r:.200}")
 
 
 def _times(batch: pa.RecordBatch, name: str | None) -> Any:
@@ -173,7 +183,20 @@ def _times(batch: pa.RecordBatch, name: str | None) -> Any:
     else:
         raise InvalidInputError(f"column {name!r} is of type {kind}; times are timestamps, or int64 in milliseconds")
     _refuse_nulls(array, name)
+    _refuse_before_1970(array, name)
     return array.buffers()[1], array.offset, per_ms
+
+
+def _refuse_before_1970(array: Any, name: str) -> None:
+    """Refuse what `Producer.send` refuses: a negative time is no time to Kafka, which takes -1 for "none"."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = array.cast(pa.int64())
+    first = pc.min(numbers).as_py()
+    if first is not None and first < 0:
+        at = pc.index(numbers, first).as_py()
+        raise InvalidInputError(f"column {name!r}, row {at}: {array[at]} is before 1970, and no record's time can be")
 
 
 def _partitions(batch: pa.RecordBatch, name: str | None) -> Any:
@@ -209,7 +232,7 @@ def _encode_plain(
             rows[part] = [one.encode() if isinstance(one, str) else one for one in cells]
     if names.headers is not None:
         lists, _, _ = _header_arrays(_column(batch, names.headers), names.headers)
-        rows["headers"] = [[(one["key"] or "", one["value"]) for one in row or ()] for row in lists.to_pylist()]
+        rows["headers"] = [[(header["key"], header["value"]) for header in row or ()] for row in lists.to_pylist()]
     if names.timestamp is not None:
         _, _, per_ms = _times(batch, names.timestamp)
         array = _column(batch, names.timestamp)
