@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.consumer import Consumer
 from kohort.ids import TopicPartition
+from kohort.spark import register
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 
@@ -143,3 +145,34 @@ def test_a_batch_that_failed_half_way_is_written_again(spark: Any, stage: Stage,
     found = Counter(int(record.value) for record in records(stage, target))
     assert sorted(found) == list(range(200))
     assert all(number % PARTITIONS != 3 for number, times in found.items() if times > 1)
+
+
+def test_a_thread_of_the_program_writes_once_it_has_registered(spark: Any, stage: Stage, target: str) -> None:
+    """An executor's thread has no active session, in which Spark looks for the source; nor has one in foreachBatch."""
+
+    def from_a_thread(frame: Any, *, registers: bool) -> None:
+        def whole() -> None:
+            if registers:
+                register(frame.sparkSession)
+            write(frame, stage, topic=target)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(whole).result()
+
+    frame = spark.range(4).selectExpr("CAST(id AS STRING) AS value")
+    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND|find the data source"):
+        from_a_thread(frame, registers=False)
+    from_a_thread(frame, registers=True)
+    assert sorted(int(record.value) for record in records(stage, target)) == list(range(4))
+    stage.produce(3)
+    query = (
+        spark.readStream.format("kohort")
+        .options(**stage.options(columns="value"))
+        .load()
+        .writeStream.foreachBatch(lambda frame, _: from_a_thread(frame, registers=True))
+        .option("checkpointLocation", str(stage.folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    stage.finished(query)
+    assert len(records(stage, target)) == 7

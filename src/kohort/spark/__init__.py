@@ -7,8 +7,9 @@ asks `region/seats.py` in the application. `incarnations.py` knows its topics by
 `reading.py` is all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py`
 hears in the application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py`
 takes it. `refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and
-`changed.py` tells what a checkpoint does not go with. `sink.py` has the writers, of which `writing.py` runs in the
-workers, and `tables.py` shows groups, lag and topics. `region/` has queries that write exactly once: `SparkRegion`.
+`read_twice.py` keeps a query from a topic that it reads twice in one group. `changed.py` tells what a checkpoint does
+not go with. `sink.py` has the writers, of which `writing.py` runs in the workers, and `tables.py` shows groups, lag and
+topics. `region/` has queries that write exactly once: `SparkRegion`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ def register(spark: SparkSession) -> None:
     The application then listens to the session's queries, and tells a source at once when its sink is done with a
     batch (not on Spark Connect, where a source learns it at the query's next trigger).
 
+    A thread that the program starts, as an executor's in a notebook or one in `foreachBatch`, calls this too before it
+    writes with `format("kohort")`: Spark looks for the source in the thread's active session, and such a thread has
+    none.
+
     The workers of a local session are made to run the Python that runs this program: Spark would take the `python3` of
     the PATH, which need not have kohort. With any other master they run what PYSPARK_PYTHON said when the session was
     made, on Spark Connect what the server's PYSPARK_PYTHON says; a warning tells where kohort must be installed.
@@ -58,9 +63,11 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the thread's active one for a while.
+    """Make a session the thread's active one for a while, and for good where the thread has none.
 
-    Spark looks there for a source of that name, and refuses one that another session has. Nothing on Spark Connect.
+    Spark looks in the active session for a source of that name, and refuses one that another session has. A thread
+    that the program starts has no active session, and finds no `format("kohort")` to write to until it has one.
+    Nothing on Spark Connect.
     """
     try:
         jvm = spark.sparkContext._jvm
@@ -77,5 +84,3 @@ def _active(spark: SparkSession) -> Iterator[None]:
     finally:
         if before.isDefined():
             sessions.setActiveSession(before.get())
-        else:
-            sessions.clearActiveSession()
