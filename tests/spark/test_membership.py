@@ -14,6 +14,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
+from kohort.spark.place import Held
 from kohort.spark.query_member import Limit, Membership, advice
 from kohort.spark.rebalances import Standing
 
@@ -34,17 +35,17 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
         }
         place = Membership(parse_options(said))
         try:
-            held = place.held(STILL_S * 1000)
-            assert held is not None and len(held.partitions) == 2
+            held = place.held()
+            assert len(held.partitions) == 2 and place.still(held)
             assert place.begin(held)
             place.end()
             for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
                 broker.faults.add(Fault(api, "drop", times=None))
-            until(lambda: place.held(50) is None, "nothing is held surely")
+            until(lambda: not place.still(held), "nothing is held surely")
             assert not place.begin(held)
             broker.faults.clear()
-            again = place.held(STILL_S * 1000)
-            assert again is not None and again.partitions == held.partitions
+            again = place.held()
+            assert again.partitions == held.partitions
             assert place.begin(again)
         finally:
             place.close()
@@ -64,15 +65,15 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
         }
         place = Membership(parse_options(said))
         try:
-            held = place.held(STILL_S * 1000)
-            assert held is not None and len(held.partitions) == 2
+            held = place.held()
+            assert len(held.partitions) == 2
             rejoins = broker.faults.add(Fault("JoinGroup", "hold", client_id="planning"))
             with GroupMember(broker.bootstrap_servers, "etl", topics=["flights"]):
                 rejoins.wait()
                 assert not place.begin(held)
                 broker.faults.clear()
-                shared = place.held(STILL_S * 1000)
-                assert shared is not None and len(shared.partitions) == 1
+                shared = place.held()
+                assert len(shared.partitions) == 1
                 assert place.begin(shared)
         finally:
             place.close()
@@ -100,8 +101,7 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
             joins.wait()
             assert place.standing() == Standing(None, 0, None), "nothing has happened yet"
             broker.faults.clear()
-            held = place.held(STILL_S * 1000)
-            assert held is not None
+            place.held()
             until(lambda: len(lines(caplog)) == 1, "the log has its line, whether anybody looks or not")
             first = place.standing()
             assert first.rebalances == 1 and first.standstill_ms is not None and first.standstill_ms > 0
@@ -114,8 +114,8 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
                 heartbeat_interval_ms=50,
             ) as other:
                 until(lambda: len(other.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
-                until(lambda: place.held(1_000) and place.standing().rebalances > 1, "the query has the rest", STILL_S)
-            until(lambda: (now := place.held(1_000)) and len(now.partitions) == 2, "it has all again", STILL_S)
+                until(lambda: place.held() and place.standing().rebalances > 1, "the query has the rest", STILL_S)
+            until(lambda: len(place.held().partitions) == 2, "it has all again", STILL_S)
             after = place.standing()
             assert after.rebalances > 2 and after.member_id == first.member_id
             until(lambda: len(lines(caplog)) == after.rebalances, "each has its line")
@@ -140,7 +140,7 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
             place._ended.set()
             place._watch.join()
             broker.faults.clear()
-            assert place.held(STILL_S * 1000) is not None
+            place.held()
             assert place.standing().rebalances == 1
         finally:
             place.close()
@@ -175,8 +175,9 @@ def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: 
                 def shared() -> bool:
                     if other.revocation() is not None:
                         other.release()
-                    now = place.held(100)
-                    return now is not None and len(now.partitions) == 1 and place.begin(now)
+                    assignment = place._member.assignment()
+                    now = Held(tuple(assignment.partitions), assignment.generation)
+                    return len(now.partitions) == 1 and place.begin(now) and place.read()
 
                 until(shared, "a batch begins with one partition", STILL_S)
                 before = place.standing().rebalances
@@ -215,11 +216,11 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
         try:
             refusals[protocol == "consumer"].wait(1)
             with pytest.raises(NotAuthorizedError):
-                place.held(STILL_S * 1000)
+                place.held()
             until(lambda: not place._member.wait_change(0), "the watching thread has seen it")
             assert place._watch.is_alive()
             with pytest.raises(NotAuthorizedError):
-                place.held(STILL_S * 1000)
+                place.held()
         finally:
             place.close()
     assert [one for one in caplog.records if one.name == "kohort.spark" or one.exc_info] == []

@@ -69,7 +69,8 @@ def test_names_are_matched_without_case_and_kafka_settings_are_kept() -> None:
             {"regionSeat": "5e", "group.id": "g", "subscribe": "", "assign": '{"a":[0]}'},
             "assign has no place in a region: .* subscribe instead",
         ),
-        ({"subscribe": "", "subscribePattern": "fl("}, "subscribePattern .fl.. there is a . without its ."),
+        ({"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"}, "minOffsetsPerTrigger=11 is above .*=10"),
+        ({"subscribe": "", "subscribePattern": "fl("}, "subscribePattern .fl... there is a . without its ."),
     ],
 )
 def test_what_can_not_be_is_refused_with_the_way_out(more: dict[str, str], words: str) -> None:

@@ -419,3 +419,32 @@ def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
     report = query.report()
     assert report is not None
     assert [report[name] for name in ("member", "rebalances", "lastStandstillMs")] == [None, 0, None]
+
+
+def test_few_records_wait_from_the_second_trigger_of_a_run_on(stage: Stage, closing: Callable[[Query], Query]) -> None:
+    """The first trigger of a run counts also where it finds nothing, as in Spark's own source."""
+    least = {"minOffsetsPerTrigger": 8, "maxTriggerDelay": "1h"}
+    query = closing(stage.query(**least))
+    idle(query, BatchOffset("q1"))
+    stage.produce(1)
+    idle(query, BatchOffset("q1"))
+    stage.produce(1)
+    first = trigger(query, BatchOffset("q1"))
+    assert [span.offsets for span in first.spans.values()] == [2] * PARTITIONS
+    stage.produce(1)
+    idle(query, first)
+    query.close()
+    again = closing(stage.query(**least))
+    second = trigger(again, first)
+    assert [span.offsets for span in second.spans.values()] == [1] * PARTITIONS
+    stage.produce(1)
+    idle(again, second)
+
+
+def test_few_records_wait_for_no_longer_than_the_delay(stage: Stage, closing: Callable[[Query], Query]) -> None:
+    stage.produce(1)
+    query = closing(stage.query(minOffsetsPerTrigger=8, maxTriggerDelay="1s"))
+    first = trigger(query, BatchOffset("q1"))
+    stage.produce(1)
+    second = trigger(query, first)
+    assert [span.offsets for span in second.spans.values()] == [1] * PARTITIONS

@@ -16,7 +16,7 @@ from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.options import SourceOptions
-from kohort.spark.place import Held, Replay, surely
+from kohort.spark.place import AGAIN_S, Held, Replay
 from kohort.spark.query_member import InGroup, Maker, Membership, OffsetKeeper, given_away
 from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, set_aside, within
@@ -55,6 +55,7 @@ class GroupPlace:
         self._resumed = False  # what the checkpoint says is known
         self._restarted = False  # or has had partitions: what is unknown from then on is new
         self._there: frozenset[TopicPartition] | None = None  # when the query started
+        self._begun = 0  # the last batch that this run has begun
         self._every: list[TopicPartition] = []
         self._refreshed_at = 0.0
         self._noted = False
@@ -72,13 +73,20 @@ class GroupPlace:
         self._done.update(start.reached())
         self._topics.remember(start)
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
-        """What may be read now, with the start of each partition; None while that is being settled."""
+    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held:
+        """Wait until it is known what may be read now; give it with the start of each partition.
+
+        Raises:
+            TimedOutError: the group gives no assignment within `joinTimeoutMs`.
+        """
+        while (held := self._settled(start, at)) is None:
+            time.sleep(AGAIN_S)
+        return held
+
+    def _settled(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
+        """Settle what may be read now; None: what is held has changed meanwhile."""
         self._query, self._resumed = start.query, True
-        held = self._held(wait_ms)
-        if held is None:
-            return None
-        held = self._present(held)
+        held = self._present(self._held())
         known = {tp: position for tp, position in at.items() if tp.topic not in self._void}
         if held != self._taken:
             found = self._take(held, known, start.batch)
@@ -88,12 +96,12 @@ class GroupPlace:
             self._void.clear()
         return replace(held, starts=known, ids=self._topics.of(held.partitions))
 
-    def _held(self, wait_ms: float) -> Held | None:
+    def _held(self) -> Held:
         if self._options.group_id is None:
             return Held(self._all_partitions())
         if self._group is None:
             self._group = self._join()
-        return self._group.held(wait_ms)
+        return self._group.held()
 
     def _join(self) -> InGroup:
         self._look()  # a topic that does not exist is an error at once
@@ -201,10 +209,19 @@ class GroupPlace:
         """
         return (self._group is None or not self._there) and self._bound.kind != "earliest"
 
+    def still(self, held: Held) -> bool:
+        """Whether a look at what is held still counts; False if the group has moved on since `held`, or is about to."""
+        return self._group is None or self._group.still(held)
+
     def begin(self, held: Held, batch: int) -> bool:
         """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
-        del batch
-        return self._group is None or self._group.begin(held)
+        begun = self._group is None or self._group.begin(held)
+        self._begun = batch if begun else self._begun
+        return begun
+
+    def read(self) -> bool:
+        """Spark asks for the tasks of the batch that has begun. False: the batch was let go meanwhile."""
+        return self._group is None or self._group.read()
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a batch that is done; then what the group wants back is given up."""
@@ -245,11 +262,14 @@ class GroupPlace:
         log.warning("%s; going on without them: the others read them again", text)
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """What is to be read again of a batch that an earlier run did not finish, as `plannedRanges` says.
+        """Take a batch again that an earlier run did not finish, and read of it what `plannedRanges` says.
 
-        What is not read again starts at the group's offset, here or wherever its owner is.
+        What is not read starts at the group's offset, here or wherever its owner is. So it is with a batch of this run
+        that was let go before its tasks were asked for; nothing of it has been read, so partitions that are others' now
+        are left to them whatever the option says.
         """
         self._query = planned.query
+        here = planned.batch == self._begun
         self._resume(start, planned)
         another = self._topics.remember(planned)
         for tp in [tp for tp in self._done if tp.topic in another]:
@@ -261,11 +281,11 @@ class GroupPlace:
         start = replace(start, query=planned.query)  # a first batch's start is made anew by each run
         at: Mapping[TopicPartition, int] = {}
         while True:
-            held = surely(lambda wait_ms, at=at: self.hold(start, at, wait_ms), self._options)  # type: ignore[misc]
+            held = self.hold(start, at)
             at = held.starts
             readable = planned.of(self._readable(planned))
-            kept = self._still_ours(readable, held)
-            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch):
+            kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
+            if self._mark_left(readable, kept, held) and self.begin(held, planned.batch) and self.read():
                 break
         ours = {
             tp: span
@@ -324,9 +344,14 @@ class GroupPlace:
             return False
         return True
 
-    def _still_ours(self, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
-        """The planned spans to read again: by default those of partitions that are held and no one else has read on."""
-        which = self._options.planned_ranges
+    def _still_ours(self, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
+        """The planned spans to read again: by default those of partitions that are held and no one else has read on.
+
+        Args:
+            planned: the batch, as far as there is something of it.
+            held: what is held now.
+            which: as the option `plannedRanges` says.
+        """
         if which == "all":
             return planned.spans
         if which == "none":

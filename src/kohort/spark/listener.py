@@ -11,11 +11,14 @@ goes over the channel to the source that planned the batch.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
     QueryIdleEvent,
@@ -26,10 +29,13 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kohort.spark.channel import Contact, Message, Switchboard
+from kohort.spark.read_twice import ReadTwice, loads_of
 from kohort.spark.region.seats import SEATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("kohort.spark")
 
 RUNS_MAX = 1_024
 """Runs remembered at once: of a run whose end Spark never told, the oldest is forgotten."""
@@ -94,10 +100,30 @@ class SinkListener(StreamingQueryListener):
             jvm: the gateway's view of Spark's classes.
         """
         self._ledger, self._switchboard = ledger, switchboard
+        self._twice = ReadTwice()
+        self._sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
         self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(_Whole(self))
 
+    def add_session(self, spark: SparkSession) -> None:
+        """Look at the plans of a session's queries when they start."""
+        self._sessions.add(spark)
+
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to do: its source has not asked for anything yet."""
+        self.look_at_plan(str(event.id), str(event.runId))
+
+    def look_at_plan(self, query: str, run: str) -> None:
+        """A query starts, and has no sources yet: have those refused that read a topic twice in one group.
+
+        A plan that can't be looked at is passed over: its query goes on without the check.
+        """
+        try:
+            for session in list(self._sessions):
+                found = session.streams.get(query)
+                if found is not None:
+                    self._twice.started(run, loads_of(found._jsq.streamingQuery().analyzedPlan()))
+                    return
+        except (Py4JError, OSError) as error:
+            log.debug("the plan of query %s was not looked at: %s", query, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing to do: the batch before was told."""
@@ -112,6 +138,7 @@ class SinkListener(StreamingQueryListener):
         self._tell(self._ledger.progress(said["runId"], ends))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._twice.terminated(str(event.runId))
         self._tell(self._ledger.terminated(str(event.runId)))
 
     def _tell(self, messages: dict[str, Message]) -> None:
@@ -127,8 +154,9 @@ class _Whole(JStreamingQueryListener):
 
     pylistener: SinkListener
 
-    def onQueryStarted(self, jevent: object) -> None:
+    def onQueryStarted(self, jevent: Any) -> None:
         """Called while the query waits to start."""
+        self.pylistener.look_at_plan(jevent.id().toString(), jevent.runId().toString())
 
     def onQueryIdle(self, jevent: object) -> None:
         """Nothing to do."""
@@ -156,6 +184,7 @@ class Application:
         if self._listener is None or self._gateway is not gateway:
             self._listener = SinkListener(self._ledger, self._switchboard, gateway.jvm)
             self._gateway = gateway
+        self._listener.add_session(spark)
         spark.streams.removeListener(self._listener)
         spark.streams.addListener(self._listener)
 

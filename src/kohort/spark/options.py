@@ -145,8 +145,13 @@ class SourceOptions:
         choices=("fail", "release"),
         why="what a query does whose batch outlived the rebalance timeout: fail, or go on without the partitions",
     )
-    join_timeout_ms: int = knob(
-        "joinTimeoutMs", 120_000, low=1, unit="ms", why="bounds the wait for the first assignment"
+    join_timeout_ms: int | None = knob(
+        "joinTimeoutMs",
+        None,
+        low=1,
+        unit="ms",
+        why="bounds the wait for partitions; when not given, a minute more than a rebalance waits for other members' "
+        "batches (kafka.max.poll.interval.ms, with group.protocol=push kafka.session.timeout.ms)",
     )
     value_format: str | None = knob(
         "valueFormat",
@@ -287,6 +292,11 @@ def _check(options: SourceOptions, given: Mapping[str, str], streaming: bool | N
         if name in given:
             kind = "a batch read" if streaming else "a streaming read"
             raise InvalidInputError(f"the option {name} belongs to {kind}")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise InvalidInputError(
+            f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: a batch can't have as many; lower it"
+        )
     if options.subscribe_pattern is not None:
         only_here = topic_pattern(options.subscribe_pattern).only_here
         if only_here and options.group_id is not None and options.group_protocol != "classic":

@@ -6,15 +6,12 @@ query that keeps its own offsets, `region_place.py` of one whose region does.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kohort.errors import TimedOutError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.options import SourceOptions
 from kohort.spark.rebalances import Standing
 
 AGAIN_S = 0.1
@@ -69,13 +66,20 @@ class Place(Protocol):
     def resume(self, start: BatchOffset) -> None:
         """Take over what the checkpoint says, once: `start` is the end of its last finished batch."""
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
-        """What may be read now, with the start of each partition; None while that is being settled.
+    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
+        """Wait until it is known what may be read now; give it with the start of each partition.
+
+        Spark takes an empty answer for "nothing new", and a query may end on it: "not known yet" is none.
 
         Args:
             start: the batch before.
             at: where the query goes on in what it held before.
-            wait_ms: the longest to wait.
+
+        Returns:
+            None: nothing may be read now, which is no question of waiting (a region says so).
+
+        Raises:
+            TimedOutError: what may be read is not known within `joinTimeoutMs`.
         """
 
     def settle(
@@ -90,8 +94,17 @@ class Place(Protocol):
     def notes_start(self) -> bool:
         """Whether nobody but the checkpoint keeps where a fresh query started: an empty batch is due then."""
 
+    def still(self, held: Held) -> bool:
+        """Whether a look at what is held still counts; False if that has changed since, or is about to."""
+
     def begin(self, held: Held, batch: int) -> bool:
         """Start a batch: from now on nothing is given up. False if what is held has changed since."""
+
+    def read(self) -> bool:
+        """Spark asks for the tasks of the batch that has begun. False: the batch was let go, and is to be taken anew.
+
+        A batch that waits for its tasks waits for other sources of its query; see `Membership`.
+        """
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """A batch is done: its sink has it, and the checkpoint says so.
@@ -102,7 +115,7 @@ class Place(Protocol):
         """
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """What is to be read of a batch that an earlier run planned and did not finish; it begins with this.
+        """Begin a batch that an earlier run planned, or that was let go, and say what is to be read of it.
 
         Args:
             start: the batch before.
@@ -114,22 +127,3 @@ class Place(Protocol):
 
     def close(self) -> None:
         """Leave."""
-
-
-def surely(hold: Callable[[float], Held | None], options: SourceOptions) -> Held:
-    """What `hold` gives in the end.
-
-    Raises:
-        TimedOutError: nothing, for as long as `joinTimeoutMs` says.
-    """
-    timeout_ms = options.join_timeout_ms
-    deadline = time.monotonic() + timeout_ms / 1000
-    while True:
-        held = hold(max(0.0, deadline - time.monotonic()) * 1000)
-        if held is not None:
-            return held
-        if time.monotonic() >= deadline:
-            raise TimedOutError(
-                f"the group {options.group_id} gave no assignment within {timeout_ms} ms (joinTimeoutMs)"
-            )
-        time.sleep(AGAIN_S)

@@ -20,12 +20,10 @@ from kohort.spark.catalog import Catalog
 from kohort.spark.group_place import GroupPlace
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions
-from kohort.spark.place import AGAIN_S, Held, Place, surely
+from kohort.spark.place import AGAIN_S, Held, Place
 
 log = logging.getLogger("kohort.spark")
 
-REBALANCE_WAIT_MS = 1_000
-"""How long a trigger waits for a rebalance to end before it reports nothing new."""
 RESAMPLE_BATCHES = 10
 """After so many batches a partition's record size is looked at again."""
 LAST_COMMIT_MS = 1_000
@@ -74,7 +72,8 @@ class Query:
         self._aimed: Mapping[str, TopicId] = {}  # whose the targets are
         self._sizes: dict[TopicPartition, BytesSeen] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
-        self._planned_at = time.monotonic()
+        self._triggered_s = float("-inf")
+        self._held_back = False  # records, by the last look, until there are more
         self._batch = 0
 
     def aim_at_present(self) -> None:
@@ -137,7 +136,9 @@ class Query:
         self._running = None
 
     def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
-        """The next batch, or None if there is nothing to read (or to be had) now.
+        """The next batch, or None if there is nothing to read now.
+
+        None is said of what the query holds when this returns: Spark may end a query on it.
 
         Args:
             start: the batch before.
@@ -148,18 +149,31 @@ class Query:
             held = self._hold(start)
             if held is None:
                 return None
-            self._ends = self._catalog.ends(held.partitions)
-            if len(self._ends) == len(held.partitions):
-                break
-            time.sleep(AGAIN_S)  # a topic has gone since it was looked at
+            spans = self._look(held, limited=limited)
+            if spans is not None:
+                due = any(span.offsets for span in spans.values())
+                if due or (start.batch == 0 and self._place.notes_start()):
+                    if self._place.begin(held, start.batch + 1):
+                        self._triggered_s = time.monotonic()
+                        return self._batch_of(held, start, spans)
+                elif self._place.still(held):
+                    if not self._held_back:
+                        self._triggered_s = time.monotonic()
+                    return None
+            time.sleep(AGAIN_S)  # what is held has changed, or a topic has gone, since it was looked at
+
+    def _look(self, held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
+        """Look how far a batch would read in what is held; None: not all of it is there any more."""
+        self._ends = self._catalog.ends(held.partitions)
+        if len(self._ends) != len(held.partitions):
+            return None
         self._positions = self._place.settle(held, self._positions, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
-        if not any(shares.values()) and not (start.batch == 0 and self._place.notes_start()):
-            return None
-        if not self._place.begin(held, start.batch + 1):
-            return None
-        spans = {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
+        return {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
+
+    def _batch_of(self, held: Held, start: BatchOffset, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
+        """The batch that has begun."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(
             self.identity,
@@ -171,16 +185,12 @@ class Query:
             held.epoch,
             held.handings,
         )
-        self._planned_at = time.monotonic()
         self._begin_running(planned, planned)
         return planned
 
     def _hold(self, start: BatchOffset) -> Held | None:
-        """What may be read now; with targets, which are to be reached, as long as it takes."""
-        if self._targets is None:
-            held = self._place.hold(start, self._positions, REBALANCE_WAIT_MS)
-        else:
-            held = surely(lambda wait_ms: self._place.hold(start, self._positions, wait_ms), self._options)
+        """Wait until it is known what may be read now; None: nothing may be."""
+        held = self._place.hold(start, self._positions)
         if held is not None:
             for tp in [tp for tp in self._sizes if held.ids.get(tp.topic) != self._ids.get(tp.topic)]:
                 del self._sizes[tp]
@@ -196,15 +206,25 @@ class Query:
 
     def _admit(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         options, total = self._options, sum(available.values())
-        least = options.min_offsets_per_trigger
-        waited_ms = (time.monotonic() - self._planned_at) * 1000
-        if least is not None and total < least and self._targets is None and waited_ms < self._delay_ms:
+        self._held_back = self._holds_back(total)
+        if self._held_back:
             return dict.fromkeys(available, 0)
         most = min(total, options.max_offsets_per_trigger or total)
         if options.max_bytes_per_trigger is not None and total:
             sizes = self._record_sizes(available)
             most = min(most, limit_by_bytes(available, sizes, options.max_bytes_per_trigger))
         return fair_shares(available, most, first=self._batch)
+
+    def _holds_back(self, total: int) -> bool:
+        """Whether `minOffsetsPerTrigger` has so few records wait for more.
+
+        As in Spark's own source, `maxTriggerDelay` counts from the last trigger that did not hold back, and a run's
+        first trigger does not. Source: KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
+        """
+        least = self._options.min_offsets_per_trigger
+        if least is None or self._targets is not None:
+            return False
+        return total < least and (time.monotonic() - self._triggered_s) * 1000 < self._delay_ms
 
     def _record_sizes(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         for tp, count in available.items():
@@ -216,10 +236,10 @@ class Query:
         return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
-        """What is to be read of a batch: all that was planned, if this run planned it; else what the place says."""
+        """Say what is to be read of a batch: all that was planned if it is under way, else what the place says."""
         with self._ending:
             running = self._running
-            if running is not None and running.batch == planned.batch:
+            if running is not None and running.batch == planned.batch and self._place.read():
                 return running
             self._running = None
         self.identity, self._batch = planned.query, start.batch

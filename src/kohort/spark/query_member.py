@@ -31,6 +31,13 @@ WATCH_MS = 1_000
 """How long the watching thread waits for a change before it looks whether it should end."""
 LEAVE_MS = 1_500
 """How long leaving may take: Spark does not wait for this process."""
+WAIT_WARNING_MS = 10_000
+"""A query that waits longer for its partitions warns once: a broker lets a group's first members wait for 3 s."""
+JOIN_MARGIN_MS = 60_000
+"""Without `joinTimeoutMs`, a query waits for its partitions for this much longer than a rebalance waits for batches."""
+UNREAD_MS = 2_000
+"""How long a batch whose tasks Spark has not asked for keeps the group waiting: it asks 0.1 to 0.3 s after the plan,
+unless another source of the query is not done with its own."""
 
 
 class Limit(NamedTuple):
@@ -68,11 +75,21 @@ class Maker:
 class InGroup(Protocol):
     """How a query stands in its group: as a member, or only as one who keeps offsets there."""
 
-    def held(self, timeout_ms: float) -> Held | None:
-        """The partitions held, once no rebalance is under way; None if that takes longer."""
+    def held(self) -> Held:
+        """Wait until no rebalance is under way; give the partitions held then.
+
+        Raises:
+            TimedOutError: that takes longer than `joinTimeoutMs`.
+        """
+
+    def still(self, held: Held) -> bool:
+        """Whether `held` is what is held; False if the group has moved on since, or is about to."""
 
     def begin(self, held: Held) -> bool:
         """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
+
+    def read(self) -> bool:
+        """Spark asks for the tasks of the batch that has begun. False: it was let go meanwhile."""
 
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back."""
@@ -100,6 +117,11 @@ class Membership:
 
     A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
     a thread of its own releases revoked partitions while the query is idle, and tells the log of rebalances.
+
+    Spark plans the sources of a query one after the other, and asks for the first one's tasks when all have planned.
+    If two of them are in one group, or two queries have sources in the same two groups, the second source waits for a
+    rebalance that waits for the first one's batch. So a batch is let go when the group wants partitions back and its
+    tasks are not asked for soon: nothing of it has been read, and what stays with the query is taken anew (`read`).
     """
 
     def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
@@ -117,8 +139,10 @@ class Membership:
             group_protocol=options.group_protocol,
             **client_settings(options) | FINDS_STARTS,
         )
+        self._options = options
         self._lock = threading.Lock()
-        self._busy = False
+        self._given: frozenset[TopicPartition] = frozenset()  # by the last answer
+        self._busy = self._unread = False  # in a batch; in one whose tasks nobody has asked for
         self._busy_since = self._looked_at = time.monotonic()
         self._gap_s = 0.0  # the longest that this process did nothing, in the running batch
         self._heard, self._warned = heard, False
@@ -129,33 +153,73 @@ class Membership:
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
         self._watch.start()
 
-    def held(self, timeout_ms: float) -> Held | None:
-        """The partitions held, once no rebalance is under way; None if that takes longer.
+    def held(self) -> Held:
+        """Wait until no rebalance is under way; give the partitions held then.
 
         Raises:
+            TimedOutError: that takes longer than `joinTimeoutMs`.
             KafkaError: the membership has failed.
         """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            assignment = self._member.wait_assignment(timeout_ms)
-        except TimedOutError:
-            return None
-        return Held(tuple(assignment.partitions), assignment.generation)
+        limit_ms = self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
+        began_s, warned = time.monotonic(), False
+        while self._failure is None:
+            left_ms = limit_ms - (time.monotonic() - began_s) * 1000
+            try:
+                assignment = self._member.wait_assignment(max(0.0, min(left_ms, WAIT_WARNING_MS)))
+            except TimedOutError as error:
+                if left_ms <= WAIT_WARNING_MS:
+                    raise TimedOutError(no_assignment(self._member, limit_ms, self._bound)) from error
+                if not warned:
+                    log.warning("%s", waits_for_assignment(self._member, limit_ms))
+                warned = True
+                continue
+            self._given = frozenset(assignment.partitions)
+            return Held(tuple(assignment.partitions), assignment.generation)
+        raise self._failure
+
+    def still(self, held: Held) -> bool:
+        """Whether `held` is from the last answer, and that still counts; False if the group may have moved on since.
+
+        A query passes over partitions of an answer, as those of topics that are gone. A generation goes on while
+        partitions come that others have given back.
+        """
+        with self._lock:
+            return self._holds(held) and set(self._member.assignment().partitions) == self._given
+
+    def _holds(self, held: Held) -> bool:
+        if self._member.revocation() is not None or not self._member.owns():
+            return False
+        assignment = self._member.assignment()  # a generation goes on while what it had is given back
+        return assignment.generation == held.generation and set(held.partitions) <= set(assignment.partitions)
 
     def begin(self, held: Held) -> bool:
         """Start a batch: from now on revocations wait. False if the group has moved on since `held`, or may have."""
         with self._lock:
-            if self._member.revocation() is not None or not self._member.owns():
+            if not self._holds(held):
                 return False
-            assignment = self._member.assignment()
-            if assignment.generation != held.generation or not set(held.partitions) <= set(assignment.partitions):
-                return False  # a generation goes on while what it had is given back
             self._take_in()
-            self._busy, self._busy_since = True, time.monotonic()
+            self._busy, self._unread, self._busy_since = True, True, time.monotonic()
             self._rebalances.batch_began(self._busy_since * 1000)
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
+
+    def read(self) -> bool:
+        """Spark asks for the tasks of the batch that has begun. False: it was let go meanwhile."""
+        with self._lock:
+            self._unread = False
+            return self._busy
+
+    def _let_go(self, now_s: float) -> None:
+        """Let a batch go that has not been read, if the group has waited for it for long enough. Under the lock."""
+        if self._unread and (now_s - self._busy_since) * 1000 >= UNREAD_MS and self._member.revocation() is not None:
+            self._busy = self._unread = False
+            self._rebalances.batch_ended(now_s * 1000)
+            log.info(
+                "[group %s] batch let go: its tasks were not asked for within %d ms while the group rebalances; what "
+                "stays with the query is read with the next call",
+                self._member.group_id,
+                UNREAD_MS,
+            )
 
     def end(self) -> None:
         """The batch is over and committed: give up what the group wants back.
@@ -163,7 +227,7 @@ class Membership:
         What keeps the member out of its group is the planning thread's to hear, here and in the watching thread.
         """
         with self._lock:
-            self._busy = False
+            self._busy = self._unread = False
             self._rebalances.batch_ended(time.monotonic() * 1000)
             self._member.release()
 
@@ -235,6 +299,7 @@ class Membership:
                 with self._lock:
                     now = time.monotonic()
                     self._gap_s, self._looked_at = max(self._gap_s, now - self._looked_at), now
+                    self._let_go(now)
                     if not self._busy and not self._ended.is_set():
                         self._member.release()
                     self._take_in()
@@ -293,6 +358,23 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
     )
 
 
+def no_assignment(member: GroupMember, limit_ms: int, bound: Limit) -> str:
+    """Word the failure of a query that got no partitions in time."""
+    return (
+        f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.waits_for()}. A rebalance waits "
+        f"for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or look "
+        f"at who is in the group: kohort groups describe {member.group_id}"
+    )
+
+
+def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
+    """Word the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
+    return (
+        f"[group {member.group_id}] the query waits for its partitions: {member.waits_for()}; it fails after "
+        f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
+    )
+
+
 def given_away(batch: int, error: CommitFailedError) -> str:
     """What to say of a batch whose partitions are others' by now."""
     return f"batch {batch} could not be committed, its partitions were given to others meanwhile: {error.message}"
@@ -330,10 +412,17 @@ class OffsetKeeper:
             )
         )
 
-    def held(self, timeout_ms: float) -> Held | None:
+    def held(self) -> Held:
         """All of `assign`."""
-        del timeout_ms
         return self._held
+
+    def still(self, held: Held) -> bool:
+        """Nobody takes anything away."""
+        return True
+
+    def read(self) -> bool:
+        """Nothing is let go."""
+        return True
 
     def begin(self, held: Held) -> bool:
         """Nobody takes anything away."""

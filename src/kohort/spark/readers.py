@@ -7,6 +7,7 @@ Both are pickled to the workers, which only read: what drives a query is importe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -129,15 +130,18 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return RegionPlace(options, catalog, hearing.line, options.region_seat)
 
     def _claim(self) -> None:
-        """Be the only reader of this `load()`.
+        """Be the only reader of this `load()`, and of its topics in this query and group.
 
         Raises:
-            InvalidInputError: another query is.
+            InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
+        from kohort.spark.read_twice import refuse_read_twice
         from kohort.spark.sole import SoleReader
 
         group = self._options.group_id
         if group is not None:
+            with contextlib.suppress(OSError):  # files can't be locked here, which SoleReader warns of
+                refuse_read_twice(self._load, self._options)
             self._sole = self._sole or SoleReader()
             self._sole.claim(self._load, group, ids_tell=self._contact is not None)
 

@@ -70,7 +70,7 @@ class RegionPlace:
     def resume(self, start: BatchOffset) -> None:
         """Nothing is taken over: what the checkpoint names is another run's, and the seat knows where to start."""
 
-    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int], wait_ms: float) -> Held | None:
+    def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
         """What the seat hands out, of topics that are there; None while nothing may be planned.
 
         A query that is too far ahead of its region waits here, however long: told that there is nothing to read, Spark
@@ -78,7 +78,7 @@ class RegionPlace:
         run that is stopped is refused with the next one; SIGTERM and the application's end are heard at once.
         """
         del start
-        answer = self._ask("held", wait_ms=round(min(wait_ms, WAIT_MS_MAX)), **self._idle())
+        answer = self._ask("held", wait_ms=WAIT_MS_MAX, **self._idle())
         while answer.get("stay"):
             answer = self._ask("held", wait_ms=WAIT_MS_MAX)
         if answer.get("hold"):
@@ -204,6 +204,14 @@ class RegionPlace:
     def notes_start(self) -> bool:
         """The region keeps where its queries start."""
         return False
+
+    def still(self, held: Held) -> bool:
+        """Whether a look still counts: what changed meanwhile is in the next answer, and a region's query goes on."""
+        return True
+
+    def read(self) -> bool:
+        """Spark asks for the tasks of the batch that has begun: the seat lets none go."""
+        return True
 
     def begin(self, held: Held, batch: int) -> bool:
         """Ask whether the batch may begin: from then on nothing is given up until it ends."""

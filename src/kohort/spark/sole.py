@@ -77,6 +77,25 @@ class Claim:
                 return None
             os.close(descriptor)  # released between the two calls: the file there now is another
 
+    @classmethod
+    def is_held(cls, name: str) -> bool:
+        """Whether somebody has claimed a name; looking claims nothing.
+
+        Raises:
+            OSError: files can't be locked here.
+        """
+        try:
+            descriptor = os.open(folder() / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def release(self) -> None:
         """Let others have the name."""
         with contextlib.suppress(OSError):

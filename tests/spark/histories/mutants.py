@@ -114,7 +114,7 @@ def repeats_with_new_ends() -> None:
 def repeats_what_others_read() -> None:
     """A batch that is run again has all partitions that are held, whoever has gone on with them."""
 
-    def still_ours(self: GroupPlace, planned: BatchOffset, held: Held) -> Mapping[TopicPartition, Span]:
+    def still_ours(self: GroupPlace, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
         return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
 
     GroupPlace._still_ours = still_ours  # type: ignore[method-assign]

@@ -37,13 +37,13 @@ def commits(self: RegionPlace, batch: BatchOffset, timeout_ms: float | None = No
 FINISH, HOLD = RegionPlace.finish, RegionPlace.hold
 
 
-def no_handings(self: RegionPlace, start: BatchOffset, at: Any, wait_ms: float) -> Held | None:
-    held = HOLD(self, start, at, wait_ms)
+def no_handings(self: RegionPlace, start: BatchOffset, at: Any) -> Held | None:
+    held = HOLD(self, start, at)
     return held and replace(held, handings=dict.fromkeys(held.handings, 1))
 
 
-def no_epoch(self: RegionPlace, start: BatchOffset, at: Any, wait_ms: float) -> Held | None:
-    held = HOLD(self, start, at, wait_ms)
+def no_epoch(self: RegionPlace, start: BatchOffset, at: Any) -> Held | None:
+    held = HOLD(self, start, at)
     return held and replace(held, epoch=-1)
 
 

@@ -111,8 +111,9 @@ def test_what_changes_between_look_and_begin_is_planned_anew(region: Region) -> 
         region.desk.take(0)
 
     region.desk.before_begin = change
-    assert region.trigger(query, FIRST) is None and region.desk.begun == []
-    assert region.spans(region.batch(query, FIRST)) == {1: (0, 10)}
+    batch = region.trigger(query, FIRST)
+    assert batch is not None and region.spans(batch) == {1: (0, 10)}
+    assert region.desk.begun == [1]
     region.check()
 
 
@@ -166,7 +167,7 @@ def test_a_batch_that_may_not_begin_is_asked_for_again_at_once(region: Region, m
     assert region.trigger(query, FIRST) is None and region.desk.begun == []
     region.desk.hold(False)
     assert region.spans(region.batch(query, FIRST)) == {0: (0, 10)}
-    assert region.desk.idle == [None, None]
+    assert region.desk.idle == [None, None, None], "twice in the first trigger"
 
 
 def test_after_a_reset_the_seats_starts_count_and_not_the_folders(region: Region) -> None:
@@ -192,7 +193,11 @@ def test_limits_of_a_batch_hold(region: Region) -> None:
     batch = region.batch(region.query(maxOffsetsPerTrigger=5), FIRST)
     assert sorted(span.offsets for span in batch.spans.values()) == [2, 3]
     region.desk.end(1)
-    assert region.trigger(region.query(minOffsetsPerTrigger=21), FIRST) is None
+    query = region.query(minOffsetsPerTrigger=21, maxTriggerDelay="1h")
+    first = region.batch(query, FIRST)
+    assert sum(span.offsets for span in first.spans.values()) == 20, "a run's first trigger waits for no more"
+    region.place.produce(range(20, 22))
+    assert region.trigger(query, first) is None
     few = region.batch(region.query(maxBytesPerTrigger=1), FIRST)
     assert sum(span.offsets for span in few.spans.values()) == 1
 

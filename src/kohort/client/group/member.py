@@ -95,12 +95,17 @@ class GroupMember(Lookups):
             return member.error is not None or settled
 
         if not self._client.wait(settled, timeout_ms / 1000):
-            with self._client.lock:
-                silent = "the coordinator is silent" if member.lapsed else f"the member is {member.state.value}"
-                why = self._client.cluster.unreachable() or silent
+            why = self.waits_for()
             raise TimedOutError(f"group {self.group_id!r}: no assignment within {timeout_ms:.0f} ms: {why}")
         self._raise_error()
         return self.assignment()
+
+    def waits_for(self) -> str:
+        """Say why no assignment is held: for error texts and logs."""
+        with self._client.lock:
+            member = self._membership
+            silent = "the coordinator is silent" if member.lapsed else f"the member is {member.state.value}"
+            return self._client.cluster.unreachable() or silent
 
     def owns(self) -> bool:
         """Whether work on what is held may begin: the coordinator has answered lately.

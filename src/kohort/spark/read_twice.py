@@ -1,0 +1,123 @@
+"""Queries that read a topic twice in one group: each side would get a part of the records, without a word.
+
+Spark reads every `load()` of a query by a source of its own, in a process that is not told which query it belongs to.
+The application sees the plan of a query when it starts, before Spark makes its sources. It locks a file named after
+the options of each such `load()`, and a source looks for that file before it joins.
+
+On Spark Connect the application does not see plans: there, `sole.py` warns of equal options.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from kohort.errors import InvalidInputError
+from kohort.spark.options import SourceOptions, parse_options
+from kohort.spark.sole import Claim, Load
+from kohort.spark.topic_pattern import topic_pattern
+
+RELATION = "StreamingRelationV2"
+"""The leaf of Spark's plan that stands for one `load()` of a stream."""
+
+
+def loads_of(plan: Any) -> list[dict[str, str]]:
+    """Options of each source of ours that a query's analyzed plan reads.
+
+    Spark makes one source for leaves that are equal.
+
+    Args:
+        plan: of Spark's class `LogicalPlan`, by py4j.
+    """
+    leaves = plan.collectLeaves()
+    found: list[Any] = []
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        ours = leaf.getClass().getSimpleName() == RELATION and leaf.sourceName() == "kohort"
+        if ours and not any(leaf.equals(known) for known in found):
+            found.append(leaf)
+    return [dict(leaf.extraOptions().asCaseSensitiveMap()) for leaf in found] if len(found) > 1 else []
+
+
+def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The loads that share a topic and a group with another one, but for those whose options are refused anyway."""
+    parsed = [(raw, options) for raw in loads if (options := _member(raw)) is not None]
+    twice = [pair for pair in combinations(parsed, 2) if _overlap(pair[0][1], pair[1][1])]
+    return [raw for raw, _ in parsed if any(raw is of for pair in twice for of, _ in pair)]
+
+
+def _member(raw: Mapping[str, str]) -> SourceOptions | None:
+    """Options of a load that is a member of a group; None: it is none."""
+    try:
+        options = parse_options(raw)
+    except InvalidInputError:
+        return None
+    alone = options.group_id is None or options.assign is not None or options.region_seat is not None
+    return None if alone else options
+
+
+def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
+    """Whether two members share a group and, as far as their options say, a topic."""
+    if first.group_id != second.group_id or _brokers(first) != _brokers(second):
+        return False
+    if first.subscribe_pattern is not None and second.subscribe_pattern is not None:
+        return first.subscribe_pattern == second.subscribe_pattern
+    for pattern, topics in ((first, second), (second, first)):
+        if pattern.subscribe_pattern is not None:
+            finds = topic_pattern(pattern.subscribe_pattern).finds
+            return any(finds(topic) for topic in topics.subscribe or ())
+    return bool(set(first.subscribe or ()) & set(second.subscribe or ()))
+
+
+def _brokers(options: SourceOptions) -> frozenset[str]:
+    return frozenset(address.strip() for address in options.bootstrap_servers.split(","))
+
+
+def _name(load: Load) -> str:
+    return f"twice-{load.likeness}"
+
+
+def refuse_read_twice(load: Load, options: SourceOptions) -> None:
+    """Refuse a source whose query reads one of its topics by another source too, in the same group.
+
+    Raises:
+        InvalidInputError: its query does.
+        OSError: files can't be locked here.
+    """
+    if not Claim.is_held(_name(load)):
+        return
+    reads = options.subscribe_pattern or ", ".join(options.subscribe or ())
+    raise InvalidInputError(
+        f"this query reads {reads} twice in the group {options.group_id}: by two load()s, or by one load() on both "
+        "sides of a join or union. As two members of one group, each side would get a part of the records only. "
+        "load() once for each side, each with a group.id of its own"
+    )
+
+
+class ReadTwice:
+    """The running queries of an application that read a topic twice, told to their sources by locked files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[str, list[Claim]] = {}
+
+    def started(self, run: str, loads: Iterable[Mapping[str, str]]) -> None:
+        """Have the sources of a run refused that read a topic twice.
+
+        Raises:
+            OSError: files can't be locked here.
+        """
+        names = {_name(Load.of(raw)) for raw in read_twice(list(loads))}
+        claims = [claim for name in sorted(names) if (claim := Claim.of(name)) is not None]
+        if claims:
+            with self._lock:
+                self._claims[run] = claims
+
+    def terminated(self, run: str) -> None:
+        """Forget a run."""
+        with self._lock:
+            claims = self._claims.pop(run, [])
+        for claim in claims:
+            claim.release()
