@@ -54,7 +54,7 @@ def _decisions_of(scope: ast.AST) -> list[int]:
         errors.add(scope.name)
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
         given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
-        errors |= {one.arg for one in given if one.annotation is not None and _is_error(ast.unparse(one.annotation))}
+        errors |= {arg.arg for arg in given if arg.annotation is not None and _is_error(ast.unparse(arg.annotation))}
     if not errors:
         return []
     texts: set[str] = set()
@@ -85,9 +85,9 @@ def _says(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
 def _decides(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
     match node:
         case ast.Compare(left=left, comparators=others):
-            return any(_says(one, errors, texts) for one in (left, *others))
+            return any(_says(operand, errors, texts) for operand in (left, *others))
         case ast.Call(func=ast.Attribute(value=value, attr=attr), args=given) if attr in _LOOKS:
-            return any(_says(one, errors, texts) for one in (value, *given))
+            return any(_says(operand, errors, texts) for operand in (value, *given))
     return False
 
 

@@ -220,6 +220,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
     "names are not synced": _no_syncs,
+    "who waits for its sink is late": _instead(cuts, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
         Pen, "_commit", staticmethod(_knows_all_but_silence)
     ),

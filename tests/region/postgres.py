@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ def programs() -> str:
 
 
 class Server:
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, control: Callable[[str], None]) -> None:
+        self.control = control
         self.url = f"postgresql://kohort@/postgres?host={folder}"
         self._numbers = itertools.count()
 
@@ -57,13 +58,18 @@ def running(bin_folder: str) -> Iterator[Server]:
         )
 
     data, given = f"{folder}/data", f"-c listen_addresses= -k {folder} -c fsync=off"
+
+    def control(word: str) -> None:
+        how = ["-o", given, "-l", f"{folder}/log"] if word == "start" else ["-m", "immediate"]
+        run("pg_ctl", "-D", data, *how, "-w", word)
+
     try:
         run("initdb", "-D", data, "-A", "trust", "-U", "kohort", "-E", "UTF8", "--locale=C")
-        run("pg_ctl", "-D", data, "-o", given, "-l", f"{folder}/log", "-w", "start")
+        control("start")
         try:
-            yield Server(folder)
+            yield Server(folder, control)
         finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+            control("stop")
     finally:
         shutil.rmtree(folder)
 

@@ -12,12 +12,13 @@ SEEDS = 150
 SEEN_AT = {
     "an error that answers the end of a transaction is taken for an abort": 16,
     "an unknown outcome is taken for an abort": 6,
+    "who waits for its sink is late": 116,
     "what stands is settled by looking": 49,
     "a reset waits for who has published and gone": 40,
     "partitions are let go in the middle of a batch": 22,
     "starts are handed out at any time": 147,
     "what is held is let go with a sequence that does not cover it": 52,
-    "where the region has published is forgotten": 17,
+    "where the region has published is forgotten": 13,
     "who is late is waited for": 42,
     "who leaves is not needed before the topic has a reset": 35,
 }

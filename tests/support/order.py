@@ -23,6 +23,7 @@ LONG = tuple(
         "spark/test_listener.py",
         "region/test_region.py",
         "region/test_closing.py",
+        "region/test_away_sinks.py",
         "spark/region/test_kills.py",
         "spark/region/test_face.py",
         "spark/region/test_in_one_process.py",

@@ -26,8 +26,8 @@ app = App(name="region", help="Consistent regions: how they are, and what a pers
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
-_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected", "sink")
-_OF_SINK = ("region", "sink", "published", "unpublished", "publisher")
+_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "waits_for")
+_OF_SINK = ("region", "sink", "published", "unpublished", "publisher", "waits_for")
 NO_PLANE = "nobody serves"
 
 
@@ -113,6 +113,7 @@ def _member_row(seen: RegionSeen, one: MemberSeen) -> dict[str, Any]:
         "partitions": [str(part) for part in one.parts],
         "connected": one.connected,
         "sink": one.sink,
+        "waits_for": one.waits_for,
     }
 
 
@@ -123,6 +124,7 @@ def _sink_row(seen: RegionSeen, one: SinkSeen) -> dict[str, Any]:
         "published": one.published,
         "unpublished": seen.sequence - one.published,
         "publisher": one.publisher,
+        "waits_for": one.waits_for,
     }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,7 +27,7 @@ from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import AWAY, SinkWait, Stager
 from kohort.region.member import events as happens
 from kohort.region.states import MemberState
 
@@ -151,6 +152,8 @@ class RegionConsumer:
     def submit(self, table: pa.Table | pa.RecordBatch) -> None:
         """Give rows to the sink: with the sequence that has the records they were made of, or never.
 
+        While the sink is away (`OSError`, `RetriableError`), this waits for it.
+
         Raises:
             InvalidInputError: no table is in hand, or what is submitted is none.
             Exception: what the sink says against these rows.
@@ -165,8 +168,20 @@ class RegionConsumer:
                 "no table is in hand, of which this is made: submit in the loop over tables(), before the next table"
             )
         with self._in_use():
-            if not self._flow.void:
+            self._add(table)
+
+    def _add(self, table: pa.Table) -> None:
+        """Take rows in, as soon as the sink is there."""
+        wait = SinkWait(self.name)
+        while not self._flow.void:
+            try:
                 self._stager.add(table)
+                break
+            except AWAY as error:
+                self._events.sink_waits(wait.failed(error))
+                self._flow.wait_void(wait.again_s - time.monotonic())
+        if wait.ended():
+            self._events.sink_waits("")
 
     # -- what it asks of the region
 

@@ -334,6 +334,13 @@ class PublishFailed:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The member waits for its sink, and with it the checkpoint; with an empty cause, it goes on."""
+
+    cause: str
+
+
 Report = (
     Register
     | Leave
@@ -350,6 +357,7 @@ Report = (
     | WasReset
     | Published
     | PublishFailed
+    | Waiting
 )
 """What a member says to the control plane."""
 
@@ -391,6 +399,7 @@ class MemberSeen:
         phase: what it is doing, in words.
         connected: it has a connection now.
         sink: the place that it writes to; empty: none.
+        waits_for: why its sink does not take what it submits at the moment; empty: the sink does.
     """
 
     name: str
@@ -400,6 +409,7 @@ class MemberSeen:
     parts: tuple[Part, ...]
     connected: bool
     sink: str = ""
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,11 +420,13 @@ class SinkSeen:
         place: its name.
         published: the last sequence that it shows.
         publisher: the member that publishes; empty: none that could is there.
+        waits_for: why the last sequence is not published yet; empty: nothing has failed.
     """
 
     place: str
     published: int
     publisher: str
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)

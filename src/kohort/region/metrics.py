@@ -20,6 +20,7 @@ MEMBERS = (
     ("topics", "Topics that a member reads"),
     ("drain_seconds", "From the order to drain until nothing was in flight, the last time"),
     ("longest_drain_seconds", "The longest drain since the member began"),
+    ("waits_for_sink", "1 while a member's sink takes nothing, and its checkpoint waits"),
 )
 PLANE = (
     ("term", "Number of the control plane's term"),
@@ -84,6 +85,7 @@ class RegionExporter(Collector):
             labels, figures = [self._region, member.name], member.figures
             gauges["partitions"].add_metric(labels, figures.partitions)
             gauges["topics"].add_metric(labels, figures.topics)
+            gauges["waits_for_sink"].add_metric(labels, float(bool(figures.waits_for)))
             if figures.drain_ms >= 0:
                 gauges["drain_seconds"].add_metric(labels, figures.drain_ms / 1000)
                 gauges["longest_drain_seconds"].add_metric(labels, figures.longest_drain_ms / 1000)
@@ -113,6 +115,13 @@ class RegionExporter(Collector):
         for sink in seen.sinks:
             sinks.add_metric([self._region, sink.place], float(seen.sequence - sink.published))
         yield sinks
+        waits = GaugeMetricFamily(
+            "kohort_region_sink_waits", "1 while a sink can't be written to", labels=["region", "sink"]
+        )
+        staging = {member.sink for member in seen.members if member.waits_for}
+        for sink in seen.sinks:
+            waits.add_metric([self._region, sink.place], float(bool(sink.waits_for) or sink.place in staging))
+        yield waits
         states = GaugeMetricFamily("kohort_region_state", "1 in the state that it has", labels=["region", "state"])
         for state in RegionState:
             states.add_metric([self._region, state.name], float(state.name == seen.state))

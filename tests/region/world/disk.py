@@ -29,12 +29,13 @@ class Disk:
 
     Attributes:
         published: the last sequence that a member has said to be.
+        away_until_ms: until then nothing can be staged, as where the disk is full.
     """
 
     def __init__(self, path: str) -> None:
         self.path, self.place = path, f"parquet:{path}"
         self.volume = Volume()
-        self.published = 0
+        self.published = self.away_until_ms = 0
         self.wanted: dict[int, Counter[Record]] = {}
         self.void: dict[int, Counter[Record]] = {}
         self.staged: set[StagedKey] = set()

@@ -28,6 +28,8 @@ from tests.region.world.plane import NOTICE_MS, Plane
 if TYPE_CHECKING:
     from tests.region.world.world import World
 
+AGAIN_MS = 700
+"""The sink is tried again after this."""
 CALLS = 60
 """A trouble comes with one of the next so many file calls."""
 
@@ -53,6 +55,8 @@ class Member:
         self.to_publish: member_events.PublishKeys | None = None
         self.publishes = self.stages = False
         self.told_ms = self.dozes_until_ms = 0
+        self.adding: pa.Table | None = None  # read, and its sink is away
+        self.waits_since_ms: int | None = None  # for its sink, on the connection that it has
         self.back: set[Part] = set()
         self.unheard: list[tuple[int, Order]] = []
         self.ended = ""
@@ -100,6 +104,7 @@ class Member:
     def disconnect(self, connection: int) -> None:
         if self.connection == connection:
             self.plane, self.connection = None, -1
+            self.waits_since_ms = None
 
     def hear(self, connection: int, order: Order) -> None:
         """In the order in which it was said, also after a doze that was followed by another."""
@@ -139,7 +144,7 @@ class Member:
         chance = self.clock.chance
         self.clock.after(chance.randint(20, 120), self.read)
         able = [part for part in sorted(self.positions) if self.positions[part] < self.world.ends[part]]
-        if not self.polls or not able or self.clock.now_ms < self.dozes_until_ms:
+        if not self.polls or not able or self.clock.now_ms < self.dozes_until_ms or self.adding is not None:
             return
         part = chance.choice(able)
         most = 50 if self.world.healed else 5
@@ -148,13 +153,41 @@ class Member:
         offsets = range(self.positions[part], stop)
         columns = [pa.array([part.partition] * len(offsets), pa.int32()), pa.array(offsets, pa.int64())]
         self.positions[part] = stop
+        self.adding = pa.table(columns, schema=SCHEMA)
+        self.add()
+
+    def add(self) -> None:
+        """Submit what was read; again, while the sink is away."""
+        table = self.adding
+        if table is None:
+            return
         self.stages = True
         try:
-            self.stager.add(pa.table(columns, schema=SCHEMA))
-        except (Died, OSError) as error:
+            self._look_whether_away()
+            self.stager.add(table)
+        except Died as error:
             self.ends_by(error)
+        except OSError as error:
+            self.say_waits(str(error))
+            self.clock.after(AGAIN_MS, lambda: self.add() if self.alive and self.adding is table else None)
+        else:
+            self.adding = None
+            self.say_waits("")
         finally:
             self.stages = False
+
+    def say_waits(self, cause: str) -> None:
+        """Report that the sink is away, or there again."""
+        if cause and self.waits_since_ms is None:
+            self.waits_since_ms = self.clock.now_ms
+        if cause or self.waits_since_ms is not None:
+            self.step(member_events.SinkWaits(cause))
+        if not cause:
+            self.waits_since_ms = None
+
+    def _look_whether_away(self) -> None:
+        if self.clock.now_ms < self.disk.away_until_ms:
+            raise OSError(errno.ENOSPC, "the disk is full")
 
     # -- what the machine wants
 
@@ -181,7 +214,7 @@ class Member:
                 self.polls = False
                 bad = not self.world.healed and self.clock.chance.random() < 0.02
                 quiet = member_events.NotQuiet(cut, "a commit failed") if bad else member_events.Quiet(cut)
-                self.later(lambda: self.step(quiet))
+                self.later(lambda: self.quiet(quiet))
             case member_events.SaveState(cut):
                 self.later(lambda: self.save(cut))
             case member_events.GoBack(epoch):
@@ -211,9 +244,18 @@ class Member:
             case _:
                 pass
 
+    def quiet(self, event: member_events.Quiet | member_events.NotQuiet) -> None:
+        """Tell the machine as soon as the sink has taken what was read."""
+        if self.adding is None:
+            self.step(event)
+        else:
+            self.later(lambda: self.quiet(event))
+
     def begin_epoch(self, epoch: int) -> None:
         """What it stages from now on is of this one."""
         self.world.stored.writes[self.name, epoch] = self.disk.place
+        self.adding = None
+        self.say_waits("")
         self.stager.begin(epoch)
 
     def publish(self) -> None:
@@ -289,15 +331,18 @@ class Member:
             return
         self.stages = True
         try:
+            self._look_whether_away()
             keys = self.stager.give()
         except Died as error:
             self.ends_by(error)
             return
         except OSError as error:
-            self.step(member_events.NotQuiet(cut, str(error)))
+            self.say_waits(str(error))
+            self.clock.after(AGAIN_MS, lambda: self.save(cut) if self.alive else None)
             return
         finally:
             self.stages = False
+        self.say_waits("")
         ends = tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, self.positions[part])
             for part in sorted(self.machine.begins)

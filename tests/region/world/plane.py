@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NOTICE_MS = 800
 """So late an ended connection is noticed at the most."""
+SAID_MS = 2_000
+"""Whoever waits for its sink has said so after this."""
 LOOK_MS = int(LOOK_S * 1000)
 
 
@@ -84,6 +86,7 @@ class Plane:
         """No cut waits longer for its members than it may."""
         asleep = self.clock.now_ms < self.sleeps_until_ms + 500
         unpublished = bool(self.machine.plane.owed) and self.machine.state is RegionState.CHECKPOINTING
+        unpublished |= any(member.waits_for for member in self.machine.plane.members.values())
         if self.machine.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or asleep or unpublished:
             self.cutting_since_ms = self.clock.now_ms
         elif self.clock.now_ms > self.cutting_since_ms + self.world.config.drain_ms + 500:
@@ -126,11 +129,13 @@ class Plane:
             self.step(plane_events.Heard(-1, AskReset("a person", forced=True, initial=True)))
 
     def step(self, event: plane_events.Event) -> None:
-        before = self.machine.state
+        before, waits = self.machine.state, self._late_by_their_sinks_alone()
         effects = self.machine.step(event, self.clock.now_ms)
         if self.machine.state is not before:
             self.clock.tell(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
             self.world.seen.add((before, self.machine.state))
+            if self.machine.state is RegionState.RESETTING and isinstance(event, plane_events.Tick) and waits:
+                raise ViolatedError(f"all go back while {', '.join(waits)} waits for its sink")
             if self.machine.state is RegionState.RESETTING and self.clock.now_ms > self.world.well_ms:
                 raise ViolatedError("it goes back, long after all faults have ended")
             if before is RegionState.RESETTING and self.machine.state is RegionState.RUNNING:
@@ -139,6 +144,19 @@ class Plane:
                 self.cutting_since_ms = self.clock.now_ms  # all have contributed
         for effect in effects:
             self.carry_out(effect)
+
+    def _late_by_their_sinks_alone(self) -> list[str]:
+        """Whom a cut that is due waits for, if all of them wait for their sinks and have said so long ago."""
+        plane, cutting = self.machine.plane, self.machine.plane.cutting
+        if cutting is None or plane.due.get("cut", self.clock.now_ms + 1) > self.clock.now_ms:
+            return []
+        done = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+        late = [plane.members[name] for name in cutting.names if plane.members[name].phase is not done]
+        if any(member.lost_ms is not None or member.connection not in self.clients for member in late):
+            return []
+        since_ms = [self.clients[member.connection].waits_since_ms for member in late]
+        waits = all(since is not None and since < self.clock.now_ms - SAID_MS for since in since_ms)
+        return [member.name for member in late] if waits else []
 
     def _check_all_are_back(self) -> None:
         """The region runs when everyone has gone back; who closes may have left before it was asked again."""

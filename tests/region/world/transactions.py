@@ -33,7 +33,7 @@ LATE_MS = 2_000
 
 
 class Answered(Enum):
-    """What becomes of a request to end a transaction."""
+    """Fates of a request to end a transaction."""
 
     WELL = "it is done, and the answer says so"
     EARLY = "it is not done"
@@ -85,7 +85,7 @@ class Log:
         return error
 
     def begin_epoch(self) -> int:
-        """What was open is aborted, and its producer is refused from now on."""
+        """Abort the transaction that is open, and refuse its producer from now on."""
         self.abort(self.open)
         self.epoch += 1
         return self.epoch
@@ -182,11 +182,11 @@ class Sent:
     """A record in an open transaction."""
 
     def result(self) -> None:
-        """It is written."""
+        """Do nothing: the record is written."""
 
 
 class WorldProducer:
-    """What a `Pen` needs of a producer."""
+    """A producer, as far as a `Pen` needs one."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -236,7 +236,7 @@ class WorldProducer:
 
 
 class WorldReader:
-    """What a `Pen` needs of a reader: what stands."""
+    """A reader, as far as a `Pen` needs one: it reads what stands."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -258,7 +258,7 @@ class WorldPen(Pen):
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
     ) -> dict[str, Refusal]:
-        """As the pen does, of which the checkers are told that it is a sequence."""
+        """Commit, and tell the checkers that a sequence is committed."""
         self._log.writes_sequence = True
         try:
             return super().commit(manifest, contributions, offsets)

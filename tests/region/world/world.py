@@ -6,6 +6,8 @@ machines can see of it. A record is its partition and offset.
 
 from __future__ import annotations
 
+import random
+
 from kohort.errors import KafkaError
 from kohort.region.member import events as member_events
 from kohort.region.parts import Part
@@ -25,6 +27,8 @@ PARTITIONS = 4
 WELL_MS = 30_000
 READ_MS = 10_000
 """So long after the last fault nothing goes back any more, and so long records still come then."""
+AWAY_OF, AWAY_IS, AWAY_MS = 7, 4, 12_000
+"""In one world of so many, the one with this remainder, sinks are away for so long at the most."""
 TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
     *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
@@ -60,6 +64,18 @@ class World:
         self.publish_ms = self.clock.chance.choice((100, 100, 2_000))
         self.restless = self.clock.chance.random() < 0.3
         self.clock.after(1, self._produce)
+        if seed % AWAY_OF == AWAY_IS:
+            self._sinks_chance = random.Random(f"{seed}: sinks")
+            self.clock.after(self._sinks_chance.randint(1, 5_000), self._lose_sink)
+
+    def _lose_sink(self) -> None:
+        """A sink is away, for longer than five checkpoint intervals for the most part."""
+        chance = self._sinks_chance
+        if not self.healed:
+            disk = chance.choice(list(self.disks.values()))
+            disk.away_until_ms = self.clock.now_ms + chance.randint(1_000, AWAY_MS)
+            self.clock.tell(f"-- {disk.place} is away until {disk.away_until_ms / 1000:.3f}")
+            self.clock.after(chance.randint(AWAY_MS, 2 * AWAY_MS), self._lose_sink)
 
     def _produce(self) -> None:
         if self.clock.now_ms < self.well_ms + READ_MS:

@@ -101,3 +101,27 @@ def test_a_new_worker_stages_without_pandas(tmp_path: Path) -> None:
 
 def key_text(unit: int) -> str:
     return StagedKey(REGION, 4, "q", unit).text()
+
+
+def test_a_task_waits_for_a_sink_that_is_away_and_stages_under_a_key_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that failed may have left something under its key."""
+    monkeypatch.setattr("kohort.spark.region.staging.time.sleep", lambda seconds: None)
+    doing = task(tmp_path / "out")
+    real, tried = ParquetFolder.stage, list[int]()
+
+    def stage(sink: ParquetFolder, key: StagedKey, table: pa.Table) -> None:
+        real(sink, key, table)
+        tried.append(key.unit)
+        if len(tried) < 3:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(ParquetFolder, "stage", stage)
+    [given] = doing.keys_of(iter([rows(1, 2)]), attempt=0)
+    assert tried == [0, 1, 2]
+    found = StagedKey.parse(given.column("key")[0].as_py())
+    assert found is not None and found.unit == 2
+    doing.sink.publish(1, [found])
+    tables = [pa.parquet.read_table(file) for file in (tmp_path / "out").glob("sequence=1/*.parquet")]
+    assert [table.column("n").to_pylist() for table in tables] == [[1, 2]]

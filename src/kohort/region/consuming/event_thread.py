@@ -21,7 +21,7 @@ from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_of, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import AWAY, SinkWait, Stager
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect
@@ -54,6 +54,7 @@ class _Waiting:
     drain: Cut | None = None
     drain_since_s: float = 0.0
     go_back: happens.GoBack | None = None
+    save: Cut | None = None
 
 
 class EventThread(MemberThread):
@@ -72,7 +73,7 @@ class EventThread(MemberThread):
         """Does nothing before `start`."""
         super().__init__(machine, consumer, publisher, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
-        self._waiting = _Waiting()
+        self._waiting, self._sink_wait = _Waiting(), SinkWait(machine.name)
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
         self._at: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -109,6 +110,7 @@ class EventThread(MemberThread):
         if self._over:
             return
         self._go_on_draining()
+        self._go_on_saving()
         self._go_on_going_back()
         if not self._over:
             self._poll()
@@ -263,9 +265,11 @@ class EventThread(MemberThread):
                 self._save_state(cut)
             case happens.GoOn():
                 self._waiting.drain = None
+                self._saves_no_more()
                 self._flow.open()
             case happens.GoBack():
                 self._waiting.drain, self._waiting.go_back = None, effect
+                self._saves_no_more()
                 self._flow.shut()
             case happens.Begin(epoch, sequence, state):
                 self._begin(epoch, sequence, state)
@@ -292,8 +296,25 @@ class EventThread(MemberThread):
         self._flow.open()
 
     def _save_state(self, cut: Cut) -> None:
+        self._waiting.save = cut
+        self._go_on_saving()
+
+    def _go_on_saving(self) -> None:
+        """Stage the rest, as often as it takes while the sink is away: polls go on meanwhile."""
+        cut = self._waiting.save
+        if cut is None or time.monotonic() < self._sink_wait.again_s:
+            return
         try:
             keys = self._stager.give()
+        except AWAY as error:
+            self.sink_waits(self._sink_wait.failed(error))
+            return
+        except Exception as error:
+            log.exception("%s: could not save its state", self.name)
+            self._not_saved(cut, error)
+            return
+        self._saves_no_more()
+        try:
             state = self._callbacks.on_checkpoint(cut.sequence)
             if not isinstance(state, bytes):
                 raise InvalidInputError(
@@ -301,9 +322,23 @@ class EventThread(MemberThread):
                 )
         except Exception as error:
             log.exception("%s: could not save its state", self.name)
-            self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
+            self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), keys, state)
+
+    def _not_saved(self, cut: Cut, error: Exception) -> None:
+        self._saves_no_more()
+        self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
+
+    def _saves_no_more(self) -> None:
+        self._waiting.save = None
+        if self._sink_wait.ended():
+            self.sink_waits("")
+
+    def sink_waits(self, cause: str) -> None:
+        """The sink takes nothing at the moment, or does again; from any thread."""
+        self.figures.waits_for = cause
+        self.post(happens.SinkWaits(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.figures.sequences += 1

@@ -138,10 +138,15 @@ class Flow:
         """Why the member has ended, if that was not the application's wish."""
         return self._error
 
+    def wait_void(self, timeout_s: float) -> None:
+        """Until what is submitted is thrown away, or some time has passed."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.void, timeout_s)
+
     @property
     def void(self) -> bool:
         """What is submitted now is thrown away: all went back meanwhile."""
-        return self._busy is None or self._void
+        return self._busy is None or self._void or self._ended
 
     # -- the event thread
 
@@ -184,6 +189,7 @@ class Flow:
         with self._lock:
             self._queue.clear()
             self._records, self._void = 0, True
+            self._lock.notify_all()
 
     def forget(self, parts: Iterable[Part] | None = None) -> None:
         """Of these partitions nothing more is to be submitted or saved; None: of all."""

@@ -102,7 +102,11 @@ class MemberConfig:
 
 @dataclass(slots=True)
 class Figures:
-    """Of a member. Times in ms; -1: none yet. Source: spec 5.13."""
+    """Of a member. Times in ms; -1: none yet. Source: spec 5.13.
+
+    Attributes:
+        waits_for: why its sink takes nothing at the moment; empty: the sink does.
+    """
 
     partitions: int = 0
     topics: int = 0
@@ -110,3 +114,4 @@ class Figures:
     longest_drain_ms: float = -1
     sequences: int = 0
     resets: int = 0
+    waits_for: str = ""

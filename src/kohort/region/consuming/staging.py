@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from uuid import UUID
 
 import pyarrow as pa
 
+from kohort.errors import RetriableError
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 
+log = logging.getLogger("kohort.region")
+
 UNIT_BYTES = 64 * 1024 * 1024
+AWAY = (OSError, RetriableError)
+"""Errors of a sink that is away: what was to be staged is staged again, and nobody goes back for it."""
+AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds to wait before the sink is tried again; the last one from then on."""
+SAY_S = 30.0
+"""Seconds between two log lines of one wait."""
+
+
+class SinkWait:
+    """How long a member has waited for its sink, when it tries again, and what it logs meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.failures = 0
+        self.again_s = self._said_s = 0.0
+
+    def failed(self, error: BaseException) -> str:
+        """Note a failure; gives the cause in words."""
+        now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
+        if not self.failures or now_s >= self._said_s + SAY_S:
+            self._said_s = now_s
+            log.warning("%s: the sink takes nothing at the moment, tried again until it does: %s", self._name, cause)
+        self.again_s = now_s + AGAIN_S[min(self.failures, len(AGAIN_S) - 1)]
+        self.failures += 1
+        return cause
+
+    def ended(self) -> bool:
+        """Whether it had failed before: it works now."""
+        if self.failures:
+            log.info("%s: the sink takes what is staged again, after %s failures", self._name, self.failures)
+        failed, self.failures, self.again_s = bool(self.failures), 0, 0.0
+        return failed
 
 
 class Stager:
@@ -38,6 +75,7 @@ class Stager:
         """Take rows in; the first tell the sink what they are.
 
         Raises:
+            OSError, RetriableError: the sink takes nothing at the moment; the rows are not taken in.
             Exception: what the sink says against them.
         """
         with self._lock:
@@ -47,11 +85,11 @@ class Stager:
                 self._sink.check(table.schema)
                 self._stage_rest()
                 self._schema = table.schema
+            if self._bytes >= self._unit_bytes:
+                self._stage_rest()
             self._tables.append(table)
             self._bytes += table.nbytes
             self.rows += table.num_rows
-            if self._bytes >= self._unit_bytes:
-                self._stage_rest()
 
     def settle(self) -> None:
         """All rows so far were made of tables that are done."""
@@ -65,7 +103,11 @@ class Stager:
             self._bytes = sum(table.nbytes for table in self._tables)
 
     def give(self) -> tuple[StagedKey, ...]:
-        """Stage the rest; the keys of all that was staged since the last sequence that counted."""
+        """Stage the rest; the keys of all that was staged since the last sequence that counted.
+
+        Raises:
+            OSError, RetriableError: the sink takes nothing at the moment; nothing of it is lost.
+        """
         with self._lock:
             if self._schema is not None and (self._tables or not self._keys):
                 self._stage(self._tables, self._schema)  # an empty one too: lost output must not look like none
@@ -93,6 +135,6 @@ class Stager:
     def _stage(self, tables: list[pa.Table], schema: pa.Schema) -> None:
         assert self._sink is not None
         key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
-        self._unit += 1  # also if what follows is interrupted: a key is not staged twice
+        self._unit += 1  # also if this fails or is interrupted: something may be there under the key
         self._sink.stage(key, pa.concat_tables(tables) if tables else schema.empty_table())
         self._keys.append(key)

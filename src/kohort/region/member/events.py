@@ -121,6 +121,13 @@ class ResetWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkWaits:
+    """The sink does not take what is to be staged, which is tried again; with an empty cause, it has."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """What no reset mends."""
 
@@ -148,6 +155,7 @@ Event = (
     | PublishEnded
     | CheckpointWanted
     | ResetWanted
+    | SinkWaits
     | Failed
     | Closing
 )

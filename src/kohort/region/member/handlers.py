@@ -296,6 +296,10 @@ def publish_ended(member: Member, event: happens.PublishEnded) -> None:
     member.say(failed if event.cause else told.Published(event.sequence))
 
 
+def sink_waits(member: Member, event: happens.SinkWaits) -> None:
+    member.say(told.Waiting(event.cause))
+
+
 def checkpoint_wanted(member: Member, event: happens.CheckpointWanted) -> None:
     del event
     member.say(told.AskCheckpoint())

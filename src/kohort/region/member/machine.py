@@ -135,6 +135,7 @@ TABLE: dict[type, Rows] = {
         _ignored("it went back for an earlier reset"),
         CR_RESET_PENDING=_row("it polls slowly, and asks where all begins", handlers.went_back, RESET_COMPLETE),
     ),
+    happens.SinkWaits: _everywhere(_row("it says so: the cut waits with it", handlers.sink_waits)),
     happens.CheckpointWanted: _everywhere(
         _row("it asks for a cut", handlers.checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),

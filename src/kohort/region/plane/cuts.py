@@ -23,6 +23,7 @@ from kohort.region.messages import (
     Identity,
     Published,
     PublishFailed,
+    Waiting,
 )
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import members, resets, starts
@@ -111,7 +112,15 @@ def look_for_late(plane: Plane) -> None:
     waiting = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
     late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
     late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
+    if waiting_is_not_late(plane, late):
+        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+        return
     resets.fail(plane, Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time")
+
+
+def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
+    """Whether the cut goes on waiting: the sinks of all that are late are away, which no reset mends."""
+    return bool(late) and all(plane.members[name].waits_for for name in late if name in plane.members)
 
 
 # -- what members give
@@ -413,7 +422,26 @@ def publish_failed(plane: Plane, event: Heard) -> None:
     """It is tried again without end; the next sequence waits for it."""
     report = event.report
     assert isinstance(report, PublishFailed)
+    member = plane.member_on(event.connection)
+    if member is not None:
+        plane.unshown[member.sink] = report.cause
     plane.tell(Level.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
+
+
+def waiting(plane: Plane, event: Heard) -> None:
+    """A checkpoint is held open while a member's sink does not take what was submitted."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, Waiting)
+    if member is None:
+        return
+    before, member.waits_for = member.waits_for, report.cause
+    if report.cause and not before:
+        text = f"region {plane.region}: waits for {member.sink}, where {member.name} can't stage: {report.cause}"
+        plane.tell(Level.WARNING, text)
+    elif before and not report.cause:
+        plane.tell(Level.INFO, f"region {plane.region}: {member.sink} takes what {member.name} stages again")
+        if "cut" in plane.due:
+            plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
 
 def _look_for_lone(plane: Plane) -> None:

@@ -184,6 +184,10 @@ TABLE: dict[type, Rows] = {
         state: _row("told to people; the next commit waits", cuts.publish_failed) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: _ignored(_NONE_THERE)},
+    told.Waiting: {
+        state: _row("noted: its sink is away, and the cut waits for it", cuts.waiting) for state in RegionState
+        if state is not STOPPED
+    } | {STOPPED: _ignored(_NONE_THERE)},
     happens.Disconnected: {
         FORMING: _row("it may come back", members.disconnected),
         RUNNING: _row("it may come back; no cut begins until then", members.disconnected),

@@ -17,6 +17,7 @@ def seen(plane: Plane) -> RegionSeen:
             tuple(sorted(one.handed)),
             one.lost_ms is None,
             one.sink,
+            one.waits_for,
         )
         for _, one in sorted(plane.members.items())
     )
@@ -44,6 +45,7 @@ def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
             place,
             plane.published if place in plane.owed else plane.sequence,
             "" if (publisher := plane.publisher(place)) is None else publisher.name,
+            plane.unshown.get(place, "") if place in plane.owed else "",
         )
         for place in sorted(places)
     )

@@ -81,6 +81,7 @@ class Registered:
         sources: how many they are.
         pinned: all queries of its group, where each partition is one of theirs for ever.
         process: its process's name; empty: whether that has ended can't be seen from here.
+        waits_for: why its sink does not take what it has submitted; empty: the sink does.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Registered:
     leaves: bool = False
     stop: bool = False
     left: bool = False
+    waits_for: str = ""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,7 @@ class Plane:
             what others stage before it may still count.
         places: all that the region has published to since they were last emptied.
         owed: what the last sequence staged and is not published yet, by place; nothing of a place: it is to be emptied.
+        unshown: why the last sequence could not be published yet, by place.
         emptying: resets to the initial state that the topic has not yet: then their places are owed.
         published: the sequence up to which all that was staged is published, everywhere.
         due: when what is to happen at the latest, by name.
@@ -252,6 +255,7 @@ class Plane:
         self.figures = Figures()
         self.effects: list[Effect] = []
         self._tokens = 0
+        self.unshown: dict[str, str] = {}
         self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
 
     # -- what comes of it
@@ -359,6 +363,7 @@ class Plane:
     def paid(self, place: str) -> None:
         """The last sequence is published in this place, and the topic has that."""
         self.owed.pop(place, None)
+        self.unshown.pop(place, None)
         if not self.owed:
             self.published = self.sequence
 

@@ -7,6 +7,7 @@ leave its state uncommitted. Attempts of tasks that did not count (retries, spec
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
+from kohort.region.consuming.staging import AWAY, SinkWait
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 
@@ -50,15 +52,30 @@ class StagingTask:
                 held.append(batch)
                 size += batch.nbytes
             if size >= self.unit_bytes:
-                yield self._stage(unit, held)
-                unit, held, size = unit + 1, [], 0
+                unit, key = self._stage(unit, held)
+                yield key
+                held, size = [], 0
         if held:
-            yield self._stage(unit, held)
+            yield self._stage(unit, held)[1]
 
-    def _stage(self, unit: int, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        key = StagedKey(self.region_id, self.epoch, self.member, unit)
-        self.sink.stage(key, pa.Table.from_batches(batches).cast(self.schema))
-        return pa.RecordBatch.from_arrays([_column(key.text())], names=["key"])
+    def _stage(self, unit: int, batches: list[pa.RecordBatch]) -> tuple[int, pa.RecordBatch]:
+        """Stage a unit, as often as it takes while the sink is away; gives the next one's number, and the key.
+
+        The batch waits, and no checkpoint with it: those go on without the batch. Each attempt has a key of its own,
+        for something of one that failed may be there.
+        """
+        table, wait = pa.Table.from_batches(batches).cast(self.schema), SinkWait(self.member)
+        while True:
+            key = StagedKey(self.region_id, self.epoch, self.member, unit)
+            unit += 1
+            try:
+                self.sink.stage(key, table)
+            except AWAY as error:
+                wait.failed(error)
+                time.sleep(max(0.0, wait.again_s - time.monotonic()))
+            else:
+                wait.ended()
+                return unit, pa.RecordBatch.from_arrays([_column(key.text())], names=["key"])
 
 
 def _column(text: str) -> pa.Array[Any]:

@@ -1,0 +1,120 @@
+"""Sinks that are away for longer than five checkpoints: the region waits for them, and nobody goes back."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.dataset
+import pytest
+from prometheus_client.core import CollectorRegistry
+
+from kohort.region import ParquetFolder, Region, SqlTable
+from kohort.region.metrics import RegionExporter
+from tests.region.conftest import Worker, fill, make_topic
+from tests.region.postgres import Server, programs, running
+from tests.support.waiting import until
+
+FAILURES = 5
+"""As many resets in a row would have stopped the region."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of the test's own, which is stopped and started."""
+    found = programs()
+    if not found:
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    with running(found) as own:
+        yield own
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mounted)], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    yield mounted
+    subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def failures(worker: Worker) -> int:
+    return worker.consumer._events._sink_wait.failures
+
+
+def gauge(region: Region, name: str, **labels: str) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(RegionExporter(region.name, region._measured_now, region._plane_seen))
+    return registry.get_sample_value(name, {"region": region.name, **labels})
+
+
+def test_a_database_that_restarts_is_waited_for(
+    server: Server, own_servers: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read() -> Counter[int]:
+        with psycopg.connect(server.url) as connection:
+            there = connection.execute("SELECT to_regclass('flights') IS NOT NULL").fetchone()
+            rows = connection.execute("SELECT value FROM flights").fetchall() if there and there[0] else []
+            return Counter(int(row[0]) for row in rows)
+
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(200))
+    with caplog.at_level(logging.INFO, "kohort.region"), Region(name, own_servers, checkpoint_every="200ms") as region:
+        sink = SqlTable(server.url, "flights")
+        worker = Worker(region, "m1", sink, name)
+        until(lambda: read() == Counter(range(200)), "what was there is published")
+        until(lambda: region.describe().published == region.describe().sequence, "nothing is on its way")
+        server.control("stop")
+        fill(own_servers, name, range(200, 400))
+        until(lambda: failures(worker) >= FAILURES, "it tries again and again")
+        seen = region.describe()
+        assert [member.waits_for for member in seen.members if "database" in member.waits_for], seen
+        assert gauge(region, "kohort_region_member_waits_for_sink", member="m1") == 1
+        assert gauge(region, "kohort_region_sink_waits", sink=seen.sinks[0].place) == 1
+        server.control("start")
+        until(lambda: read() == Counter(range(400)), "all is published")
+        until(lambda: not region.describe().members[0].waits_for, "it waits no more")
+        assert gauge(region, "kohort_region_member_waits_for_sink", member="m1") == 0
+        assert worker.consumer.figures.resets == 0 and region.describe().stopped == ""
+        worker.close()
+    assert worker.error is None
+    said = [record.message for record in caplog.records if "takes nothing at the moment" in record.message]
+    assert len(said) == 1, "once, and again after half a minute"
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 2**30], ids=["in submit", "at the checkpoint"])
+def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str, unit_bytes: int) -> None:
+    folder, ballast = small_disk / "out", small_disk / "ballast"
+
+    def read() -> Counter[int]:
+        if not any(folder.glob("sequence=*/*.parquet")):
+            return Counter()
+        found: Any = pyarrow.dataset.dataset(folder, partitioning="hive").to_table()
+        return Counter(int(value) for value in found.column("value").to_pylist())
+
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", ParquetFolder(folder), name)
+        worker.consumer._stager._unit_bytes = unit_bytes
+        until(lambda: read() == Counter(range(100)), "what was there is published")
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free))
+        fill(own_servers, name, range(100, 300))
+        until(lambda: any(one.waits_for for one in region.describe().members), "the region says what it waits for")
+        until(lambda: unit_bytes == 1 or failures(worker) >= FAILURES, "it tries again and again")
+        ballast.unlink()
+        until(lambda: read() == Counter(range(300)), "all is published")
+        assert worker.consumer.figures.resets == 0
+        worker.close()
+    assert worker.error is None
