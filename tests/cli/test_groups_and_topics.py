@@ -122,6 +122,17 @@ def test_group_without_a_name_is_wrong_use(kohort: Kohort, args: tuple[str, ...]
     assert "kohort: a group's name has at least one character" in said.err
 
 
+@pytest.mark.parametrize(
+    "args", [("consume", ""), ("consume", "t", "--group", ""), ("produce", ""), ("topics", "create", "t", ""),
+             ("topics", "describe", ""), ("topics", "delete", ""), ("topics", "alter", "", "--partitions", "3")]
+)  # fmt: skip
+def test_empty_name_is_wrong_use_before_a_cluster_is_asked_for(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*args, "--bootstrap-server", "127.0.0.1:1"]) == 2
+    assert "'s name has at least one character" in capsys.readouterr().err
+
+
 def test_members_are_shown_and_offsets_guarded(kohort: Kohort, servers: str, topic: str, group: str) -> None:
     with Consumer(servers, group_id=group, client_id="watched", heartbeat_interval_ms=200) as consumer:
         consumer.subscribe([topic])

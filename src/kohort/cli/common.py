@@ -153,3 +153,13 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
         return parse_assignments(pairs)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
+
+
+def check_names(kind: str, *names: str) -> None:
+    """Refuse a group or topic without a name, as an unset variable of a shell gives, before a cluster is asked for.
+
+    Raises:
+        UsageError: a name is empty.
+    """
+    if not all(names):
+        raise UsageError(f"a {kind}'s name has at least one character")

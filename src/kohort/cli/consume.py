@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import Common
+from kohort.cli.common import Common, check_names
 from kohort.cli.output import note
 from kohort.cli.record_writers import Format, RecordWriter, record_writer
 from kohort.config import did_you_mean
@@ -59,6 +59,8 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     """
     if not topics:
         raise UsageError("name at least one topic")
+    check_names("topic", *topics)
+    check_names("group", *(() if group is None else (group,)))
     if common.json:
         if format not in (None, "json"):
             raise UsageError(f"--json and --format {format} are two formats: give one")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import FAILED, UsageError
-from kohort.cli.common import Common
+from kohort.cli.common import Common, check_names
 from kohort.cli.group_resets import has_members, reset_offsets
-from kohort.cli.group_rows import check_chosen, check_names, chosen_groups, tell
+from kohort.cli.group_rows import check_chosen, chosen_groups, tell
 from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import confirmed, show, show_changes
 from kohort.cli.partitions import chosen_partitions
@@ -36,7 +36,7 @@ def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, c
     """
     if not topic:
         raise UsageError("name at least one --topic")
-    check_names(group)
+    check_names("group", group)
     with common.admin() as admin:
         committed = admin.list_consumer_group_offsets(group).all()
         partitions = chosen_partitions(topic, {key.topic: _numbers(committed, key.topic) for key in committed})
@@ -98,7 +98,7 @@ def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = Fal
         topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
         execute: do it; without this it is only shown.
     """
-    check_names(source, target)
+    check_names("group", source, target)
     if source == target:
         raise UsageError("a group can't be cloned to itself")
     with common.admin() as admin:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common
+from kohort.cli.common import Common, check_names
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
 from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import confirmed, note, printable, show, show_changes
@@ -97,6 +97,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         raise UsageError("--from-file names the topics: leave --topic and --all-topics out")
     if export and common.json:
         raise UsageError("--export prints lines of its own: leave --json out")
+    check_names("group", *groups)
     with common.admin() as admin:
         names = _groups(admin, groups, all_groups, plan)
         changes, errors = _changes(admin, names, goal, topic, plan)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.common import check_names
 from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import note
 from kohort.errors import KafkaError
@@ -44,17 +45,7 @@ def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
     """
     if all_groups == bool(groups):
         raise UsageError("name groups, or give --all-groups")
-    check_names(*groups)
-
-
-def check_names(*groups: str) -> None:
-    """Refuse a group without a name, as an unset variable of a shell gives.
-
-    Raises:
-        UsageError: a name is empty.
-    """
-    if not all(groups):
-        raise UsageError("a group's name has at least one character")
+    check_names("group", *groups)
 
 
 def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common
+from kohort.cli.common import Common, check_names
 from kohort.cli.output import note, show_json
 from kohort.cli.record_json import Fields, fields_of
 from kohort.errors import InvalidInputError, KafkaError
@@ -62,6 +62,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
     """
     if key_separator is not None and (format != "text" or not key_separator):
         raise UsageError("--key-separator parts lines of text: it must not be empty, nor go with --format json")
+    check_names("topic", topic)
     if by_key and partition is not None:
         raise UsageError("--by-key and --partition are two answers: give one")
     with ExitStack() as open_files:

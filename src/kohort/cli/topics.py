@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, assignments
+from kohort.cli.common import Common, assignments, check_names
 from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import note, printable, show, show_changes, show_json
 from kohort.config import did_you_mean
@@ -50,6 +50,7 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
     Args:
         topics: the topics; all when none is named.
     """
+    check_names("topic", *topics)
     with common.admin() as admin:
         names = list(topics) or [topic.name for topic in admin.list_topics()]
         found = admin.describe_topics(names)
@@ -181,6 +182,7 @@ def alter(
 
     if partitions is None and not config and not delete_config:
         raise UsageError("nothing to alter: give --partitions, --config or --delete-config")
+    check_names("topic", topic)
     changes: dict[str, str | None] = {**assignments(config), **dict.fromkeys(delete_config)}
     with common.admin() as admin:
         if changes:
@@ -208,6 +210,7 @@ def _topic_of(row: Mapping[str, Any]) -> str:
 def _need(topics: tuple[str, ...]) -> None:
     if not topics:
         raise UsageError("name at least one topic")
+    check_names("topic", *topics)
 
 
 def _tell(errors: dict[str, KafkaError]) -> int:

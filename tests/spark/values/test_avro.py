@@ -19,8 +19,8 @@ from pyspark.sql import types as spark
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
-from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.avro_schema import node_of
+from kohort.spark.values.avro_records import AvroDecoder, parsed
+from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of
 from kohort.spark.values.declared import avro_of, declare
 from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.types import arrow_type
@@ -338,6 +338,29 @@ def test_a_function_that_fails_ends_the_query(function: str) -> None:
     decoder = AvroDecoder(pa.int64(), '"long"', function)
     with pytest.raises(InvalidInputError, match="failed for the schema 500: ConnectionError: the registry is down"):
         decoder.decode(pa.array([framed(500, "long", 1)], pa.binary()))
+
+
+def nested(kind: str, levels: int) -> str:
+    """A schema in which arrays, maps or records lie within one another, as its text."""
+    head = {"array": '{"type": "array", "items": ', "map": '{"type": "map", "values": '}
+    if kind != "record":
+        return head[kind] * levels + '"int"' + "}" * levels
+    record = '{"type": "record", "name": "R%d", "fields": [{"name": "f", "type": '
+    return "".join(record % number for number in range(levels)) + '"int"' + "}]}" * levels
+
+
+@pytest.mark.parametrize("kind", ["array", "map", "record"])
+@pytest.mark.parametrize("levels", [60, 200, 900, 100_000])
+def test_schema_nested_too_deep_is_refused_and_one_just_below_is_read(kind: str, levels: int) -> None:
+    deepest = NESTING_MAX // (3 if kind == "record" else 1)
+    if levels == 60:
+        text = nested(kind, deepest)
+        assert node_of(schema_of(text)).ddl.count("<") == deepest
+        parsed(schema_of(text))
+        levels = deepest + 1
+    for name in ("valueSchema", "the schema 7"):
+        with pytest.raises(InvalidInputError, match=f"{name} is nested deeper than {NESTING_MAX} levels"):
+            schema_of(nested(kind, levels), name)
 
 
 @pytest.mark.parametrize("name", ["no-colon", "no.such.module:f", "json:nothing", "json:__doc__", ":", "..:x"])

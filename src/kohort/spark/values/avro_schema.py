@@ -34,6 +34,10 @@ _TIMES = {
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WIDER = ({"int", "long"}, "long"), ({"float", "double"}, "double")
+NESTING_MAX = 150
+"""Objects and lists within one another in a schema's JSON: 50 records or 150 arrays. fastavro, Arrow and Spark go
+through types by recursion, and Python's own limit of 1,000 calls ends in a RecursionError."""
+_TOO_DEEP = f"is nested deeper than {NESTING_MAX} levels of JSON; read such values as bytes"
 DIGITS = 38
 """What a decimal of Spark and of Arrow's 128 bits holds."""
 
@@ -108,13 +112,25 @@ def schema_of(text: str, name: str = "valueSchema") -> Schema:
     """A schema from its JSON.
 
     Raises:
-        InvalidInputError: it is no JSON; `name` says whose it was.
+        InvalidInputError: it is no JSON, or nested too deep; `name` says whose it was.
     """
     try:
         found: Schema = json.loads(text)
     except ValueError as error:
         raise InvalidInputError(f"{name} is no Avro schema: {error}") from None
-    return found
+    except RecursionError:
+        raise InvalidInputError(f"{name} {_TOO_DEEP}") from None
+    level: list[Any] = [found]
+    for _ in range(NESTING_MAX):
+        level = [part for value in level for part in _parts(value)]
+        if not level:
+            return found
+    raise InvalidInputError(f"{name} {_TOO_DEEP}")
+
+
+def _parts(value: Any) -> list[Any]:
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [part for part in parts if isinstance(part, dict | list)]
 
 
 def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False) -> Node:
