@@ -25,6 +25,7 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.cli.whole_writes import WholeWrites, whole_stream
 from kohort.client.admin.values import NewTopic
+from kohort.client.offset_values import OffsetAndMetadata
 
 RECORDS = 4_000
 VALUE_BYTES = 400
@@ -255,6 +256,18 @@ def test_table_that_does_not_fit_on_the_disk_is_one_error(servers: str, topic: s
                 check=False,
             )
         assert (done.returncode, done.stderr) == (1, b"kohort: [Errno 28] No space left on device\n")
+
+
+def test_plan_that_does_not_fit_on_the_disk_changes_nothing(servers: str, topic: str) -> None:
+    with Admin(servers) as admin:
+        admin.alter_consumer_group_offsets("planned", {TopicPartition(topic, 0): OffsetAndMetadata(7)}).all()
+    args = ("groups", "reset-offsets", "planned", "--topic", topic, "--to-earliest", "--export", "--execute")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*KOHORT, *args, "--bootstrap-server", servers], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"kohort: [Errno 28] No space left on device\n")
+    assert committed(servers, "planned") == {TopicPartition(topic, 0): 7}
 
 
 @pytest.fixture

@@ -219,6 +219,7 @@ def _export(changes: list[_Change], *, with_group: bool) -> None:
             note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
     lines = plan_lines([change.row() for change in changes], with_group=with_group)
     sys.stdout.write(printable(lines, keep="\n") if sys.stdout.isatty() else lines)
+    sys.stdout.flush()  # with --execute nothing is set before the lines are out
 
 
 def _execute(admin: Admin, changes: list[_Change], common: Common, *, shown: bool) -> int:
