@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cyclopts import App
 
 from kohort.cli.app import COMMANDS, run, tree
 
@@ -22,8 +23,18 @@ FAMILIES = [name for name, (place, _) in COMMANDS.items() if place.endswith(":ap
 
 def every_command() -> list[list[str]]:
     """The words of each command."""
-    of_families = [[name, one] for name in FAMILIES for one in tree()[name] if not one.startswith("-")]
+    of_families = [words for name in FAMILIES for words in below(tree()[name], [name])]
     return [*of_families, *([name] for name in COMMANDS if name not in FAMILIES)]
+
+
+def below(family: App, words: list[str]) -> list[list[str]]:
+    """The words of each command in a family, and in the families inside it."""
+    found: list[list[str]] = []
+    for name in (name for name in family if not name.startswith("-")):
+        command = family[name]
+        inside = below(command, [*words, name])
+        found += [[*words, name]] if command.default_command is not None else inside
+    return found
 
 
 def imported(*args: str) -> set[str]:

@@ -31,6 +31,7 @@ COMMANDS = {
     "consume": ("kohort.cli.consume:consume", "Read records of a topic."),
     "groups": ("kohort.cli.groups:app", "List and describe groups, their lag, and change their offsets."),
     "region": ("kohort.cli.region:app", "Consistent regions: how they are, and what a person can have them do."),
+    "spark": ("kohort.cli.spark:app", "Checkpoints of Spark queries: show them, move them between two sources."),
     "log": ("kohort.cli.logs:app", "Look at what a stopped broker keeps on the disk."),
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
@@ -103,7 +104,14 @@ def _run(tokens: list[str]) -> int:
 
 def _is_family(tokens: Sequence[str]) -> bool:
     """Whether the arguments name no command but only those that have some."""
-    return not tokens or (len(tokens) == 1 and COMMANDS.get(tokens[0], ("",))[0].endswith(":app"))
+    if not tokens:
+        return True
+    if not COMMANDS.get(tokens[0], ("",))[0].endswith(":app"):
+        return False
+    if len(tokens) == 1:
+        return True
+    app = tree()[tokens[0]]
+    return len(tokens) == 2 and tokens[1] in app and app[tokens[1]].default_command is None
 
 
 def _drop_output() -> None:

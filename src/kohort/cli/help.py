@@ -34,17 +34,23 @@ def help_page(tokens: Sequence[str]) -> str:
     name = words[0]
     if name not in COMMANDS:
         raise UsageError(_unknown("command", name, COMMANDS))
-    app = tree()[name]
+    app, called, about = tree()[name], f"kohort {name}", COMMANDS[name][1]
     if not COMMANDS[name][0].endswith(":app"):
-        return _command_page(f"kohort {name}", app)
-    commands = {command: _summary(app[command].help) for command in app if not command.startswith("-")}
-    if len(words) == 1 and app.default_command is not None:
-        return _command_page(f"kohort {name}", app, commands)
-    if len(words) == 1:
-        return _page(f"kohort {name} COMMAND", COMMANDS[name][1], [("Commands", list(commands.items())), _own()])
-    if words[1] not in commands:
-        raise UsageError(_unknown(f"command of kohort {name}", words[1], commands))
-    return _command_page(f"kohort {name} {words[1]}", app[words[1]])
+        return _command_page(called, app)
+    for word in words[1:]:
+        if not (commands := _commands(app)):
+            break  # an argument of the command
+        if word not in commands:
+            raise UsageError(_unknown(f"command of {called}", word, commands))
+        app, called, about = app[word], f"{called} {word}", app[word].help or ""
+    if app.default_command is None:
+        return _page(f"{called} COMMAND", about, [("Commands", list(_commands(app).items())), _own()])
+    return _command_page(called, app, _commands(app))
+
+
+def _commands(app: App) -> dict[str, str]:
+    """The commands of a family with their summaries."""
+    return {command: _summary(app[command].help) for command in app if not command.startswith("-")}
 
 
 def _unknown(what: str, word: str, known: Iterable[str]) -> str:

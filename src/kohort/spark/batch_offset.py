@@ -48,6 +48,7 @@ class BatchOffset:
         group: whose member planned it; empty without a group, None where it is not known, as before this was kept.
         epoch: of the region in which it was planned; -1 without one.
         handings: in a region, by partition, under which handing-out it was held.
+        from_kafka_source: Spark's own Kafka source planned the batch (`kafka_offsets`).
     """
 
     query: str
@@ -58,6 +59,7 @@ class BatchOffset:
     group: str | None = None
     epoch: int = -1
     handings: Mapping[TopicPartition, int] = field(default_factory=dict)
+    from_kafka_source: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with keys in one stable order: Spark compares offsets as text."""
@@ -80,6 +82,7 @@ class BatchOffset:
             "ids": {topic: str(self.ids[topic]) for topic in topics if topic in self.ids},
             **({} if self.group is None else {"group": self.group}),
             **inside,
+            **({"from": "kafka"} if self.from_kafka_source else {}),
         }
 
     @classmethod
@@ -117,6 +120,7 @@ class BatchOffset:
             found.get("group"),
             int(found.get("epoch", -1)),
             handings,
+            found.get("from") == "kafka",
         )
 
     def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:

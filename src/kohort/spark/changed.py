@@ -35,12 +35,50 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
         Where the checkpoint goes on, if it comes from another group; else nothing.
     """
     last = start if planned is None else planned
+    if last.from_kafka_source:
+        return _take_over_from_kafka_source(options, start, last)
     for text in changes(options, last):
         log.warning("%s", text)
     if not moved_group(options, last):
         return {}
     again = {} if planned is None else {tp: span.start for tp, span in planned.spans.items()}
     return start.ends() | again
+
+
+def _take_over_from_kafka_source(
+    options: SourceOptions, start: BatchOffset, last: BatchOffset
+) -> dict[TopicPartition, int]:
+    """Go on with a checkpoint of Spark's own Kafka source, which has to be of the very same topics.
+
+    Raises:
+        InvalidInputError: the options choose something else than the checkpoint has read.
+    """
+    read, chosen = sorted(last.spans), described(options)
+    if options.assign is not None:
+        fits = set(options.assigned()) == set(read)
+    else:
+        fits = all(chooses(options, partition.topic) for partition in read)
+    if not fits:
+        raise InvalidInputError(
+            f"the checkpoint was written by Spark's Kafka source, which has read {', '.join(map(str, read))}; the "
+            f"options of the query choose {chosen}. Choose the same, or use a fresh checkpointLocation"
+        )
+    to = f" and commits them to the group {options.group_id}" if options.group_id else ""
+    log.warning(
+        "the checkpoint was written by Spark's Kafka source: the query goes on at its offsets%s. "
+        "`kohort spark checkpoint convert` leads back",
+        to,
+    )
+    return start.ends() | {partition: span.start for partition, span in last.spans.items() if span.offsets}
+
+
+def described(options: SourceOptions) -> str:
+    """Return what a query's options choose, for a message."""
+    if options.assign is not None:
+        return f"assign={', '.join(map(str, sorted(options.assigned())))}"
+    if options.subscribe_pattern is not None:
+        return f"subscribePattern={options.subscribe_pattern}"
+    return f"subscribe={','.join(options.subscribe or ())}"
 
 
 def changes(options: SourceOptions, before: BatchOffset) -> list[str]:

@@ -51,7 +51,8 @@ class GroupPlace:
         self._done: dict[TopicPartition, Reached] = {}  # what this query has finished, by its own knowledge
         self._found: Mapping[TopicPartition, Committed | None] = {}
         self._topics = Incarnations(catalog, strict=options.fail_on_data_loss)
-        self._brought: dict[TopicPartition, int] = {}  # by the checkpoint, from another group
+        self._brought: dict[TopicPartition, int] = {}  # by the checkpoint, from another group or another source
+        self._from_kafka_source = False  # Spark's own source wrote the checkpoint: it counts before a group
         self._resumed = False  # what the checkpoint says is known
         self._restarted = False  # or has had partitions: what is unknown from then on is new
         self._there: frozenset[TopicPartition] | None = None  # when the query started
@@ -69,6 +70,7 @@ class GroupPlace:
         if self._resumed:
             return
         self._brought = take_over(self._options, start, planned)
+        self._from_kafka_source = (start if planned is None else planned).from_kafka_source
         self._resumed = self._restarted = True
         self._done.update(start.reached())
         self._topics.remember(start)
@@ -146,6 +148,8 @@ class GroupPlace:
         unknown: list[TopicPartition] = []
         for tp in held.partitions:
             at = known.get(tp) if group is None else None
+            if at is None and self._from_kafka_source:
+                at = self._brought.get(tp)
             if at is None:
                 at = resume_at(self._query, self._found.get(tp), self._done.get(tp))
             if at is None:
@@ -226,6 +230,8 @@ class GroupPlace:
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a batch that is done; then what the group wants back is given up."""
         self._done.update(batch.reached())
+        for tp in batch.spans:
+            self._brought.pop(tp, None)
         if self._group is None:
             return
         try:

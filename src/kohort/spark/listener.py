@@ -108,6 +108,10 @@ class SinkListener(StreamingQueryListener):
         """Look at the plans of a session's queries when they start."""
         self._sessions.add(spark)
 
+    def sessions(self) -> list[SparkSession]:
+        """Return the sessions whose queries are listened to."""
+        return list(self._sessions)
+
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self.look_at_plan(str(event.id), str(event.runId))
 
@@ -117,7 +121,7 @@ class SinkListener(StreamingQueryListener):
         A plan that can't be looked at is passed over: its query goes on without the check.
         """
         try:
-            for session in list(self._sessions):
+            for session in self.sessions():
                 found = session.streams.get(query)
                 if found is not None:
                     self._twice.started(run, loads_of(found._jsq.streamingQuery().analyzedPlan()))
@@ -171,7 +175,8 @@ class Application:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._ledger = Ledger()
-        self._switchboard = Switchboard(self._ledger.known, {"lost": SEATS.lost}, {"ask": SEATS.answer})
+        answers = {"ask": SEATS.answer, "initial": self._initial}
+        self._switchboard = Switchboard(self._ledger.known, {"lost": SEATS.lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 
@@ -187,6 +192,12 @@ class Application:
         self._listener.add_session(spark)
         spark.streams.removeListener(self._listener)
         spark.streams.addListener(self._listener)
+
+    def _initial(self, _query: str, message: Message) -> Message:
+        """Answer a source that asks where its first batch begins."""
+        from kohort.spark.first_batch import answer_initial
+
+        return answer_initial([] if self._listener is None else self._listener.sessions(), message)
 
 
 _lock = threading.Lock()

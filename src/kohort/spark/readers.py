@@ -28,6 +28,7 @@ from kohort.errors import InvalidInputError
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.bounds import ending_bound, starting_bound
 from kohort.spark.error_frames import reason_first, reason_first_each
+from kohort.spark.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.reading import Reading
 from kohort.spark.tasks import ReadTask, cut
@@ -178,11 +179,30 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Commits what is done, answers the group, plans the next batch; `start` itself means nothing new."""
-        done = BatchOffset.from_json(start)
+        done = self._finished(start)
         query = self._driver(done.query)
         query.finish(done)
         planned = query.plan(done, limited=not isinstance(limit, ReadAllAvailable))
         return start if planned is None else planned.to_json()
+
+    def _finished(self, offset: dict[str, Any]) -> BatchOffset:
+        """Read the end of a finished batch, which Spark's own Kafka source may have written."""
+        if not is_kafka_offset(offset):
+            return BatchOffset.from_json(offset)
+        self._identity = self._identity or uuid.uuid4().hex
+        return taken_over(offset, self._identity)
+
+    def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
+        """Read the two ends of a planned batch; one that Spark's own Kafka source has planned keeps its ranges."""
+        if not is_kafka_offset(end):
+            return self._finished(start), BatchOffset.from_json(end)
+        self._identity = self._identity or uuid.uuid4().hex
+        if is_kafka_offset(start):
+            return unfinished(positions_of(start), end, self._identity)
+        self._driver(self._identity)
+        from kohort.spark.first_batch import initial_positions
+
+        return unfinished(initial_positions(self._hearing, end), end, self._identity)
 
     def sink_done(self, end: str) -> bool:
         """The sink has taken a batch, and the checkpoint's commit log says so: commit it now. From any thread.
@@ -202,10 +222,10 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @reason_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Tasks for the spans that `end` names; after a restart this is the first call for an unfinished batch."""
-        planned = BatchOffset.from_json(end)
         if start == end:
             return []
-        batch = self._driver(planned.query).replay(BatchOffset.from_json(start), planned)
+        before, planned = self._planned(start, end)
+        batch = self._driver(planned.query).replay(before, planned)
         return list(
             cut(
                 sorted(batch.spans.items()),

@@ -1,0 +1,125 @@
+"""`kohort spark checkpoint show, convert`: the checkpoints of Spark queries, and the way between two sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.common import Common
+from kohort.cli.output import confirmed, note, show, show_json
+from kohort.errors import InvalidInputError
+from kohort.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from kohort.spark.checkpoint_move import BatchSeen, Checkpoint
+
+app = App(name="spark", help="Checkpoints of Spark queries.", result_action="return_value")
+checkpoint = App(name="checkpoint", help="Show a query's checkpoint, or convert it for the other source.")
+app.command(checkpoint)
+
+_COMMON = Common()
+_Flag = Annotated[bool, Parameter(negative="")]
+_COLUMNS = ("batch", "done", "source", "format", "topic", "partition", "start", "end")
+
+
+@checkpoint.command(name="show")
+def show_(directory: Path, *, json: _Flag = False) -> int:
+    """Show which offsets each batch of a query has read, and where its next batch begins.
+
+    Checkpoints of format("kohort") and of Spark's own format("kafka") are read. Nothing is changed.
+
+    Args:
+        directory: the query's checkpointLocation, a local folder.
+        json: print JSON; `starting_offsets` is what the option startingOffsets takes.
+    """
+    found = _opened(directory)
+    batches = [seen for batch in found.batches for seen in found.seen(batch)]
+    if json:
+        show_json([_whole(seen) for seen in batches])
+        return DONE
+    show(_rows(batches), _COLUMNS, as_json=False, empty="no batch has a Kafka source")
+    for seen in batches:
+        if seen.batch == found.batches[-1]:
+            note(f"source {seen.source}, end of batch {seen.batch} as startingOffsets: {seen.starting_offsets}")
+    return DONE
+
+
+@checkpoint.command
+def convert(
+    directory: Path, *, to: Literal["kafka", "kohort"], execute: _Flag = False, common: Common = _COMMON
+) -> int:
+    """Rewrite the last entry of a stopped query's checkpoint, so that the other source goes on with it.
+
+    format("kohort") reads checkpoints of format("kafka") as they are: `--to kohort` is needed only where it says so.
+    State, watermark and batch numbers stay. A copy of each file that is replaced stays beside it. Partitions that other
+    members of the group have read go on where the group is, which a broker is asked for.
+
+    Args:
+        directory: the query's checkpointLocation, a local folder. Stop the query first.
+        to: the format that goes on.
+        execute: do it; without this it is only shown.
+    """
+    found = _opened(directory)
+
+    def committed(group: str, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+        with common.admin() as admin:
+            offsets = admin.list_consumer_group_offsets(group).all()
+        return {
+            partition: position.offset
+            for partition, position in offsets.items()
+            if position is not None and partition.topic in topics
+        }
+
+    planned = found.convert(to, committed)
+    if not execute or common.json:
+        rows = [{**row, "format": to} for row in _rows(planned.batches)]
+        show(rows, _COLUMNS, as_json=common.json)
+    for path in planned.files:
+        note(f"{'writes' if execute else 'would write'} {path.relative_to(found.folder)}")
+    if not confirmed(execute, f"Convert {directory} to {to}? The query must be stopped."):
+        return FAILED
+    planned.write()
+    return DONE
+
+
+def _opened(directory: Path) -> Checkpoint:
+    from kohort.spark.checkpoint_move import Checkpoint
+
+    try:
+        return Checkpoint(directory)
+    except InvalidInputError as error:
+        raise UsageError(error.message) from error
+
+
+def _rows(batches: Sequence[BatchSeen]) -> list[dict[str, Any]]:
+    return [row for seen in batches for row in _partition_rows(seen)]
+
+
+def _partition_rows(seen: BatchSeen) -> Iterator[dict[str, Any]]:
+    for partition, end in sorted(seen.ends.items()):
+        yield {
+            "batch": seen.batch,
+            "done": seen.done,
+            "source": seen.source,
+            "format": seen.kind,
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "start": seen.starts.get(partition),
+            "end": end,
+        }
+
+
+def _whole(seen: BatchSeen) -> dict[str, Any]:
+    return {
+        "batch": seen.batch,
+        "done": seen.done,
+        "source": seen.source,
+        "format": seen.kind,
+        "group": seen.group,
+        "partitions": list(_partition_rows(seen)),
+        "starting_offsets": seen.starting_offsets,
+    }

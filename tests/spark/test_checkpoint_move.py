@@ -1,0 +1,169 @@
+"""`kohort spark checkpoint` as files; and both sources in turn on one checkpoint, by a real Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import maven
+from tests.support.waiting import LAST_RESORT
+
+from kohort import Broker
+from kohort.errors import InvalidInputError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.spark.batch_offset import BatchOffset, Span
+from kohort.spark.checkpoint_move import BEFORE, Checkpoint
+from kohort.spark.kafka_offsets import initial_bytes, read_initial
+
+pytestmark = LAST_RESORT
+HEAD = 'v1\n{"batchWatermarkMs":0,"conf":{}}\n'
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def write(
+    folder: Path, batches: Mapping[int, Any], done: int, initial: Mapping[TopicPartition, int] | None = None
+) -> Path:
+    """A checkpoint with one Kafka source behind a file source; batches up to `done` are done."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    for number, offset in batches.items():
+        text = offset if isinstance(offset, str) else json.dumps(offset)
+        (folder / "offsets" / str(number)).write_text(f'{HEAD}{{"logOffset":{number}}}\n{text}')
+        (folder / "offsets" / f".{number}.crc").write_bytes(b"crc\0")
+        if number <= done:
+            (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    if initial is not None:
+        (folder / "sources" / "1").mkdir(parents=True)
+        (folder / "sources" / "1" / "0").write_bytes(initial_bytes(initial))
+    return folder
+
+
+def ours(batch: int, spans: Mapping[TopicPartition, tuple[int, int]], **more: Any) -> dict[str, Any]:
+    found = {partition: Span(*span) for partition, span in spans.items()}
+    return BatchOffset("q", batch, spans=found, **{"group": "", **more}).to_json()
+
+
+def no_group(group: str, topics: object) -> dict[TopicPartition, int]:
+    raise AssertionError(f"nothing is to be asked of group {group!r} and {topics}")
+
+
+def source_lines(folder: Path, batch: int) -> list[str]:
+    return (folder / "offsets" / str(batch)).read_text().split("\n")
+
+
+def test_batches_of_sparks_source_are_shown_with_their_beginnings(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: {"t": {"0": 3}}, 1: {"t": {"0": 5, "1": 2}}}, 0, {T0: 1})
+    first, second = (list(Checkpoint(folder).seen(batch)) for batch in (0, 1))
+    assert [(seen.done, seen.source, seen.kind, seen.starts, seen.ends) for seen in (*first, *second)] == [
+        (True, "1", "kafka", {T0: 1}, {T0: 3}),
+        (False, "1", "kafka", {T0: 3}, {T0: 5, T1: 2}),
+    ]
+    assert second[0].starting_offsets == '{"t": {"0": 5, "1": 2}}'
+
+
+def test_batches_of_kohort_are_shown_with_their_group(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: ours(1, {T0: (1, 3)}, group="etl")}, 0)
+    (seen,) = Checkpoint(folder).seen(0)
+    assert (seen.kind, seen.group, seen.starts, seen.ends) == ("kohort", "etl", {T0: 1}, {T0: 3})
+
+
+def test_a_finished_batch_is_converted_by_its_ends_and_nothing_else_changes(tmp_path: Path) -> None:
+    folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (0, 0)})}, 5)
+    before = source_lines(folder, 5)
+    planned = Checkpoint(folder).convert("kafka", no_group)
+    assert list(planned.files) == [folder / "offsets" / "5"]
+    assert source_lines(folder, 5) == before, "planning writes nothing"
+    planned.write()
+    assert source_lines(folder, 5) == [*before[:-1], '{"t":{"0":7,"1":0}}']
+    assert (folder / "offsets" / f".5{BEFORE}").read_text().split("\n") == before
+    assert not (folder / "offsets" / ".5.crc").exists(), "Hadoop would refuse the new content by the old checksum"
+    assert sorted(path.name for path in folder.iterdir()) == ["commits", "offsets"]
+
+
+def test_an_unfinished_batch_is_converted_with_its_beginning(tmp_path: Path) -> None:
+    folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (1, 4)})}, 4)
+    Checkpoint(folder).convert("kafka", no_group).write()
+    assert source_lines(folder, 4)[-1] == '{"t":{"0":2,"1":1}}'
+    assert source_lines(folder, 5)[-1] == '{"t":{"0":7,"1":4}}'
+
+
+def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, -1)
+    Checkpoint(folder).convert("kafka", no_group).write()
+    assert source_lines(folder, 0)[-1] == '{"t":{"0":7}}'
+    assert read_initial((folder / "sources" / "1" / "0").read_bytes()) == {T0: 2}
+
+
+@pytest.mark.parametrize("done", [5, 4], ids=["finished", "unfinished"])
+def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Path, done: int) -> None:
+    folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, done)
+    asked: list[object] = []
+
+    def committed(group: str, topics: object) -> dict[TopicPartition, int]:
+        asked.append((group, topics))
+        return {T0: 9, T1: 6}
+
+    Checkpoint(folder).convert("kafka", committed).write()
+    assert asked == [("etl", ["t"])]
+    assert source_lines(folder, 5)[-1] == ('{"t":{"0":9,"1":6}}' if done == 5 else '{"t":{"0":7,"1":6}}')
+    if done == 4:
+        assert source_lines(folder, 4)[-1] == '{"t":{"0":2,"1":6}}'
+
+
+@pytest.mark.parametrize("done", [1, 0, -1], ids=["finished", "unfinished", "a first batch"])
+def test_a_checkpoint_of_sparks_source_is_written_as_kohorts(tmp_path: Path, done: int) -> None:
+    batches = {0: {"t": {"0": 3}}, 1: {"t": {"0": 5}}} if done >= 0 else {0: {"t": {"0": 5}}}
+    folder = write(tmp_path, batches, done, {T0: 3 if done < 0 else 1})
+    last = max(batches)
+    Checkpoint(folder).convert("kohort", no_group).write()
+    converted = BatchOffset.from_json(json.loads(source_lines(folder, last)[-1]))
+    assert converted.spans == {T0: Span(5, 5) if done == 1 else Span(3, 5)}
+    assert converted.from_kafka_source
+    with pytest.raises(NotFoundError, match="no source to convert to kohort"):
+        Checkpoint(folder).convert("kohort", no_group)
+
+
+def test_an_unfinished_batch_without_a_beginning_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: {"t": {"0": 5}}}, -1)
+    with pytest.raises(InvalidInputError, match="sources/1/0, which says where it begins, is missing"):
+        Checkpoint(folder).convert("kohort", no_group)
+
+
+def test_a_regions_checkpoint_is_not_converted_alone(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, epoch=3)}, 0)
+    with pytest.raises(InvalidInputError, match="belongs to a region"):
+        Checkpoint(folder).convert("kafka", no_group)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="checkpointLocation"):
+        Checkpoint(tmp_path)
+
+
+def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(tmp_path: Path) -> None:
+    """Stateless with two sources in groups, and stateful; every second run dies inside a batch."""
+    try:
+        folder = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False)
+    except maven.MavenUnavailable as error:
+        pytest.skip(f"Spark's own Kafka source can't be had: {error}")
+    jars = ",".join(map(str, sorted(folder.glob("*.jar"))))
+    with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.spark.moving.application",
+            broker.bootstrap_servers,
+            str(tmp_path),
+            jars,
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    told = json.loads(run.stdout.splitlines()[-1])
+    assert told["taken"] == list(range(told["sent"]))
+    each = [sum(number % 10 == digit for number in range(told["sent"])) for digit in range(10)]
+    assert told["counts"] == {str(digit): count for digit, count in enumerate(each)}
