@@ -14,6 +14,8 @@ from unittest import mock
 
 from kohort.errors import RetriableError
 from kohort.region.book import Pen
+from kohort.region.consumer import RegionConsumer
+from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.staging import Stager
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
@@ -179,6 +181,27 @@ def _settles_by_looking(pen: Pen) -> int:
     return pen._followed().sequence
 
 
+def _closes_with_the_table(consumer: RegionConsumer, timeout_s: float = 0) -> None:
+    consumer._count_table()
+    _ASK_TO_CLOSE(consumer, timeout_s)
+
+
+_ASK_TO_CLOSE = RegionConsumer.ask_to_close
+
+
+def _puts_back_nothing(flow: Flow, *, dirty: bool) -> None:
+    del dirty
+    flow.finish()
+
+
+def _is_never_dirty(flow: Flow, *, dirty: bool) -> None:
+    del dirty
+    _PUT_BACK(flow, dirty=False)
+
+
+_PUT_BACK = Flow.put_back
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -219,6 +242,10 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
+    "a close counts the table in hand": _instead(RegionConsumer, "ask_to_close", _closes_with_the_table),
+    "a table that is left undone counts": _instead(Flow, "put_back", _puts_back_nothing),
+    "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
+    "a state that has a table that is left undone is saved": _instead(Flow, "put_back", _is_never_dirty),
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(cuts, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(

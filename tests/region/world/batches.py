@@ -55,6 +55,13 @@ class BatchMember(Member):
 
     # -- batches
 
+    def work(self) -> None:
+        """A query submits nothing."""
+
+    def close(self) -> None:
+        """Leave with the batches that are finished."""
+        self.step(member_events.Closing())
+
     def read(self) -> None:
         """Plan the next batch, if none runs and nothing is to be given up."""
         if not self.alive:

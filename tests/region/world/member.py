@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import pyarrow as pa
 
-from kohort.errors import CorruptDataError
+from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.consumer import RegionConsumer
+from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
+from kohort.region.consuming.flow import Flow, Piece
+from kohort.region.consuming.settings import Own
 from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Position
 from kohort.region.member import events as member_events
@@ -30,14 +36,42 @@ if TYPE_CHECKING:
 
 AGAIN_MS = 700
 """The sink is tried again after this."""
+QUEUE_RECORDS, AT_ONCE_RECORDS = 100, 20
+PIECES = 3
+"""A table is submitted in at most so many."""
 CALLS = 60
 """A trouble comes with one of the next so many file calls."""
+
+
+class Posts:
+    """The event thread as the application's side sees it: what is posted is heard of a moment later."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._events: list[member_events.Event] = []
+        self.thread = SimpleNamespace(ident=None, join=lambda: None)
+        self.name, self.late, self.aborting = member.name, "", False
+
+    def post(self, event: member_events.Event) -> None:
+        self._events.append(event)
+        self._member.clock.after(self._member.clock.chance.randint(1, 100), self._hear)
+
+    post_quietly = post
+
+    def end_within(self, timeout_s: float) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def _hear(self) -> None:
+        while self._events and self._member.alive:
+            self._member.step(self._events.pop(0))
 
 
 class Member:
     """A member's machine, and what carries its effects out."""
 
     reads_on = False
+    WAYS_OUT = ("close", "close", "close and break", "break and close", "fail")
 
     def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         self.world, self.clock, self.name = world, world.clock, name
@@ -52,10 +86,20 @@ class Member:
         self.positions: dict[Part, int] = {}
         self.disk, self.folder = disk, Folder.of(disk)
         self.stager = Stager(self.folder, REGION_ID, name, unit_bytes=self.clock.chance.choice((1, 100, 10_000)))
+        self.stateful = self.clock.chance.random() < 0.5
+        self.flow = Flow(QUEUE_RECORDS, AT_ONCE_RECORDS)
+        own = Own(on_checkpoint=lambda sequence: b"state") if self.stateful else Own()
+        self.posts = Posts(self)
+        self.consumer = RegionConsumer(cast(EventThread, self.posts), self.flow, self.stager, own, lambda _: None)
+        self.tables: Iterator[pa.Table] | None = None
+        self.hand: list[pa.Table] = []
+        self.touched: Counter[tuple[int, int]] = Counter()
+        self.drains: Cut | None = None
+        self.goes_back: member_events.GoBack | None = None
         self.to_publish: member_events.PublishKeys | None = None
         self.publishes = self.stages = False
         self.told_ms = self.dozes_until_ms = 0
-        self.adding: pa.Table | None = None  # read, and its sink is away
+        self.again_ms = 0  # when its sink is tried again
         self.waits_since_ms: int | None = None  # for its sink, on the connection that it has
         self.back: set[Part] = set()
         self.unheard: list[tuple[int, Order]] = []
@@ -65,6 +109,7 @@ class Member:
         self.clock.after(1, self.look_for_plane)
         self.clock.after(5, lambda: self.world.group.join(self) if self.alive else None)
         self.clock.after(10, self.read)
+        self.clock.after(15, self.work)
 
     def in_turn(self, do: Callable[[], None]) -> None:
         """After what its coordinator has said before."""
@@ -144,22 +189,43 @@ class Member:
         chance = self.clock.chance
         self.clock.after(chance.randint(20, 120), self.read)
         able = [part for part in sorted(self.positions) if self.positions[part] < self.world.ends[part]]
-        if not self.polls or not able or self.clock.now_ms < self.dozes_until_ms or self.adding is not None:
+        if not self.polls or not able or not self.flow.room() or self.clock.now_ms < self.dozes_until_ms:
             return
         part = chance.choice(able)
         most = 50 if self.world.healed else 5
         stop = min(self.positions[part] + chance.randint(1, most), self.world.ends[part])
         self.step(member_events.Fetched())
         offsets = range(self.positions[part], stop)
-        columns = [pa.array([part.partition] * len(offsets), pa.int32()), pa.array(offsets, pa.int64())]
+        columns = [
+            pa.array([part.topic] * len(offsets)),
+            pa.array([part.partition] * len(offsets), pa.int32()),
+            pa.array(offsets, pa.int64()),
+        ]
         self.positions[part] = stop
-        self.adding = pa.table(columns, schema=SCHEMA)
-        self.add()
+        end = Position(part.group, part.topic, part.topic_id, part.partition, stop)
+        self.flow.put(Piece(pa.table(columns, names=["topic", *SCHEMA.names]), {part: end}))
 
-    def add(self) -> None:
-        """Submit what was read; again, while the sink is away."""
-        table = self.adding
-        if table is None:
+    # -- the application
+
+    def work(self) -> None:
+        """One step of the loop over tables, by what ships: a submit of a piece, or the next table."""
+        if not self.alive:
+            return
+        self.clock.after(self.clock.chance.randint(10, 100), self.work)
+        if self.clock.now_ms < max(self.dozes_until_ms, self.again_ms):
+            return
+        if self.hand:
+            self.submit(self.hand.pop(0))
+        else:
+            self.ask_for_a_table()
+        self.look_whether_idle()
+
+    def submit(self, table: pa.Table) -> None:
+        """As `RegionConsumer.submit`, but for the waits: again a moment later while the sink is away."""
+        if self.flow.is_idle():
+            self.ends_by(InvalidInputError("no table is in hand"))
+            return
+        if self.flow.void:
             return
         self.stages = True
         try:
@@ -169,9 +235,9 @@ class Member:
             self.ends_by(error)
         except OSError as error:
             self.say_waits(str(error))
-            self.clock.after(AGAIN_MS, lambda: self.add() if self.alive and self.adding is table else None)
+            self.hand.insert(0, table)
+            self.again_ms = self.clock.now_ms + AGAIN_MS
         else:
-            self.adding = None
             self.say_waits("")
         finally:
             self.stages = False
@@ -188,6 +254,58 @@ class Member:
     def _look_whether_away(self) -> None:
         if self.clock.now_ms < self.disk.away_until_ms:
             raise OSError(errno.ENOSPC, "the disk is full")
+
+    def ask_for_a_table(self) -> None:
+        self.consumer._count_table()  # from here on it would wait
+        if self.flow.would_wait():
+            return
+        self.tables = self.tables or self.consumer.tables()
+        table = next(self.tables)
+        self.touched.update(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+        step = -(-table.num_rows // self.clock.chance.randint(1, PIECES))
+        rows = table.select(SCHEMA.names).cast(SCHEMA)
+        self.hand = [rows.slice(start, step) for start in range(0, table.num_rows, step)]
+
+    def leave_loop(self) -> None:
+        """Leave the loop, as `break` does."""
+        left, self.tables, self.hand = self.tables, None, []
+        if left is not None:
+            left.close()  # type: ignore[attr-defined]
+        self.look_whether_idle()
+
+    def close(self) -> None:
+        """By one of the ways that an application has, at whatever moment of a table."""
+        way = self.clock.chance.choice(self.WAYS_OUT)
+        self.clock.tell(f"{self.name}: {way}, with {len(self.hand)} pieces of a table to submit")
+        if way == "close":
+            self.consumer.close()  # the loop goes on
+        elif way == "close and break":
+            self.consumer.close()
+            self.leave_loop()
+        elif way == "break and close":
+            self.leave_loop()
+            self.consumer.close()
+        else:
+            self.leave_loop()
+            self.consumer.abort("the application has failed")
+
+    def look_whether_idle(self) -> None:
+        """Do what waits until no table is in hand."""
+        if not self.alive or not self.flow.is_idle():
+            return
+        if (cut := self.drains) is not None:
+            self.drains = None
+            bad = not self.world.healed and self.clock.chance.random() < 0.02
+            why = LEFT_UNDONE if self.flow.dirty else "a commit failed" if bad else ""
+            quiet = member_events.NotQuiet(cut, why) if why else member_events.Quiet(cut)
+            self.later(lambda: self.step(quiet))
+        if (back := self.goes_back) is not None:
+            self.goes_back = None
+            self.flow.clear()
+            self.flow.forget()
+            self.positions.clear()
+            self.begin_epoch(back.epoch)
+            self.later(lambda: self.step(member_events.WentBack(back.epoch)))
 
     # -- what the machine wants
 
@@ -206,28 +324,37 @@ class Member:
                     self.plane.send_in(self.connection, report)
             case member_events.Begin(epoch):
                 self.begin_epoch(epoch)
+                self.flow.open()
             case member_events.Poll():
                 self.polls = True
-            case member_events.StopPolling():
+            case member_events.StopPolling(clear):
                 self.polls = False
+                self.flow.shut()
+                if clear:
+                    self.flow.clear()
             case member_events.Quiesce(cut):
                 self.polls = False
-                bad = not self.world.healed and self.clock.chance.random() < 0.02
-                quiet = member_events.NotQuiet(cut, "a commit failed") if bad else member_events.Quiet(cut)
-                self.later(lambda: self.quiet(quiet))
+                self.flow.shut()
+                self.drains = cut
+                self.look_whether_idle()
             case member_events.SaveState(cut):
                 self.later(lambda: self.save(cut))
-            case member_events.GoBack(epoch):
-                self.positions.clear()
-                self.begin_epoch(epoch)
-                self.later(lambda: self.step(member_events.WentBack(epoch)))
+            case member_events.GoOn():
+                self.drains = None
+                self.flow.open()
+            case member_events.GoBack():
+                self.drains, self.goes_back = None, effect
+                self.flow.shut()
+                self.look_whether_idle()
             case member_events.Seek(positions):
-                for one in positions:
-                    self.positions[part_of(one)] = one.offset
+                for position in positions:
+                    self.positions[part_of(position)] = position.offset
+                    self.flow.begin(position, part_of(position))
             case member_events.LookUp(number, first, added):
                 found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
                 self.later(lambda: self.step(member_events.LookedUp(number, tuple(found))))
             case member_events.Release(parts):
+                self.flow.forget(parts)
                 for part in parts:
                     self.positions.pop(part, None)
                     self.back.discard(part)
@@ -235,6 +362,7 @@ class Member:
             case member_events.Retire():
                 if effect.counts:
                     self.stager.counted()
+                    self.touched.clear()
             case member_events.PublishKeys():
                 self.to_publish = effect
                 self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), self.publish)
@@ -244,19 +372,13 @@ class Member:
             case _:
                 pass
 
-    def quiet(self, event: member_events.Quiet | member_events.NotQuiet) -> None:
-        """Tell the machine as soon as the sink has taken what was read."""
-        if self.adding is None:
-            self.step(event)
-        else:
-            self.later(lambda: self.quiet(event))
-
     def begin_epoch(self, epoch: int) -> None:
         """What it stages from now on is of this one."""
         self.world.stored.writes[self.name, epoch] = self.disk.place
-        self.adding = None
         self.say_waits("")
+        self.again_ms = 0
         self.stager.begin(epoch)
+        self.touched.clear()
 
     def publish(self) -> None:
         """As the publisher's thread: beside all else that the member does."""
@@ -343,11 +465,22 @@ class Member:
         finally:
             self.stages = False
         self.say_waits("")
-        ends = tuple(
-            Position(part.group, part.topic, part.topic_id, part.partition, self.positions[part])
-            for part in sorted(self.machine.begins)
+        ends = self.flow.next_offsets()
+        self._check_state(ends)
+        self.step(
+            member_events.StateSaved(cut, tuple(ends[part] for part in sorted(self.machine.begins)), keys, b"state")
         )
-        self.step(member_events.StateSaved(cut, ends, keys, b"state"))
+
+    def _check_state(self, ends: dict[Part, Position]) -> None:
+        """The application's state has each record of what is contributed once, and no other."""
+        covered = Counter(
+            (part.partition, offset)
+            for part, begin in self.machine.begins.items()
+            for offset in range(begin, ends[part].offset)
+        )
+        if self.stateful and self.touched != covered:
+            missing, extra = covered - self.touched, self.touched - covered
+            raise ViolatedError(f"{self.name}: its state lacks {missing}, and has {extra} too often")
 
     def die(self) -> None:
         """At once, without a word; the coordinator and the control plane notice later."""

@@ -33,6 +33,7 @@ TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
     *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
     *("back to the start", "leave at the start"),
+    *("close", "break"),
 )
 
 
@@ -168,7 +169,7 @@ class World:
 
     def _close(self, member: Member) -> None:
         if member.alive:
-            member.step(member_events.Closing())
+            member.close()
 
     def _afflict(self, kind: str, member: Member) -> None:
         chance = self.clock.chance
@@ -183,6 +184,8 @@ class World:
                 self.group.lose_heartbeats(member)
             case "doze":
                 member.dozes_until_ms = self.clock.now_ms + chance.randint(1_000, 12_000)
+            case "break":
+                member.leave_loop()
             case "crash" | "crash after" | "fail" | "hold":
                 member.trouble_at_a_call(kind)
             case "reset":
