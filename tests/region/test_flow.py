@@ -67,6 +67,39 @@ def test_small_pieces_are_taken_together_and_the_queue_has_an_end(flow: Flow) ->
     assert flow.next_offsets()[P0] == at(P0, 4)
 
 
+def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> None:
+    size = piece((P0, 0)).bytes
+    flow = Flow(1_000, 1_000, 4 * size)
+    flow.begin(at(P0, 0), P0)
+    flow.begin(at(P1, 0), P1)
+    for offset in range(4):
+        assert flow.room()
+        flow.put(piece((P0, offset)))
+    assert flow.bytes == 4 * size and not flow.room()
+    flow.open()
+    assert len(offsets(flow.take())) == 1 and flow.room()
+    flow.put_back(dirty=False)
+    assert flow.bytes == 4 * size and not flow.room()
+    flow.forget([P0])
+    assert flow.bytes == 0 and flow.room()
+    flow.put(piece((P1, 0)))
+    flow.clear()
+    assert flow.bytes == 0
+
+
+def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: Flow) -> None:
+    flow.put(piece((P0, 0)))
+    flow.open()
+    flow.take()
+    flow.put_back(dirty=False)
+    assert flow.is_idle() and flow.queued(P0) and flow.next_offsets()[P0] == at(P0, 0) and not flow.dirty
+    assert offsets(flow.take()) == [(0, 0)]
+    flow.put_back(dirty=True)
+    assert flow.dirty
+    flow.forget()
+    assert not flow.dirty
+
+
 def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: Flow) -> None:
     flow.put(piece((P0, 0)))
     taken: list[Piece | None] = []

@@ -178,7 +178,7 @@ class Region:
             self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint")
         )
         most = consumer.config.max_poll_records
-        flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most)
+        flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
         stager, publisher = Stager(sink, region_id, name), None if sink is None else Publisher(sink, name)
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
         events = EventThread(machine, consumer, flow, stager, publisher, own, config)

@@ -10,12 +10,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from kohort.region.facts import Position
 from kohort.region.parts import Part
+
+QUEUE_MAX_BYTES = 128 * 1024 * 1024
+"""Equal to what the consumer itself keeps (`queued.max.bytes`): about a second of what a member can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +27,38 @@ class Piece:
 
     Attributes:
         ends: of each partition in it, the next offset.
+        bytes: of the table, as Arrow counts them.
     """
 
     table: pa.Table
     ends: dict[Part, Position]
+    bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", self.table.nbytes)
 
 
 class Flow:
     """See the module's text. Any thread may call.
 
     Attributes:
+        bytes: of the records in the queue, as Arrow counts them.
         dirty: something was left undone, and nothing since the last complete sequence can be contributed.
     """
 
-    def __init__(self, most: int, at_once: int) -> None:
+    def __init__(self, most: int, at_once: int, bytes_max: int = QUEUE_MAX_BYTES) -> None:
         """Shut.
 
         Args:
             most: records in the queue.
             at_once: records that are taken together, about.
+            bytes_max: of the records in the queue; a quarter of them is taken together. The last poll may exceed it.
         """
-        self.most, self.at_once = most, at_once
+        self.most, self.at_once, self.bytes_max = most, at_once, bytes_max
         self._changed: Callable[[], None] = lambda: None
         self._lock = threading.Condition()
         self._queue: deque[Piece] = deque()
-        self._records = 0
+        self._records = self.bytes = 0
         self._open = self._ended = self._closing = False
         self._error: BaseException | None = None
         self._busy: Piece | None = None
@@ -71,7 +81,7 @@ class Flow:
         """
         self.finish()
         with self._lock:
-            while not self._ended and not (self._open and self._queue and not self._closing):
+            while self.would_wait():
                 self._lock.wait()
             if self._ended:
                 if self._error is not None:
@@ -79,16 +89,28 @@ class Flow:
                 return None
             self._busy, self._void = self._gather(), False
             self._records -= self._busy.table.num_rows
+            self.bytes -= self._busy.bytes
             piece = self._busy
         self._changed()  # there may be room again
         return piece
 
+    def would_wait(self) -> bool:
+        """Whether there is nothing to take now, and no end."""
+        return not self._ended and not (self._open and self._queue and not self._closing)
+
     def _gather(self) -> Piece:
         pieces: list[Piece] = []
-        records = 0
-        while self._queue and (not pieces or records + self._queue[0].table.num_rows <= self.at_once):
+        records = size = 0
+        while self._queue and (
+            not pieces
+            or (
+                records + self._queue[0].table.num_rows <= self.at_once
+                and size + self._queue[0].bytes <= self.bytes_max // 4
+            )
+        ):
             pieces.append(self._queue.popleft())
             records += pieces[-1].table.num_rows
+            size += pieces[-1].bytes
         if len(pieces) == 1:
             return pieces[0]
         ends = {part: end for piece in pieces for part, end in piece.ends.items()}
@@ -120,6 +142,7 @@ class Flow:
                 self.dirty = self.dirty or dirty
                 self._queue.appendleft(piece)
                 self._records += piece.table.num_rows
+                self.bytes += piece.bytes
             self._busy = None
             self._lock.notify_all()
         self._changed()
@@ -170,11 +193,12 @@ class Flow:
         with self._lock:
             self._queue.append(piece)
             self._records += piece.table.num_rows
+            self.bytes += piece.bytes
             self._lock.notify_all()
 
     def room(self) -> int:
-        """For how many records there is room."""
-        return max(0, self.most - self._records)
+        """For how many records there is room; 0 when their bytes are too many."""
+        return max(0, self.most - self._records) if self.bytes < self.bytes_max else 0
 
     def queued(self, part: Part) -> bool:
         """Whether records of a partition are on their way."""
@@ -188,7 +212,7 @@ class Flow:
         """Throw everything away, also what is being processed."""
         with self._lock:
             self._queue.clear()
-            self._records, self._void = 0, True
+            self._records, self.bytes, self._void = 0, 0, True
             self._lock.notify_all()
 
     def forget(self, parts: Iterable[Part] | None = None) -> None:
@@ -200,6 +224,7 @@ class Flow:
                 self._next.pop(part, None)
             self._queue = deque(left for piece in self._queue if (left := _without(piece, gone)) is not None)
             self._records = sum(piece.table.num_rows for piece in self._queue)
+            self.bytes = sum(piece.bytes for piece in self._queue)
 
     def begin(self, position: Position, part: Part) -> None:
         """A partition is read from here."""

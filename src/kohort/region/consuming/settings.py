@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kohort.client.setting_types import ConsumerSettings
 from kohort.errors import InvalidInputError
+from kohort.region.consuming.flow import QUEUE_MAX_BYTES
 from kohort.region.consuming.starts import Start
 
 
@@ -29,6 +30,8 @@ class MemberSettings(ConsumerSettings, total=False):
         on_rebalance: 'reset': who must give up partitions that it has read from has all go back; 'checkpoint': it
             holds them until a sequence is complete.
         every_records: ask for a sequence after so many records; the region's `checkpoint_every` may be None then.
+        queue_max_bytes: bounds the records that were fetched and not handed to the application yet, beside their count
+            (100 polls' records): 128 MiB, as much as the consumer itself keeps (`queued_max_bytes`).
         fail_on_data_loss: an offset that the log does not have any more stops the region.
         on_drain: all that was submitted is committed.
         on_checkpoint: gives the application's state for a sequence, at most 512 KiB.
@@ -39,6 +42,7 @@ class MemberSettings(ConsumerSettings, total=False):
     start: str | int
     on_rebalance: Literal["reset", "checkpoint"]
     every_records: int | None
+    queue_max_bytes: int
     fail_on_data_loss: bool
     on_drain: Callable[[], None]
     on_checkpoint: Callable[[int], bytes]
@@ -54,6 +58,7 @@ class Own:
     auto_offset_reset: str = "earliest"
     on_rebalance: str = "reset"
     every_records: int | None = None
+    queue_max_bytes: int = QUEUE_MAX_BYTES
     fail_on_data_loss: bool = True
     on_drain: Callable[[], None] = _nothing
     on_checkpoint: Callable[[int], bytes] = _no_state
@@ -83,6 +88,8 @@ def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
         )
     if own.every_records is not None and own.every_records < 1:
         raise InvalidInputError(f"every_records={own.every_records!r}: a sequence has at least one record")
+    if own.queue_max_bytes < 1:
+        raise InvalidInputError(f"queue_max_bytes={own.queue_max_bytes!r}: a queue holds at least one byte")
     return own, {name: value for name, value in options.items() if name not in names}
 
 
