@@ -114,14 +114,20 @@ class AsyncConsumer(Steering):
     async def close(self, *, timeout_ms: float | None = None) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
+        What was returned counts as processed: call `close` when it is. What was returned last does not count when an
+        exception, a cancellation too, leaves the `async with`: it comes again.
+
         Args:
             timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
+        await self._close(timeout_ms, unfinished=False)
+
+    async def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed:
             return
         try:
-            await self._run(self._core.close(timeout_ms))
+            await self._run(self._core.close(timeout_ms, unfinished=unfinished))
         finally:
             await self._client.close()
 
@@ -131,7 +137,7 @@ class AsyncConsumer(Steering):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._close(None, unfinished=error is not None)
 
     # How the core is driven.
 

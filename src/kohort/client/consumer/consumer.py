@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.calls import checked, checked_call
 from kohort.client import lookups
 from kohort.client.consumer import offset_calls
-from kohort.client.consumer.core import ConsumerCore
+from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
@@ -77,6 +77,8 @@ class Consumer(Lookups, Steering):
         super().__init__(ThreadClient(config), config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._user = threading.Lock()
+        self._user_thread: int | None = None
+        self._close_asked: tuple[float | None] | None = None
         weakref.finalize(self, _abandon, self._client, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
 
@@ -119,9 +121,7 @@ class Consumer(Lookups, Steering):
     def __iter__(self) -> Iterator[Record]:
         """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            yield from self._core.handing_out.give(
-                self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
-            )
+            yield from self._core.handing_out.give(self._poll(self._limit, _ITERATION_POLL_MS))
 
     # Offsets.
 
@@ -158,17 +158,35 @@ class Consumer(Lookups, Steering):
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
+        What `poll` returned counts as processed, as in Kafka's own consumer: call `close` when it is. The record that a
+        loop over the consumer has in hand does not count: it comes again. Nor does what was returned last when an
+        exception leaves the `with`. In a signal's handler that interrupts `poll`, `close` returns at once: the poll
+        returns nothing, and the consumer is closed with it. Does nothing in a forked child.
+
         Args:
             timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        if self._client.closed:
+        self._close(timeout_ms, unfinished=self._core.handing_out.giving)
+
+    def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
+        if self._client.closed or self._client.is_of_another_process():
+            return
+        if self._user_thread == threading.get_ident():  # a signal's handler has interrupted one of our methods
+            self._close_asked = (timeout_ms,)
+            self.wakeup()
             return
         until_s = self._client.until_s(timeout_ms)
         try:
-            self._run(self._core.close(timeout_ms))
+            self._run(self._core.close(timeout_ms, unfinished=unfinished))
         finally:
             self._client.close(until_s)
+
+    def _close_if_asked(self) -> bool:
+        asked, self._close_asked = self._close_asked, None
+        if asked is not None:
+            self._close(asked[0], unfinished=False)
+        return asked is not None
 
     def __enter__(self) -> Self:
         return self
@@ -176,7 +194,7 @@ class Consumer(Lookups, Steering):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(None, unfinished=error is not None)
 
     # How the core is driven.
 
@@ -199,15 +217,22 @@ class Consumer(Lookups, Steering):
                     client.wake_if_busy()
 
     def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+        if self._close_if_asked():
+            return []
         if limit is not None:
             self._enter()
             try:
                 taken = self._do(lambda core: core.poll_now(limit), sends=True)
             finally:
-                self._user.release()
+                self._leave()
             if taken:
                 return taken
-        return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        try:
+            return self._run(self._core.poll(limit, self._deadline(timeout_ms)))
+        except WakeupError:
+            if self._close_if_asked():
+                return []
+            raise
 
     def _run(self, script: Script[T]) -> T:
         """Carry out a script's effects, blocking."""
@@ -215,13 +240,18 @@ class Consumer(Lookups, Steering):
         try:
             return self._carry_out(script)
         finally:
-            self._user.release()
+            self._leave()
 
     def _enter(self) -> None:
         if not self._user.acquire(blocking=False):
             raise InvalidInputError(
                 "another thread is using this consumer; only wakeup may be called from a second one"
             )
+        self._user_thread = threading.get_ident()
+
+    def _leave(self) -> None:
+        self._user_thread = None
+        self._user.release()
 
     def _carry_out(self, script: Script[T]) -> T:
         running = Running(script)

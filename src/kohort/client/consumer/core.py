@@ -135,13 +135,19 @@ class ConsumerCore:
             return []
         self._begin_poll(limit)
         taken = self.buffer.take(limit, proportional=self.config.poll_share == "proportional")
-        self.returned += sum(map(len, taken))
+        self._return(taken)
         self.fetcher.refill()
         return taken
+
+    def _return(self, taken: list[Slice]) -> None:
+        self.returned += sum(map(len, taken))
+        if self.config.enable_auto_commit:
+            self.handing_out.returned(taken)
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
         self.fetcher.unbounded = limit is None
+        self.handing_out.returned(())
         if self.membership is not None:
             self.membership.polled()
         if self.config.enable_auto_commit:
@@ -168,7 +174,7 @@ class ConsumerCore:
             taken = self.buffer.take(limit, proportional=share) if self._owns() else []
             self.fetcher.refill()
             if taken:
-                self.returned += sum(map(len, taken))
+                self._return(taken)
                 return taken
             if not (yield Wait(self._newer_than(self.news), deadline_ms)):
                 return []
@@ -351,14 +357,20 @@ class ConsumerCore:
             self._seen = self._rebalances_seen = 0
             yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
-    def close(self, timeout_ms: float | None) -> Script[None]:
+    def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
         """Commit what was returned (with auto commit), tell the listener, leave the group.
 
         See `Closing` for the time.
+
+        Args:
+            timeout_ms: for all of it.
+            unfinished: the application has not finished what was returned last: that is not committed.
         """
         if self._closed:
             return
         self._closed = True
+        if unfinished:
+            self._step_back()
         self._closing.begin(timeout_ms)
         self.fetcher.close()
         try:
@@ -371,6 +383,15 @@ class ConsumerCore:
         finally:
             self.buffer.clear()
             self.positions.close()
+
+    def _step_back(self) -> None:
+        """Set positions back to what the application has in hand, where it has not committed that itself."""
+        for partition, position in self.handing_out.unfinished().items():
+            state, committed = self.partitions.get(partition), self.commits.committed.get(partition)
+            if state is None or state.position is None or state.position.offset <= position.offset:
+                continue
+            if committed is None or committed.offset < position.offset:
+                state.position = position
 
     async def goodbye(self) -> None:
         """Leave the group without commit and without a word to the listener."""

@@ -20,11 +20,16 @@ class HandingOut:
 
     Attributes:
         open: Partitions being handed out, with the version of their position.
+        giving: Whether a loop has a record in hand.
         halted: They may be others' by now: what is being handed out ends, and comes again if they are not.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
         self.open: dict[TopicPartition, int] = {}
+        self.giving = False
+        self._record: Record | None = None
+        self._record_of: TopicPartition | None = None
+        self._returned: dict[TopicPartition, Position] = {}
         self.halted = False
         self._partitions = partitions
         self._config = config
@@ -35,15 +40,31 @@ class HandingOut:
         Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
         has not seen then comes again.
         """
-        self.open = {}
+        self.open, self._returned = {}, {}
         for part in slices:
             state = self._partitions.get(part.partition)
             if state is not None and state.position is not None and part.partition not in self.open:
                 self.open[part.partition] = state.position_version
                 state.position = _position_in(part, part.start)
-        for part in slices:
-            yield from self._each(part)
+        try:
+            for part in slices:
+                yield from self._each(part)
+        finally:
+            self.giving = False
         self.open = {}
+
+    def returned(self, slices: Sequence[Slice]) -> None:
+        """A poll returns these; nothing: the next one begins, and what was returned before is finished."""
+        self._record, self._returned = None, {}
+        for part in slices:
+            if part.partition not in self._returned:
+                self._returned[part.partition] = _position_in(part, part.start)
+
+    def unfinished(self) -> dict[TopicPartition, Position]:
+        """Where the record begins that a loop has in hand, or what the last poll returned."""
+        if self._record is not None and self._record_of is not None:
+            return {self._record_of: Position(self._record.offset)}
+        return self._returned
 
     def _each(self, part: Slice) -> Iterator[Record]:
         partition = part.partition
@@ -52,6 +73,7 @@ class HandingOut:
             return
         rows = part.block.ranges[part.index]
         epoch = rows.leader_epoch if rows.one_epoch else -1
+        self._record_of = partition
         for record in part.block.records(part.start, part.stop):
             state = self._partitions.get(partition)
             if state is None or state.position_version != position_version:
@@ -62,7 +84,10 @@ class HandingOut:
                 return
             state.position = Position(record.offset + 1, epoch)
             apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
+            self._record, self.giving = record, True
             yield record
+            self._record = None
+        self.giving = False
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version:
             state.position = _position_in(part, part.stop)

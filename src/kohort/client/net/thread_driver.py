@@ -136,6 +136,10 @@ class ThreadClient:
     def closed(self) -> bool:
         return self._closed
 
+    def is_of_another_process(self) -> bool:
+        """Whether it was made before a fork, by the parent."""
+        return os.getpid() != self._pid
+
     def close(self, until_s: float | None = None) -> None:
         """Close connections and end the thread.
 
