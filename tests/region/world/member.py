@@ -127,7 +127,7 @@ class Member:
         plane = self.world.plane
         if not self.alive:
             return
-        if self.plane is None and plane is not None and plane.term == self.world.stored.term:
+        if self.plane is None and plane is not None and plane.alive and plane.term == self.world.stored.term:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
             self.step(member_events.Connected(self.process))
