@@ -141,8 +141,7 @@ class ConsumerCore:
 
     def _return(self, taken: list[Slice]) -> None:
         self.returned += sum(map(len, taken))
-        if self.config.enable_auto_commit:
-            self.handing_out.returned(taken)
+        self.handing_out.returned(taken if self.config.enable_auto_commit else ())
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
@@ -358,19 +357,12 @@ class ConsumerCore:
             yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit what was returned (with auto commit), tell the listener, leave the group.
-
-        See `Closing` for the time.
-
-        Args:
-            timeout_ms: for all of it.
-            unfinished: the application has not finished what was returned last: that is not committed.
-        """
+        """Commit what was returned, but nothing `unfinished`; tell the listener, and leave. `Closing` has the time."""
         if self._closed:
             return
         self._closed = True
         if unfinished:
-            self._step_back()
+            self.handing_out.step_back(self.commits.committed)
         self._closing.begin(timeout_ms)
         self.fetcher.close()
         try:
@@ -383,15 +375,6 @@ class ConsumerCore:
         finally:
             self.buffer.clear()
             self.positions.close()
-
-    def _step_back(self) -> None:
-        """Set positions back to what the application has in hand, where it has not committed that itself."""
-        for partition, position in self.handing_out.unfinished().items():
-            state, committed = self.partitions.get(partition), self.commits.committed.get(partition)
-            if state is None or state.position is None or state.position.offset <= position.offset:
-                continue
-            if committed is None or committed.offset < position.offset:
-                state.position = position
 
     async def goodbye(self) -> None:
         """Leave the group without commit and without a word to the listener."""

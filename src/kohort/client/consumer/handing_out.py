@@ -5,11 +5,12 @@ Source: spec 2.5, 2.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kohort.client.consumer.fetch_buffer import Slice, position_at
 from kohort.client.consumer.records import apply_deserializers
 from kohort.client.consumer.subscription import Partitions, Position
+from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import Record
 from kohort.ids import TopicPartition
@@ -60,11 +61,20 @@ class HandingOut:
             if part.partition not in self._returned:
                 self._returned[part.partition] = _position_in(part, part.start)
 
-    def unfinished(self) -> dict[TopicPartition, Position]:
-        """Where the record begins that a loop has in hand, or what the last poll returned."""
+    def step_back(self, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Set positions back to the record that a loop has in hand, or to what the last poll returned.
+
+        Not where the application has committed more by itself.
+        """
+        unfinished = self._returned
         if self._record is not None and self._record_of is not None:
-            return {self._record_of: Position(self._record.offset)}
-        return self._returned
+            unfinished = {self._record_of: Position(self._record.offset)}
+        for partition, position in unfinished.items():
+            state, known = self._partitions.get(partition), committed.get(partition)
+            if state is None or state.position is None or state.position.offset <= position.offset:
+                continue
+            if known is None or known.offset < position.offset:
+                state.position = position
 
     def _each(self, part: Slice) -> Iterator[Record]:
         partition = part.partition
