@@ -211,6 +211,14 @@ def test_settings_that_may_not_be_passed_over_are_refused_by_the_name_they_were_
     assert f"the option kafka.{name} " in str(caught.value)
 
 
+def test_assignors_are_named_as_javas_classes_too() -> None:
+    java = "org.apache.kafka.clients.consumer."
+    more = {"kafka.partition.assignment.strategy": f"{java}CooperativeStickyAssignor, {java}RangeAssignor"}
+    assert parse_options({**LEAST, **more}).kafka["partition.assignment.strategy"] == "cooperative-sticky,range"
+    with pytest.raises(InvalidInputError, match=r"names org\.me\.Mine, a class of Java's; there are range, roundrobin"):
+        parse_options({**LEAST, "kafka.partition.assignment.strategy": "org.me.Mine"})
+
+
 def test_a_reset_counts_where_the_groups_offsets_are_asked_for() -> None:
     more = {"group.id": "g", "startingOffsets": "committed", "kafka.auto.offset.reset": "earliest"}
     assert parse_options({**LEAST, **more}).kafka["auto.offset.reset"] == "earliest"

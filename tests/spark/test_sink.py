@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.spark.conftest import PARTITIONS, Stage
-from tests.support.waiting import LAST_RESORT
+from tests.spark.conftest import PARTITIONS, Stage, state_of
+from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW
 
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.consumer import Consumer
+from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
 from kohort.spark import register
 
@@ -36,6 +37,21 @@ def records(stage: Stage, topic: str) -> list[Any]:
         while any(consumer.position(tp) < ends[tp] for tp in places):
             found += consumer.poll(timeout_ms=1000)
         return found
+
+
+def run_to_end(stage: Stage, writer: Any) -> None:
+    """Run a query to its end, again where its Python process did not come up in the ten seconds that Spark gives it."""
+    for _ in range(ATTEMPTS):
+        query = writer.start()
+        stage.signs["query"] = lambda query=query: state_of(query)
+        try:
+            stage.finished(query)
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+        else:
+            return
+    raise AssertionError(f"Spark's Python process did not come up in {ATTEMPTS} attempts of ten seconds")
 
 
 def write(frame: Any, stage: Stage, **options: str) -> None:
@@ -113,9 +129,8 @@ def test_a_named_query_from_topic_to_topic_goes_on_where_it_was(
             .option("checkpointLocation", str(stage.folder / "checkpoint"))
             .option("strictOptions", "true")  # nothing that Spark puts there by itself is warned of
             .trigger(availableNow=True)
-            .start()
         )
-        stage.finished(query)
+        run_to_end(stage, query)
 
     stage.produce(500)
     once()
@@ -176,3 +191,63 @@ def test_a_thread_of_the_program_writes_once_it_has_registered(spark: Any, stage
     )
     stage.finished(query)
     assert len(records(stage, target)) == 7
+
+
+def test_a_write_without_a_mode_is_refused_by_spark_itself(spark: Any, stage: Stage, target: str) -> None:
+    frame = spark.range(1).selectExpr("CAST(id AS STRING) AS value")
+    with pytest.raises(Exception, match="ErrorIfExists"):
+        frame.write.format("kohort").options(**{"kafka.bootstrap.servers": stage.servers, "topic": target}).save()
+
+
+def test_update_mode_writes_to_a_topic_by_batches(spark: Any, stage: Stage, target: str) -> None:
+    """Spark refuses update mode for a Python sink before any of our code runs."""
+    stage.produce(40)
+    to_topic = {"kafka.bootstrap.servers": stage.servers, "topic": target}
+    counted = (
+        spark.readStream.format("kohort")
+        .options(**stage.options(columns="value,partition", **{"group.id": None}))
+        .load()
+        .groupBy("partition")
+        .count()
+        .selectExpr("CAST(partition AS STRING) AS key", "CAST(count AS STRING) AS value")
+    )
+    writer = counted.writeStream.outputMode("update").trigger(availableNow=True)
+    refused = writer.format("kohort").options(**to_topic)
+    with pytest.raises(Exception, match="does not support Update mode"):
+        run_to_end(stage, refused.option("checkpointLocation", str(stage.folder / "refused")))
+    by_batches = counted.writeStream.outputMode("update").foreachBatch(
+        lambda batch, number: batch.write.format("kohort").options(**to_topic).mode("append").save()
+    )
+    by_batches = by_batches.option("checkpointLocation", str(stage.folder / "written")).trigger(availableNow=True)
+    run_to_end(stage, by_batches)
+    assert {(record.key, record.value) for record in records(stage, target)} == {
+        (b"%d" % number, b"10") for number in range(PARTITIONS)
+    }
+
+
+def test_sources_with_names_are_added_to_a_query_with_its_checkpoint(spark: Any, stage: Stage) -> None:
+    other = f"{stage.topic}-more"
+    stage.admin.create_topics([NewTopic(other, 1)]).all()
+    setting = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    rows: list[str] = []
+
+    def source(name: str, topic: str) -> Any:
+        alone = stage.options(**{"group.id": None, "subscribe": topic, "columns": "value,topic"})
+        return spark.readStream.name(name).format("kohort").options(**alone).load()
+
+    def run(frame: Any) -> list[str]:
+        rows.clear()
+        writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(row.topic for row in batch.collect()))
+        run_to_end(stage, writer.option("checkpointLocation", str(stage.folder / "named")).trigger(availableNow=True))
+        return sorted(rows)
+
+    spark.conf.set(setting, "true")
+    try:
+        stage.produce(8)
+        assert run(source("first", stage.topic)) == [stage.topic] * 8
+        stage.produce(4)
+        with Producer(stage.servers) as producer:
+            producer.send(other, b"0")
+        assert run(source("first", stage.topic).union(source("second", other))) == [stage.topic] * 4 + [other]
+    finally:
+        spark.conf.unset(setting)

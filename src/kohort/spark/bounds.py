@@ -60,7 +60,7 @@ def starting_bound(options: SourceOptions, *, streaming: bool) -> Bound:
         return Bound("times", times, strategy=strategy)
     default = "latest" if streaming else "earliest"
     bound = _offset_bound("startingOffsets", options.starting_offsets or default)
-    if bound.kind == "latest" and not streaming:
+    if not streaming and (bound.kind == "latest" or LATEST in bound.numbers.values()):
         raise InvalidInputError("startingOffsets can't be latest in a batch read")
     if bound.kind == "committed" and options.group_id is None:
         raise InvalidInputError("startingOffsets can only be committed with a group.id")

@@ -111,6 +111,16 @@ REFUSED_OF_SINK: Mapping[str, str] = {
     "value.serializer": _SENT,
 }
 """Settings that a sink refuses, each with what to do."""
+ASSIGNORS = {
+    f"org.apache.kafka.clients.consumer.{name}": word
+    for name, word in (
+        ("RangeAssignor", "range"),
+        ("RoundRobinAssignor", "roundrobin"),
+        ("StickyAssignor", "sticky"),
+        ("CooperativeStickyAssignor", "cooperative-sticky"),
+    )
+}
+"""The classes of Java's assignors, and their names here."""
 OF_CONSUMERS = frozenset(settings(ConsumerConfig)) - frozenset(settings(ConnectionConfig))
 _LEVELS = {f"compression.{codec}.level": codec for codec in ("gzip", "lz4", "zstd")}
 _SECURITY = ("ssl.", "sasl.", "security.", "config.providers.")
@@ -154,12 +164,28 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
             continue
         reason = WITHOUT_EFFECT.get(name)
         if reason is None and name in known:
-            found.taken[name] = value
+            found.taken[name] = _assignors(value) if name == "partition.assignment.strategy" else value
             continue
         by_reason.setdefault(reason or _why_ignored(name, config, known), []).append(KAFKA_PREFIX + name)
     found.ignored += [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
     _check_login(found.taken)
     return found
+
+
+def _assignors(classes: str) -> str:
+    """Assignors by their names here.
+
+    Raises:
+        InvalidInputError: a class of Java's that there is nothing for here.
+    """
+    words = [ASSIGNORS.get(word.strip(), word.strip()) for word in classes.split(",")]
+    others = [word for word in words if "." in word]
+    if others:
+        raise InvalidInputError(
+            f"the option {KAFKA_PREFIX}partition.assignment.strategy names {others[0]}, a class of Java's; there are "
+            f"{', '.join(ASSIGNORS.values())}"
+        )
+    return ",".join(words)
 
 
 def _why_ignored(name: str, config: type, known: set[str]) -> str:
