@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kohort.region.sinks import Sink as Sink
     from kohort.region.sinks.delta_table import DeltaTable as DeltaTable
     from kohort.region.sinks.parquet_folder import ParquetFolder as ParquetFolder
+    from kohort.region.sinks.rows import RowRefusedError as RowRefusedError
     from kohort.region.sinks.sql_table import SqlTable as SqlTable
     from kohort.region.staged import StagedKey as StagedKey
 
@@ -35,6 +36,7 @@ _HOMES = {
     "Region": "region",
     "RegionConsumer": "consumer",
     "RegionStoppedError": "consuming.member_thread",
+    "RowRefusedError": "sinks.rows",
     "Sink": "sinks",
     "SqlTable": "sinks.sql_table",
     "StagedKey": "staged",
@@ -47,6 +49,7 @@ __all__ = [
     "Region",
     "RegionConsumer",
     "RegionStoppedError",
+    "RowRefusedError",
     "Sink",
     "SqlTable",
     "StagedKey",

@@ -29,10 +29,13 @@ from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import AWAY, SinkWait, Stager
 from kohort.region.member import events as happens
+from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.states import MemberState
 
 log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
+SPANS_TOLD = 10
+"""Partitions that an error names, of the table in hand."""
 
 
 class RegionConsumer:
@@ -155,6 +158,7 @@ class RegionConsumer:
         While the sink is away (`OSError`, `RetriableError`), this waits for it.
 
         Raises:
+            RowRefusedError: a row that the sink can't take: it says row, column and offset, and nothing is taken in.
             InvalidInputError: no table is in hand, or what is submitted is none.
             Exception: what the sink says against these rows.
         """
@@ -177,6 +181,11 @@ class RegionConsumer:
             try:
                 self._stager.add(table)
                 break
+            except RowRefusedError as error:
+                piece = self._flow.in_hand
+                if error.offset is not None or piece is None:
+                    raise
+                raise RowRefusedError(f"{error.message}; {_made_of(piece)}", error.row, error.column) from error
             except AWAY as error:
                 self._events.sink_waits(wait.failed(error))
                 self._flow.wait_void(wait.again_s - time.monotonic())
@@ -287,3 +296,13 @@ class RegionConsumer:
             self.close()
         else:
             self.abort(f"the application has failed: {error!r}")
+
+
+def _made_of(piece: Piece) -> str:
+    """The records of the table in hand, for a row that does not say of which it was made."""
+    table = piece.table.select(["topic", "partition", "offset"])
+    spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
+    spans.sort(key=lambda span: (span["topic"], span["partition"]))
+    said = [f"{span['topic']}-{span['partition']} {span['offset_min']} to {span['offset_max']}" for span in spans]
+    more = f", and {len(said) - SPANS_TOLD} more" if len(said) > SPANS_TOLD else ""
+    return f"the table in hand has offsets of {', '.join(said[:SPANS_TOLD])}{more}"

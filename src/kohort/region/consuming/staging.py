@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import RetriableError
-from kohort.region.sinks import Sink
+from kohort.region.sinks import Sink, check_rows
 from kohort.region.staged import StagedKey
 
 log = logging.getLogger("kohort.region")
@@ -85,6 +85,7 @@ class Stager:
                 self._sink.check(table.schema)
                 self._stage_rest()
                 self._schema = table.schema
+            check_rows(self._sink, table)
             if self._bytes >= self._unit_bytes:
                 self._stage_rest()
             self._tables.append(table)

@@ -104,6 +104,20 @@ class Sink(Protocol):
         """Remove what was staged and will never be published, and what crashes left. May run beside all the others."""
 
 
+def check_rows(sink: Sink, table: pa.Table) -> None:
+    """See that a sink can take each row of a table, of a schema that was checked.
+
+    A sink says that in a method `check_rows(table)`, which is asked of each table that is submitted. Without one, a row
+    that can't be taken is refused when it is staged, with the others of its checkpoint.
+
+    Raises:
+        InvalidInputError: it names the first row that can't be taken.
+    """
+    check = getattr(sink, "check_rows", None)
+    if check is not None:
+        check(table)
+
+
 def place_of(sink: Sink | None) -> str:
     """Where a member writes to, as its control plane tells sinks apart.
 

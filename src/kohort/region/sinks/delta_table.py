@@ -32,6 +32,7 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
@@ -54,6 +55,7 @@ from kohort.region.sinks.rows import (
     check_names,
     in_order,
     last_of_each,
+    refusal_of,
     shaped,
 )
 from kohort.region.sinks.staged_files import Codec
@@ -249,17 +251,25 @@ class DeltaTable(InFolder):
 
     # -- staging
 
-    def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """See `Sink`."""
-        self._refuse_others(key)
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        """Refuse the first row that can't be taken; gives the rows as they are staged."""
         claim = self._claim()
         kept = claim.rows()
         check_fits(self.path, kept, delta_schema.delta_schema(table.schema))
-        table = shaped(table, kept, self.keys)
-        for each in claim.partition_by:
-            must = each in self.keys or not kept.field(each).nullable
-            if must and pa.types.is_string(kept.field(each).type) and "" in table.column(each).unique().to_pylist():
-                raise InvalidInputError(f"An empty text in {each!r}: as a partition, Delta can't tell it from null")
+        rows = shaped(table, kept, self.keys)
+        for name in claim.partition_by:
+            must = name in self.keys or not kept.field(name).nullable
+            if must and pa.types.is_string(kept.field(name).type):
+                row = pc.index(rows.column(name), value="").as_py()
+                if row >= 0:
+                    why = f"An empty text in {name!r}: as a partition, Delta can't tell it from null"
+                    raise refusal_of(why, table, row, name)
+        return rows
+
+    def stage(self, key: StagedKey, table: pa.Table) -> None:
+        """See `Sink`."""
+        self._refuse_others(key)
+        claim, table = self._claim(), self.check_rows(table)
         files, staging, name = self._files, self._staging, key.text()
         before = self._piece(name)
         written: list[_File] = []

@@ -48,6 +48,7 @@ from kohort.region.sinks import Keep, claims, marks, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.claims import Claim
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
+from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
@@ -200,14 +201,16 @@ class ParquetFolder(InFolder):
 
     # -- staging
 
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        """Refuse the first row that can't be taken; gives the rows as they are staged."""
+        kept = self._fitting(table.schema)
+        refuse_nulls(table, [field.name for field in kept if not field.nullable])
+        return conformed(table, kept)
+
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """See `Sink`."""
         self._refuse_others(key)
-        kept = self._fitting(table.schema)
-        table = conformed(table, kept)
-        nulls = [each.name for each in kept if not each.nullable and table.column(each.name).null_count]
-        if nulls:
-            raise InvalidInputError(f"Null in columns that may not be: {', '.join(nulls)}")
+        table = self.check_rows(table)
         name = key.text()
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 

@@ -7,13 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.region.sinks.parquet_schema import misfits
 from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]
 _MODES: Final = get_args(Mode)
+_SOURCE: Final = ("topic", "partition", "offset")
+VALUE_CHARS: Final = 200
+"""Bound on a value in an error's text: it may be a whole document."""
 
 
 def check_mode(mode: str, keys: Sequence[str]) -> None:
@@ -110,16 +114,85 @@ def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
     """The table with the columns of a place, in its order and its types.
 
     Raises:
-        InvalidInputError: null where none may be, or a value that the type does not hold.
+        RowRefusedError: null where none may be, or a value that the type does not hold.
     """
-    must = [*keys, *(each.name for each in kept if not each.nullable)]
-    bare = [name for name in dict.fromkeys(must) if table.column(name).null_count]
-    if bare:
-        raise InvalidInputError(f"Null in columns that may not be: {', '.join(bare)}")
+    refuse_nulls(table, [*keys, *(field.name for field in kept if not field.nullable)])
     try:
         return table.select(kept.names).cast(kept, safe=True)
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidInputError(f"A table does not fit: {error}") from error
+        raise _uncastable(table, kept) or InvalidInputError(f"A table does not fit: {error}") from error
+
+
+class RowRefusedError(InvalidInputError):
+    """A row that a sink can't take.
+
+    Attributes:
+        row: its index in the table that was submitted.
+        column: that has the value.
+        offset: of the record, where the table has the source's columns topic, partition and offset; None where not.
+    """
+
+    def __init__(self, message: str, row: int = 0, column: str = "", offset: int | None = None) -> None:
+        super().__init__(message)
+        self.row, self.column, self.offset = row, column, offset
+
+    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, int, str, int | None]]:  # type: ignore[override]
+        """Keep the row too: Spark carries exceptions between processes."""
+        return type(self), (self.message, self.row, self.column, self.offset)
+
+
+def refusal_of(why: str, table: pa.Table, row: int, column: str) -> RowRefusedError:
+    """The refusal of one row, which says where its record is, if the table does."""
+    where, offset = f"row {row} of {table.num_rows}", None
+    if all(table.column_names.count(name) == 1 for name in _SOURCE):
+        topic, partition, offset = (table.column(name)[row].as_py() for name in _SOURCE)
+        where += f" (topic {topic}, partition {partition}, offset {offset})"
+    return RowRefusedError(f"{why}: {where}", row, column, offset)
+
+
+def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
+    """See that no row has null in these columns.
+
+    Raises:
+        RowRefusedError: the first one that does.
+    """
+    bare = [name for name in dict.fromkeys(names) if table.column(name).null_count]
+    if bare:
+        first = pc.index(pc.is_null(table.column(bare[0])), value=True).as_py()
+        raise refusal_of(f"Null in columns that may not be: {', '.join(bare)}", table, first, bare[0])
+
+
+def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
+    """The first row whose value a column's type does not hold."""
+    for field in kept:
+        column = table.column(field.name)
+        if _casts(column, field.type):
+            continue
+        first, end = 0, len(column)  # the first bad one is from first up to and without end
+        while end - first > 1:
+            middle = (first + end) // 2
+            if _casts(column.slice(first, middle - first), field.type):
+                first = middle
+            else:
+                end = middle
+        value = _value_text(column[first])
+        return refusal_of(f"{field.name!r} can't keep {value} as {field.type}", table, first, field.name)
+    return None
+
+
+def _value_text(value: Any) -> str:
+    try:
+        return str(value.as_py())[:VALUE_CHARS]
+    except (OverflowError, ValueError):
+        return f"a {value.type} that Python can't tell"
+
+
+def _casts(column: pa.ChunkedArray[Any], kind: Any) -> bool:
+    try:
+        column.cast(kind, safe=True)
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
 
 
 def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:

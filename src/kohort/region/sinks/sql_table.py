@@ -231,12 +231,16 @@ class SqlTable(Bound):
 
     # -- staging
 
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        """Refuse the first row that can't be taken; gives the rows as they are staged."""
+        kept = self._fixed()
+        check_fits(f"table {self.table}", kept, plain(table.schema))
+        return shaped(table, kept, self.keys)
+
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         """See `Sink`."""
         self._refuse_others(key)
-        kept = self._fixed()
-        check_fits(f"table {self.table}", kept, plain(table.schema))
-        table = shaped(table, kept, self.keys)
+        table = self.check_rows(table)
         name = key.text()
         with self._transaction() as at:
             if at.dialect is SQLITE:
@@ -248,7 +252,7 @@ class SqlTable(Bound):
             )  # fmt: skip
             at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
             rows = values(at.dialect, table, lambda number: name, lambda number: number)
-            at.dialect.insert(at.cursor, at.staging, [*kept.names, "kohort_key", "kohort_row"], rows)
+            at.dialect.insert(at.cursor, at.staging, [*table.column_names, "kohort_key", "kohort_row"], rows)
 
     # -- publishing
 

@@ -1,0 +1,93 @@
+"""Rows that a sink can't take are refused by `submit`, with row, column and offset, before they are staged."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable
+from kohort.region.sinks import check_rows
+from tests.region.conftest import fill, make_topic
+
+ID = UUID(int=3)
+FIXED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("small", pa.int32())])
+
+
+@pytest.fixture(params=["parquet", "sql", "delta"])
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
+    made: dict[str, Sink] = {
+        "parquet": ParquetFolder(tmp_path / "out"),
+        "sql": SqlTable(f"sqlite:///{tmp_path}/out.db", "flights"),
+        "delta": DeltaTable(tmp_path / "out"),
+    }
+    return made[request.param]
+
+
+def rows(*ids: int | None) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(ids, pa.int64()), pa.array([1] * len(ids), pa.int32())], schema=FIXED)
+
+
+def test_a_null_is_refused_with_its_row(sink: Sink) -> None:
+    bound = sink.bind("r", ID)
+    bound.check(FIXED)
+    check_rows(bound, rows(1, 2))
+    with pytest.raises(RowRefusedError, match="id: row 2 of 3") as told:
+        check_rows(bound, rows(1, 2, None))
+    assert (told.value.row, told.value.column, told.value.offset) == (2, "id", None)
+    again = pickle.loads(pickle.dumps(told.value))
+    assert (again.row, again.column, str(again)) == (2, "id", str(told.value))
+
+
+def test_a_null_key_is_refused_with_its_offset(tmp_path: Path) -> None:
+    bound = SqlTable(f"sqlite:///{tmp_path}/out.db", "flights", mode="update", keys=["id"]).bind("r", ID)
+    source = {"topic": ["t", "t"], "partition": [3, 3], "offset": [17, 18]}
+    bad = pa.table({"id": pa.array([1, None], pa.int64()), **source})
+    bound.check(bad.schema)
+    with pytest.raises(RowRefusedError, match=r"id: row 1 of 2 \(topic t, partition 3, offset 18\)") as told:
+        check_rows(bound, bad)
+    assert told.value.offset == 18
+
+
+def test_an_empty_partition_text_is_refused_with_its_row(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("day", pa.string(), nullable=False), pa.field("id", pa.int64())])
+    bound = DeltaTable(tmp_path / "out", partition_by=["day"]).bind("r", ID)
+    bound.check(schema)
+    with pytest.raises(RowRefusedError, match="An empty text in 'day'.*: row 1 of 2"):
+        check_rows(bound, pa.table({"day": ["monday", ""], "id": [1, 2]}, schema=schema))
+
+
+def test_a_value_that_a_column_can_not_keep_is_found(tmp_path: Path) -> None:
+    """Of a thousand rows the first one, with its value."""
+    bound = DeltaTable(tmp_path / "out").bind("r", ID)
+    bound.check(pa.schema([pa.field("at", pa.timestamp("ms"))]))  # which Delta keeps in microseconds
+    moments = [1_000] * 1_000
+    moments[700] = 2**60
+    with pytest.raises(RowRefusedError, match="'at' can't keep .*: row 700 of 1000") as told:
+        check_rows(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
+    assert told.value.row == 700
+
+
+@pytest.fixture
+def region(own_servers: str, name: str) -> Iterator[Region]:
+    make_topic(own_servers, name, 1)
+    fill(own_servers, name, range(40), 1)
+    with Region(name, own_servers, checkpoint_every="200ms") as made:
+        yield made
+
+
+def test_submit_refuses_a_row_at_once_and_takes_in_what_is_mended(region: Region, name: str, tmp_path: Path) -> None:
+    """A row without its record's place is told with the records of the table in hand."""
+    sink = SqlTable(f"sqlite:///{tmp_path}/out.db", "flights", mode="update", keys=["id"])
+    with region.consumer("m1", group_id=name, topics=[name], start="beginning", into=sink) as consumer:
+        tables = consumer.tables()
+        table = next(tables)
+        values = [int(value) for value in table.column("value").to_pylist()]
+        bad = pa.table({"id": pa.array([None, *values[1:]], pa.int64())})
+        with pytest.raises(RowRefusedError, match=f"id: row 0 of .*; the table in hand has offsets of {name}-0 0 to"):
+            consumer.submit(bad)
+        consumer.submit(bad.slice(1))
