@@ -73,6 +73,32 @@ def test_old_timestamps_are_refused_where_the_topic_says_so(tmp_path: Path) -> N
         log.append(batch(b"old", at=NOW - 2000), NOW)
 
 
+@pytest.mark.parametrize(
+    ("stamps", "refused"),
+    [
+        ((-1,), set()),
+        ((NOW, -1), set()),
+        ((-2,), {0}),
+        ((0,), {0}),
+        ((-(2**63),), {0}),
+        ((NOW, NOW - 1001, NOW), {1}),
+        ((NOW, -5, NOW), {1}),
+    ],
+)
+def test_only_no_time_at_all_escapes_the_oldest_time_that_a_topic_takes(
+    tmp_path: Path, stamps: tuple[int, ...], refused: set[int]
+) -> None:
+    """-1 is Kafka's way to say that a record has no time; other negative times, and times in the middle, count."""
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_before_max_ms=1000))
+    records = build_batch([BatchRecord(0, at, None, b"v") for at in stamps])
+    if not refused:
+        assert log.append(records, NOW).base_offset == 0
+        return
+    with pytest.raises(RecordsRefusedError) as caught:
+        log.append(records, NOW)
+    assert (caught.value.code, set(caught.value.records)) == (ErrorCode.INVALID_TIMESTAMP, refused)
+
+
 def test_refused_records_are_named(tmp_path: Path) -> None:
     """Source: KIP-467."""
     log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_before_max_ms=1000))

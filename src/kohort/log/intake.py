@@ -19,6 +19,8 @@ _LENGTH_OVERHEAD = 12
 _CRC_FROM = 21
 """The checksum covers a batch from here."""
 _NO_KEY = "a compacted topic takes no record without a key"
+INT64_MAX = 2**63 - 1
+"""message.timestamp.before.max.ms where no limit is set."""
 _PARTS_MAX = 512
 """More pieces than this are copied together: the kernel takes 1,024 in one write."""
 
@@ -61,12 +63,12 @@ class Intake:
             or count <= 0
             or attributes & self._unwanted
             or (producer >= 0 and (sequence < 0 or epoch < 0))
-            or (
-                not self._append_time
-                and (latest > now_ms + self._ahead or 0 <= min(first, latest) < now_ms - self._behind)
-            )
         ):
-            raise self._refusal(batches, header, now_ms)
+            raise self._refusal(header)
+        if not self._append_time and (
+            latest > now_ms + self._ahead or first < now_ms - self._behind or self._behind != INT64_MAX
+        ):
+            self._check_times(batches, header, now_ms)
         if self._looks_inside:
             self._look_inside(batches, header)
         return (header,)
@@ -104,7 +106,7 @@ class Intake:
             at += header.size
         return headers
 
-    def _refusal(self, batch: ReadBuffer, header: BatchHeader, now_ms: int) -> KafkaError:
+    def _refusal(self, header: BatchHeader) -> KafkaError:
         """Which of the checks in `admit` failed."""
         count = header.records_count
         if header.size > self._largest:
@@ -115,14 +117,24 @@ class Intake:
             return self._error(ErrorCode.INVALID_RECORD, text)
         if header.attributes & self._unwanted:
             return self._error(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
-        if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-            return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
+        return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
+
+    def _check_times(self, batch: ReadBuffer, header: BatchHeader, now_ms: int) -> None:
+        """Look at each record's time: any in the middle may be the oldest.
+
+        -1 is no time, and the only negative number that every topic accepts. Source: Kafka's LogValidator.
+
+        Raises:
+            RecordsRefusedError: some are outside the topic's limits.
+            KafkaError: the header's largest time is, and no record's.
+        """
         oldest, newest = now_ms - self._behind, now_ms + self._ahead
         text = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
         stamps = enumerate(record.timestamp for record in read_records(batch))
-        wrong = [(i, f"timestamp {at} {text}") for i, at in stamps if at > newest or 0 <= at < oldest]
-        self._refuse_records(ErrorCode.INVALID_TIMESTAMP, wrong, count)
-        return self._error(ErrorCode.INVALID_TIMESTAMP, f"timestamp {header.max_timestamp} {text}")
+        wrong = [(i, f"timestamp {at} {text}") for i, at in stamps if at > newest or (at < oldest and at != -1)]
+        self._refuse_records(ErrorCode.INVALID_TIMESTAMP, wrong, header.records_count)
+        if header.max_timestamp > newest:
+            raise self._error(ErrorCode.INVALID_TIMESTAMP, f"timestamp {header.max_timestamp} {text}")
 
     def _refuse_records(self, code: ErrorCode, wrong: Sequence[tuple[int, str]], count: int) -> None:
         """Raises RecordsRefusedError if there is a record to be refused."""

@@ -5,6 +5,7 @@ Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch.
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -106,6 +107,21 @@ def produces_that_a_topic_refuses(side: Side, version: int) -> None:
     appended = side.topic("appended", message_timestamp_type="LogAppendTime")
     for topic in (compacted, small, strict, appended):
         side.ask(producing(side, version, [(topic, 0, batch(b"x" * 200, b"y"))]), version, keep=plain)
+
+
+@scenario(11)
+def produces_times_at_the_limits(side: Side, version: int) -> None:
+    """Which times a topic takes: -1 is none; any in the middle of a batch counts."""
+    now = int(time.time() * 1000)
+    topics = (
+        side.topic("any"),
+        side.topic("strict", message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000"),
+        side.topic("old", message_timestamp_before_max_ms=str(now)),
+    )
+    for stamps in ([-1], [-2], [0], [1], [-(2**63)], [2**63 - 1], [now], [now, -1, now], [now, 5, now], [now, -5, now]):
+        records = [BatchRecord(0, stamp, None, b"v") for stamp in stamps]
+        for topic in topics:
+            side.ask(producing(side, version, [(topic, 0, build_batch(records))]), version, keep=plain)
 
 
 def listing_offsets(wanted: dict[str, list[tuple[int, int]]], **fields: Any) -> ListOffsetsRequest:
