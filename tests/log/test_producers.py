@@ -181,6 +181,41 @@ def test_read_committed_stops_at_open_transactions_and_names_the_aborted(log: Pa
     assert log.read(0, 10_000).aborted is None
 
 
+def test_every_aborted_transaction_of_a_range_is_named_and_no_other(log: PartitionLog) -> None:
+    """Readers show the records of one that is left out. Each range is held to the transactions that it overlaps."""
+    spans: dict[int, tuple[int, int]] = {}
+    for number in range(12):
+        producer = 20 + number
+        first = log.append(sent(0, b"a", producer=producer, transactional=True), NOW).base_offset
+        if number % 3 == 0:
+            log.append(batch(b"between"), NOW)
+        aborts = number % 4 != 3
+        last = log.append_marker(Marker(producer, 0, not aborts, 0), NOW).base_offset
+        if aborts:
+            spans[producer] = (first, last)
+        if number == 5:
+            log.roll()
+    for begin in range(log.end_offset):
+        for limit in (1, 100, 200, 400, 10_000):
+            result = log.read(begin, limit, COMMITTED)
+            assert result.aborted is not None
+            wanted = [
+                (producer, first)
+                for producer, (first, last) in spans.items()
+                if last >= begin and first < result.next_offset
+            ]
+            assert [entry for entry in result.aborted if entry in wanted] == wanted, (begin, limit)
+            assert len(result.aborted) == len(wanted) or result.next_offset <= begin, (begin, limit)
+
+
+def test_aborted_transactions_of_several_producers_at_once_are_all_named(log: PartitionLog) -> None:
+    for producer in (31, 32, 33):
+        log.append(sent(0, b"a", producer=producer, transactional=True), NOW)
+    for producer in (33, 31, 32):
+        log.append_marker(Marker(producer, 0, False, 0), NOW)
+    assert sorted(log.read(0, 10_000, COMMITTED).aborted or ()) == [(31, 0), (32, 1), (33, 2)]
+
+
 def test_aborted_transactions_are_found_across_segments_and_restarts(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", small())
     log.append(sent(0, b"aborted", transactional=True), NOW)

@@ -98,6 +98,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DescribeDelegationToken": (Need(_O.DESCRIBE, _R.DELEGATION_TOKEN), Need(_O.DESCRIBE_TOKENS, _R.USER)),
     "DescribeGroups": (Need(_O.DESCRIBE, _R.GROUP),),
     "DescribeLogDirs": _CLUSTER_DESCRIBE,
+    "DescribeQuorum": _CLUSTER_DESCRIBE,
     "DescribeProducers": (Need(_O.READ, _R.TOPIC),),
     "DescribeTopicPartitions": _TOPIC_DESCRIBE,
     "DescribeTransactions": (Need(_O.DESCRIBE, _R.TRANSACTIONAL_ID),),

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from kohort.broker.config.single_broker import idle_text
 from kohort.broker.net.fault import Fault
 from kohort.calls import checked, checked_call
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
@@ -76,6 +78,8 @@ class Broker:
         levels = logging.getLevelNamesMapping()
         if isinstance(log_level, str) and log_level not in levels:
             raise InvalidInputError(f"log_level must be one of {', '.join(levels)}, not {log_level!r}")
+        if text := idle_text(config or {}):
+            warnings.warn(text, stacklevel=3)  # this method's caller is the check of its arguments
         self._temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="kohort-") if data_dir is None else data_dir)
         self._options = {

@@ -102,11 +102,13 @@ class GroupHost:
         consumers: those of the push protocol that are connected.
         on_rebalanced: called when a group has rebalanced, once that is durable; None: nobody asks.
         features: its features, with their lowest and highest levels.
+        described_partitions_max: partitions that one answer describes (`max.request.partition.size.limit`).
         coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
     """
 
     features: Mapping[str, tuple[int, int]] = FEATURES
     coordinator_id = -1
+    described_partitions_max = 2_000
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.net.session import ClientSession
 from kohort.broker.places import OnePlace
+from kohort.broker.recompression import Recompression
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import TransactionHost, Transactions
@@ -67,6 +68,7 @@ class Node(GroupHost):
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
         self.turns = Turns(loop)
+        self.recompression = Recompression(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.tell(event.group_id, event)
         )
@@ -77,6 +79,7 @@ class Node(GroupHost):
                 loop, store, self.config, self.topics, self.groups, self.waits, self.producer_ids.take, self.token
             )
         )
+        self.described_partitions_max = self.config.described_partitions_max
         self._maintenance: asyncio.TimerHandle | None = None
         self._maintenance_due = math.inf
 
@@ -153,7 +156,9 @@ class Node(GroupHost):
         except OSError as error:
             log.error("maintenance of the data folder failed: %s", error)
         finally:
-            self._maintenance_due = self.loop.time() + (MAINTAIN_BUSY_S if busy else MAINTAIN_S)
+            self._maintenance_due = self.loop.time() + (
+                MAINTAIN_BUSY_S if busy else min(MAINTAIN_S, self.store.round_ms / 1000)
+            )
             self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
 
     def stop_waiting(self) -> None:
@@ -168,4 +173,5 @@ class Node(GroupHost):
             self._maintenance.cancel()
         super().close()
         self.turns.close()
+        self.recompression.close()
         self.store.close()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
-from kohort.broker.config.single_broker import is_idle
+from kohort.broker.config.single_broker import idle_text
 from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.metrics import Snapshot
 from kohort.broker.net.dispatch import Dispatcher, api_keys
@@ -51,15 +51,14 @@ class RunningBroker:
         beside: Beside | None = None,
     ) -> None:
         live = LiveSettings(data_dir, broker_configs(properties))
-        idle = sorted(key for key in properties if is_idle(key))
-        if idle:
-            log.info("taken, though nothing here goes by them: %s", ", ".join(idle))
         config, descriptors = live.broker, shares(open_file_limit())
         limits = StoreLimits(
             open_files=descriptors.files,
             lent_files=descriptors.lent,
             partitions=config.max_partitions,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
+            retention_check_ms=config.retention_check_ms,
+            producer_check_ms=config.producer_check_ms,
         )
         sock = listening_socket(*parse_listen(listen))
         try:
@@ -131,6 +130,8 @@ def serve(
 def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any], beside: Beside | None = None) -> int:
     """What `kohort broker` does; returns the exit code."""
     log_to_stderr()
+    if text := idle_text(properties):
+        log.warning(text)
     try:
         serve(data_dir, listen, properties, beside=beside)
     except KafkaError as error:

@@ -5,10 +5,11 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 
 from kohort.log.catalog import Topic, TopicPlan
 from kohort.log.compaction import Compaction, compact_now
-from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
+from kohort.log.config import COMPRESSIONS, FLUSH_NEVER_MS, LogConfig, StoreLimits, check_together
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
+from kohort.log.recompress import is_as_wanted, prepared
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
     AbortedTransaction,
@@ -20,15 +21,15 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.steps import Steps, completed
-from kohort.log.store import RETENTION_CHECK_MS, LogStore
+from kohort.log.store import LogStore
 
 __all__ = [
+    "COMPRESSIONS",
     "EARLIEST",
     "EARLIEST_LOCAL",
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
-    "RETENTION_CHECK_MS",
     "AbortedTransaction",
     "AppendResult",
     "Compaction",
@@ -48,6 +49,9 @@ __all__ = [
     "TimestampOffset",
     "Topic",
     "TopicPlan",
+    "check_together",
     "compact_now",
     "completed",
+    "is_as_wanted",
+    "prepared",
 ]

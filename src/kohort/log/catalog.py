@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -11,10 +12,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kohort.config import from_properties, settings
+from kohort.config import from_properties, parse_value, settings
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
-from kohort.log.config import LogConfig, StoreLimits
+from kohort.log.config import LogConfig, StoreLimits, check_together
+
+log = logging.getLogger("kohort.log")
 
 L = TypeVar("L")
 
@@ -231,4 +234,22 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
         raise InvalidInputError(error.message, ErrorCode.INVALID_CONFIG) from None
     known = settings(LogConfig)
     fields = [known[key].field for key in configs]
-    return replace(defaults, **{field: getattr(explicit, field) for field in fields})
+    config = replace(defaults, **{field: getattr(explicit, field) for field in fields})
+    check_together(config)
+    return config
+
+
+def usable_config(topic: str, defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
+    """Defaults with those of a stored topic's configs that can be: a topic is served whatever was written of it."""
+    usable = dict(configs)
+    for key in configs:
+        try:
+            parse_value(settings(LogConfig)[key], configs[key], key)
+        except (KeyError, InvalidInputError) as error:
+            log.error("%s: %s=%s is left out, the default counts: %s", topic, key, configs[key], error)
+            del usable[key]
+    try:
+        return effective_config(defaults, usable)
+    except InvalidInputError as error:
+        log.error("%s: its two are left out, the defaults count: %s", topic, error.message)
+        return effective_config(defaults, {key: usable[key] for key in usable if "compaction.lag" not in key})

@@ -13,7 +13,7 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
-from kohort.log.catalog import Topic, effective_config, read_catalog
+from kohort.log.catalog import Topic, read_catalog, usable_config
 from kohort.log.chain import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.config import LogConfig
 from kohort.log.damage import ASIDE, Damage
@@ -156,7 +156,7 @@ class FolderCheck:
         self.report.partitions += 1
         topic, _, number = name.rpartition("-")
         known = (self._topics or {}).get(topic)
-        config = effective_config(LogConfig(), known.configs) if known is not None else LogConfig()
+        config = usable_config(known.name, LogConfig(), known.configs) if known is not None else LogConfig()
         check = PartitionCheck(self.path / name, config, self.options(TopicPartition(topic, int(number))))
         try:
             check.run(self._progress)

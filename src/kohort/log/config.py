@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kohort.config import knob
+from kohort.errors import ErrorCode, InvalidInputError
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
@@ -13,6 +15,21 @@ RECORD_BYTES_UNLIMITED = 0x7FFFFFF7
 """The largest array of bytes in Java, and the default of `max.decompressed.message.bytes`: nothing is looked at."""
 FLUSH_NEVER_MS = _LONG_MAX
 """`flush.ms` of a log that is not flushed by time."""
+
+
+COMPRESSIONS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+"""The values of `compression.type` that name a codec, with its number in a batch."""
+_REPLICAS = re.compile(r"\*|\d+:\d+(,\d+:\d+)*")
+
+
+def _not_zero(level: int) -> None:
+    if level == 0:
+        raise ValueError("gzip has no level 0 here; -1 is its own choice, 1 to 9 are from fast to small")
+
+
+def _pairs(words: tuple[str, ...]) -> None:
+    if words and not _REPLICAS.fullmatch(",".join(words)):
+        raise ValueError("must be *, or pairs like 0:101,1:102 (partition:broker)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +50,11 @@ class LogConfig:
         unit="bytes",
         why="retention and compaction work on whole segments",
     )
-    segment_ms: int = knob("segment.ms", 7 * _DAY_MS, low=1, unit="ms", why="a quiet topic's records can still expire")
+    segment_ms: int = knob(
+        "segment.ms", 7 * _DAY_MS, low=1, high=_LONG_MAX, unit="ms", why="a quiet topic's records can still expire"
+    )
     segment_index_bytes: int = knob(
-        "segment.index.bytes", 10 << 20, low=12, high=_INT_MAX, unit="bytes", why="a full index starts a new segment"
+        "segment.index.bytes", 10 << 20, low=4, high=_INT_MAX, unit="bytes", why="a full index starts a new segment"
     )
     index_interval_bytes: int = knob(
         "index.interval.bytes",
@@ -45,16 +64,30 @@ class LogConfig:
         unit="bytes",
         why="log bytes scanned at most for one look-up",
     )
-    retention_bytes: int = knob("retention.bytes", -1, low=-1, unit="bytes", why="bounds one partition's disk space")
-    retention_ms: int = knob("retention.ms", 7 * _DAY_MS, low=-1, unit="ms", why="bounds the age of records")
+    retention_bytes: int = knob(
+        "retention.bytes",
+        -1,
+        low=-_LONG_MAX - 1,
+        high=_LONG_MAX,
+        unit="bytes",
+        why="bounds one partition's disk space; below 0: no bound",
+    )
+    retention_ms: int = knob(
+        "retention.ms", 7 * _DAY_MS, low=-1, high=_LONG_MAX, unit="ms", why="bounds the age of records"
+    )
     delete_retention_ms: int = knob(
-        "delete.retention.ms", _DAY_MS, low=0, unit="ms", why="readers have this long to see a tombstone"
+        "delete.retention.ms",
+        _DAY_MS,
+        low=0,
+        high=_LONG_MAX,
+        unit="ms",
+        why="readers have this long to see a tombstone",
     )
     min_cleanable_dirty_ratio: float = knob(
         "min.cleanable.dirty.ratio", 0.5, low=0.0, high=1.0, why="compaction rewrites the log only when it pays"
     )
     min_compaction_lag_ms: int = knob(
-        "min.compaction.lag.ms", 0, low=0, unit="ms", why="records stay uncompacted at least this long"
+        "min.compaction.lag.ms", 0, low=0, high=_LONG_MAX, unit="ms", why="records stay uncompacted at least this long"
     )
     max_message_bytes: int = knob(
         "max.message.bytes", 1_048_588, low=0, high=_INT_MAX, unit="bytes", why="bounds one batch"
@@ -74,52 +107,88 @@ class LogConfig:
         why="whose clock stamps records: the producer's or ours",
     )
     message_timestamp_before_max_ms: int = knob(
-        "message.timestamp.before.max.ms", _LONG_MAX, low=0, unit="ms", why="refuses records stamped too long ago"
+        "message.timestamp.before.max.ms",
+        _LONG_MAX,
+        low=0,
+        high=_LONG_MAX,
+        unit="ms",
+        why="refuses records stamped too long ago",
     )
     message_timestamp_after_max_ms: int = knob(
-        "message.timestamp.after.max.ms", 3_600_000, low=0, unit="ms", why="a wrong clock would keep segments for ever"
+        "message.timestamp.after.max.ms",
+        3_600_000,
+        low=0,
+        high=_LONG_MAX,
+        unit="ms",
+        why="a wrong clock would keep segments for ever",
     )
     flush_messages: int = knob(
-        "flush.messages", _LONG_MAX, low=1, why="records between two fsyncs; 1 survives a power loss"
+        "flush.messages", _LONG_MAX, low=1, high=_LONG_MAX, why="records between two fsyncs; 1 survives a power loss"
     )
-    compression_type: str = knob("compression.type", "producer", why="batches stay as the producer made them")
+    compression_type: str = knob(
+        "compression.type",
+        "producer",
+        choices=("producer", *COMPRESSIONS),
+        why="producer: batches stay as they come; else those that come otherwise are compressed anew",
+    )
     compression_gzip_level: int = knob(
-        "compression.gzip.level", -1, low=-1, high=9, why="taken as it is: batches stay as they come"
+        "compression.gzip.level",
+        -1,
+        low=-1,
+        high=9,
+        check=_not_zero,
+        why="of what the broker compresses; -1: gzip's own",
     )
-    compression_lz4_level: int = knob(
-        "compression.lz4.level", 9, low=1, high=17, why="taken as it is: batches stay as they come"
-    )
+    compression_lz4_level: int = knob("compression.lz4.level", 9, low=1, high=17, why="of what the broker compresses")
     compression_zstd_level: int = knob(
-        "compression.zstd.level", 3, low=-131_072, high=22, why="taken as it is: batches stay as they come"
+        "compression.zstd.level", 3, low=-131_072, high=22, why="of what the broker compresses"
     )
-    min_insync_replicas: int = knob("min.insync.replicas", 1, low=1, why="taken as it is: there is one replica")
+    min_insync_replicas: int = knob(
+        "min.insync.replicas", 1, low=1, high=_INT_MAX, why="taken as it is: there is one replica"
+    )
     max_compaction_lag_ms: int = knob(
-        "max.compaction.lag.ms", _LONG_MAX, low=1, unit="ms", why="records are compacted at the latest after this"
+        "max.compaction.lag.ms",
+        _LONG_MAX,
+        low=1,
+        high=_LONG_MAX,
+        unit="ms",
+        why="records are compacted at the latest after this",
     )
     file_delete_delay_ms: int = knob(
-        "file.delete.delay.ms", 60_000, low=0, unit="ms", why="taken as it is: open readers keep a deleted file anyway"
+        "file.delete.delay.ms",
+        60_000,
+        low=0,
+        high=_LONG_MAX,
+        unit="ms",
+        why="taken as it is: open readers keep a deleted file anyway",
     )
     flush_ms: int = knob(
         "flush.ms",
         FLUSH_NEVER_MS,
         low=0,
+        high=_LONG_MAX,
         unit="ms",
         why="a power loss costs no more than this, and the second of a look",
     )
     segment_jitter_ms: int = knob(
-        "segment.jitter.ms", 0, low=0, unit="ms", why="taken as it is: few segments end at the same time here"
+        "segment.jitter.ms",
+        0,
+        low=0,
+        high=_LONG_MAX,
+        unit="ms",
+        why="taken as it is: few segments end at the same time here",
     )
     local_retention_bytes: int = knob(
-        "local.retention.bytes", -2, low=-2, unit="bytes", why="taken as it is: all segments are local"
+        "local.retention.bytes", -2, low=-2, high=_LONG_MAX, unit="bytes", why="taken as it is: all segments are local"
     )
     local_retention_ms: int = knob(
-        "local.retention.ms", -2, low=-2, unit="ms", why="taken as it is: all segments are local"
+        "local.retention.ms", -2, low=-2, high=_LONG_MAX, unit="ms", why="taken as it is: all segments are local"
     )
     leader_throttled: tuple[str, ...] = knob(
-        "leader.replication.throttled.replicas", (), why="taken as it is: there is one replica"
+        "leader.replication.throttled.replicas", (), check=_pairs, why="taken as it is: there is one replica"
     )
     follower_throttled: tuple[str, ...] = knob(
-        "follower.replication.throttled.replicas", (), why="taken as it is: there is one replica"
+        "follower.replication.throttled.replicas", (), check=_pairs, why="taken as it is: there is one replica"
     )
     preallocate: bool = knob("preallocate", False, why="taken as it is: segments grow by appending")
     unclean_leader_election_enable: bool = knob(
@@ -140,6 +209,20 @@ class LogConfig:
         return "delete" in self.cleanup_policy
 
 
+def check_together(config: LogConfig) -> None:
+    """Check what no setting by itself can tell.
+
+    Raises:
+        InvalidInputError: INVALID_CONFIG: two settings contradict each other.
+    """
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise InvalidInputError(
+            f"min.compaction.lag.ms={config.min_compaction_lag_ms} is more than "
+            f"max.compaction.lag.ms={config.max_compaction_lag_ms}: raise the one or lower the other",
+            ErrorCode.INVALID_CONFIG,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     """Bounds of one data folder."""
@@ -158,5 +241,9 @@ class StoreLimits:
     (`MAX_RECORDS_PER_USER_OP`)."""
     producers: int = 10_000
     """Idempotent producers remembered by one partition; beyond it the one idle longest is forgotten."""
+    retention_check_ms: int = 300_000
+    """Kafka's own interval (`log.retention.check.interval.ms`): records stamped long ago may be read this long."""
+    producer_check_ms: int = 5_000
+    """Time between two looks for such producers (`producer.id.expiration.check.interval.ms`)."""
     producer_id_expiration_ms: int = _DAY_MS
     """Idle time after which a producer's sequences are forgotten (`producer.id.expiration.ms`)."""

@@ -16,7 +16,7 @@ from typing import Self
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, retention
-from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, write_catalog
+from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, usable_config, write_catalog
 from kohort.log.checkpoints import LOG_STARTS
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
@@ -32,8 +32,6 @@ log = logging.getLogger("kohort.log")
 
 _SLICE_S = 0.01
 _ROUND_MS = 5_000
-RETENTION_CHECK_MS = 300_000
-"""Kafka's own interval (`log.retention.check.interval.ms`): records stamped long ago may be read this long."""
 
 
 class LogStore:
@@ -72,6 +70,7 @@ class LogStore:
         self._upkeep: Iterator[None] | None = None
         self._round_ms = 0
         self._retention_ms = int(time.time() * 1000)
+        self._producers_ms = 0
         self._closed = False
         self._told: set[str] = set()
         self._not_compacted: set[TopicPartition] = set()
@@ -101,7 +100,7 @@ class LogStore:
         self._told = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():
-            config = effective_config(self.defaults, topic.configs)
+            config = usable_config(topic.name, self.defaults, topic.configs)
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
                 known = replace(
@@ -169,7 +168,7 @@ class LogStore:
 
     def log_config(self, name: str) -> LogConfig:
         """A topic's settings in effect."""
-        return effective_config(self.defaults, self.topic(name).configs)
+        return usable_config(name, self.defaults, self.topic(name).configs)
 
     # -- changing the catalog
 
@@ -382,13 +381,18 @@ class LogStore:
         self.defaults = defaults
         self.limits = replace(self.limits, producer_id_expiration_ms=producer_id_expiration_ms)
         for topic in self.topics.values():
-            self._reconfigure(topic, effective_config(defaults, topic.configs))
+            self._reconfigure(topic, usable_config(topic.name, defaults, topic.configs))
 
     def _reconfigure(self, topic: Topic, config: LogConfig) -> None:
         for number in range(topic.partitions):
             self._logs[topic.name, number].reconfigure(config)
 
     # -- upkeep and end
+
+    @property
+    def round_ms(self) -> int:
+        """Time between two rounds of upkeep over all logs."""
+        return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
     def maintain(self, now_ms: int) -> bool:
         """Flushes by time, retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
@@ -404,7 +408,7 @@ class LogStore:
             if time.monotonic() >= began + _SLICE_S / 2:
                 break
         if self._upkeep is None:
-            if now_ms - self._round_ms < _ROUND_MS:
+            if now_ms - self._round_ms < self.round_ms:
                 return bool(self._doomed)
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
@@ -426,16 +430,19 @@ class LogStore:
                 del self._unflushed[tp]
 
     def _round(self, now_ms: int) -> Iterator[None]:
-        aged = now_ms - self._retention_ms >= RETENTION_CHECK_MS
-        if aged:
-            self._retention_ms = now_ms
+        limits = self.limits
+        aged = now_ms - self._retention_ms >= limits.retention_check_ms
+        forgets = now_ms - self._producers_ms >= limits.producer_check_ms
+        self._retention_ms = now_ms if aged else self._retention_ms
+        self._producers_ms = now_ms if forgets else self._producers_ms
         for tp, partition in self.partitions():
             if not partition.readable:
                 continue
             partition.settle()
             if aged:
                 retention.enforce(partition, now_ms)
-            partition.producers.expire(now_ms - self.limits.producer_id_expiration_ms)
+            if forgets:
+                partition.producers.expire(now_ms - limits.producer_id_expiration_ms)
             retention.flush_settled(partition, now_ms)
             yield
             if self._logs.get(tp) is partition:

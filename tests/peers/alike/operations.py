@@ -13,6 +13,7 @@ from kohort.wire.operations import (
     AlterReplicaLogDirsRequest,
     DescribeClientQuotasRequest,
     DescribeLogDirsRequest,
+    DescribeQuorumRequest,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
     UpdateFeaturesRequest,
@@ -47,6 +48,41 @@ def without_words(answer: Any) -> None:
 
 def listed(wanted: dict[str, list[int]], make: Any, name: str = "topic", parts: str = "partitions") -> list[Any]:
     return [make(**{name: topic, parts: indexes}) for topic, indexes in wanted.items()]
+
+
+@scenario(DescribeQuorumRequest)
+def quorums(side: Side, version: int) -> None:
+    topic, part = DescribeQuorumRequest.TopicData, DescribeQuorumRequest.PartitionData
+
+    def keep(answer: Any) -> None:
+        """Offsets, epochs and times are each side's own; that one replica is at the log's end is not."""
+        without_words(answer)
+        for found in (part for topic in answer.topics for part in topic.partitions):
+            for replica in (*found.current_voters, *found.observers):
+                replica.log_end_offset -= found.high_watermark
+                replica.last_caught_up_timestamp = min(replica.last_caught_up_timestamp, 1)
+                replica.last_fetch_timestamp = min(replica.last_fetch_timestamp, 1)
+            found.high_watermark, found.leader_epoch = 0, min(found.leader_epoch, 1)
+        for node in answer.nodes:
+            node.listeners = node.listeners[:1]
+            for listener in node.listeners:
+                listener.name = "a listener"
+
+    for wanted in (
+        {"__cluster_metadata": [0]},
+        {"__cluster_metadata": [1]},
+        {"__cluster_metadata": [0, 1]},
+        {"__cluster_metadata": []},
+        {side.name("other"): [0]},
+        {"__cluster_metadata": [0], side.name("other"): [0]},
+        {"": [0]},
+        {},
+    ):
+        topics = [
+            topic(topic_name=name, partitions=[part(partition_index=index) for index in indexes])
+            for name, indexes in wanted.items()
+        ]
+        side.ask(DescribeQuorumRequest(topics=topics), version, keep=keep)
 
 
 @scenario(ElectLeadersRequest)

@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any
 
-from kohort.wire.batch import BatchRecord, build_batch
+from kohort.wire.batch import BatchRecord, build_batch, iter_headers
 from kohort.wire.data import (
     DeleteRecordsRequest,
     FetchRequest,
@@ -17,8 +17,9 @@ from kohort.wire.data import (
     OffsetForLeaderEpochRequest,
     ProduceRequest,
 )
+from kohort.wire.records import read_records
 from tests.peers.alike.harness import Side, scenario
-from tests.peers.alike.transactions import begun
+from tests.peers.alike.transactions import add_partitions, added, begun, ended
 
 
 def batch(*values: bytes, **facts: Any) -> bytes:
@@ -239,6 +240,59 @@ def fetches(side: Side, version: int) -> None:
         FetchRequest(max_wait_ms=0, min_bytes=0),
     ):
         side.ask(request, version, keep=without_session)
+
+
+@scenario(*range(4, 19))
+def fetches_of_aborted_transactions(side: Side, version: int) -> None:
+    """Two producers' transactions within one range: both are named. Old records and new markers share a segment."""
+    topic = side.topic(segment_ms=str(2**62))
+    for word in ("one", "two", "three"):
+        name = side.name(word)
+        producer, epoch = begun(side, name)
+        facts = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0}
+        side.until(lambda: add_partitions(name, producer, epoch, {topic: [0]}), 3, added)  # noqa: B023
+        side.produce(topic, 0, b"a", transactional=name, **facts)
+        ended(side, name, (producer, epoch), 4, committed=word == "three")
+    make, part = FetchRequest.FetchTopic, FetchRequest.FetchPartition
+    wanted = [part(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)]
+    asked = make(topic_id=side.id_of(topic), topic=topic, partitions=wanted)
+
+    def fetching() -> FetchRequest:
+        return FetchRequest(topics=[asked], max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, isolation_level=1)
+
+    def whole(answer: Any) -> bool:
+        return bool(answer.responses and answer.responses[0].partitions[0].last_stable_offset == 6)
+
+    side.until(fetching, version, whole, keep=without_records)
+
+
+def without_records(answer: Any) -> None:
+    """Markers have times."""
+    without_session(answer)
+    for topic in answer.responses:
+        for part in topic.partitions:
+            part.records = b""
+
+
+@scenario(9)
+def produces_to_topics_with_a_codec(side: Side, version: int) -> None:
+    for wanted in ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"):
+        topic = side.topic(wanted, partitions=1, compression_type=wanted)
+        for sent in ("none", "gzip", "zstd"):
+            data = batch(b"x" * 5_000, b"y", compression=sent)
+            side.ask(producing(side, version, [(topic, 0, data)]), version, keep=plain)
+        part = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+        asked = FetchRequest.FetchTopic(topic=topic, partitions=[part])
+        fetch = FetchRequest(topics=[asked], max_wait_ms=0, min_bytes=0, max_bytes=1 << 20)
+        side.ask(fetch, 12, keep=codecs_and_records)
+
+
+def codecs_and_records(answer: Any) -> None:
+    """Two compressors make other bytes of the same."""
+    without_session(answer)
+    data = bytes(answer.responses[0].partitions[0].records)
+    told = [(header.compression, read_records(data[at:])) for at, header in iter_headers(data)]
+    answer.responses[0].partitions[0].records = repr(told).encode()
 
 
 def without_session(answer: Any) -> None:

@@ -23,8 +23,6 @@ from kohort.wire.cluster import (
 )
 
 NO_ID = uuid.UUID(int=0)
-DESCRIBED_PARTITIONS_MAX = 2000
-"""Kafka's `max.request.partition.size.limit`: bounds one answer."""
 
 Asked: TypeAlias = MetadataRequest.MetadataRequestTopic
 Told: TypeAlias = MetadataResponse.MetadataResponseTopic
@@ -127,7 +125,7 @@ def describe_topic_partitions(
     if cursor is not None:
         names = [name for name in names if name >= cursor.topic_name]
         start = cursor.partition_index if names and names[0] == cursor.topic_name else 0
-    left = max(1, min(message.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
+    left = max(1, min(message.response_partition_limit, host.described_partitions_max))
     response = DescribeTopicPartitionsResponse()
     for name in names:
         described = _described_topic(host, name, start, left)

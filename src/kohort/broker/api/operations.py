@@ -1,7 +1,8 @@
-"""Leaders, reassignments, log folders, features, transaction markers: administration of a cluster of one broker.
+"""Leaders, the quorum, reassignments, log folders, features, transaction markers: a cluster of one broker.
 
-Versions: ElectLeaders 1 kinds of elections; DescribeLogDirs 3 an error on top, 4 volume sizes, 5 cordoned folders;
-UpdateFeatures 1 kinds of upgrades, 2 no results for single features.
+Versions: DescribeQuorum 1 times, 2 directories, nodes and texts; ElectLeaders 1 kinds of elections; DescribeLogDirs 3
+an error on top, 4 volume sizes, 5 cordoned folders; UpdateFeatures 1 kinds of upgrades, 2 no results for single
+features.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from kohort.wire.operations import (
     AlterReplicaLogDirsResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
@@ -39,6 +42,9 @@ from kohort.wire.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResp
 
 log = logging.getLogger("kohort.broker")
 
+METADATA_TOPIC = "__cluster_metadata"
+QUORUM_EPOCH = 1
+"""The leader of one node's quorum never changes."""
 PREFERRED, UNCLEAN = 0, 1
 UPGRADE_TYPES = (1, 2, 3)
 """Up, safely down, down whatever it costs."""
@@ -46,6 +52,41 @@ _Election: TypeAlias = ElectLeadersResponse.ReplicaElectionResult
 _Marked: TypeAlias = (
     WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
 )
+
+
+def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> DescribeQuorumResponse:
+    """The quorum of a single node: this broker is its leader and only voter. Source: KIP-595, KIP-836, KIP-853.
+
+    Topics are kept without a log of metadata, so that its offsets are 0.
+    """
+    make, of_topic = DescribeQuorumResponse.PartitionData, DescribeQuorumResponse.TopicData
+    topics = request.message.topics
+    asked = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in topics]
+    if asked != [(METADATA_TOPIC, [0])]:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        refused = [
+            of_topic(
+                topic_name=topic,
+                partitions=[make(partition_index=index, error_code=code, error_message=code.text) for index in indexes],
+            )
+            for topic, indexes in asked
+        ]
+        return DescribeQuorumResponse(topics=refused)
+    now_ms = time.time_ns() // 1_000_000
+    me = DescribeQuorumResponse.ReplicaState(
+        replica_id=node.id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+    )
+    quorum = make(leader_id=node.id, leader_epoch=QUORUM_EPOCH, current_voters=[me])
+    response = DescribeQuorumResponse(topics=[of_topic(topic_name=METADATA_TOPIC, partitions=[quorum])])
+    if request.version >= 2:
+        listener = DescribeQuorumResponse.Listener
+        response.nodes = [
+            DescribeQuorumResponse.Node(
+                node_id=place.node_id, listeners=[listener(name="PLAINTEXT", host=place.host, port=place.port)]
+            )
+            for place in node.places.nodes(request.connection)
+        ]
+    return response
 
 
 def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
@@ -253,6 +294,7 @@ def _write_marker(
 
 
 HANDLERS: list[Handled[Node]] = [
+    handled(DescribeQuorumRequest, DescribeQuorumResponse, describe_quorum),
     handled(ElectLeadersRequest, ElectLeadersResponse, elect_leaders),
     handled(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse, alter_partition_reassignments),
     handled(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, list_partition_reassignments),

@@ -1,4 +1,4 @@
-"""Produce: batches go to the log as they came.
+"""Produce: batches go to the log as they came, or compressed as their topic wants them (`recompression`).
 
 Versions: 3 is the first with record batches v2; 9 is flexible; 10 names the leader in errors; 12 lets a transaction
 take in partitions by producing to them (KIP-890); 13 names topics by id.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
+from kohort.log import PartitionLog, is_as_wanted
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.schema import Buffer
@@ -26,6 +28,10 @@ _Data: TypeAlias = ProduceRequest.TopicProduceData.PartitionProduceData
 _Topic: TypeAlias = ProduceResponse.TopicProduceResponse
 _Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
+_Delayed: TypeAlias = tuple[str, _Data, _Partition]
+"""The topic of batches that are compressed first, the batches, and the answer that is filled in then."""
+PRODUCER = "producer"
+"""The `compression.type` of a topic whose batches stay as they come."""
 ABORTABLE_SINCE = 11
 """The version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
 ATTRIBUTES_AT = 22
@@ -34,19 +40,20 @@ _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
 """The same for all answers: nobody changes them."""
 
 
-def produce(node: Node, request: Request[ProduceRequest]) -> ProduceResponse | None:
+def produce(node: Node, request: Request[ProduceRequest]) -> None:
     """Append each partition's batches; answered when all are written (acks 0: not at all)."""
     message = request.message
     by_id = request.version >= 13
     now_ms = time.time_ns() // 1_000_000
-    responses = []
+    responses: list[ProduceResponse.TopicProduceResponse] = []
+    delayed: list[_Delayed] = []
     for topic in message.topic_data:
         name = _name_by_id(node, topic.topic_id) if by_id else topic.name
         error = _refused(node, request, name, message.acks)
         answers = [
             _Partition(index=part.index, error_code=error, base_offset=-1)
             if error
-            else _append(node, request, name, part, now_ms)
+            else _append(node, request, name, part, now_ms, delayed)
             for part in topic.partition_data
         ]
         responses.append(
@@ -54,15 +61,56 @@ def produce(node: Node, request: Request[ProduceRequest]) -> ProduceResponse | N
             if by_id
             else _Topic(name=topic.name, partition_responses=answers)
         )
-    if message.acks != 0:
-        return ProduceResponse(responses=responses)
-    if any(answer.error_code for topic in responses for answer in topic.partition_responses):
+    if delayed:
+        _compress(node, request, delayed, responses, now_ms)
+    else:
+        _finish(request, responses)
+
+
+def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
+    """Answer, as far as an answer was asked for."""
+    if request.message.acks != 0:
+        request.reply(ProduceResponse(responses=responses))
+    elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
         # No answer was asked for: only the end of the connection makes the client look at its metadata again.
         log.info("%s: records sent without asking for an answer were refused; closing", request.name)
         request.connection.close()
     else:
         request.skip()
-    return None
+
+
+def _compress(
+    node: Node,
+    request: Request[ProduceRequest],
+    delayed: list[_Delayed],
+    responses: list[ProduceResponse.TopicProduceResponse],
+    now_ms: int,
+) -> None:
+    """Have batches compressed beside the loop, then append them; answer when the last of them is through."""
+    left = len(delayed)
+    held = sum(len(part.records) for _, part, _ in delayed)
+    request.connection.hold(held)
+
+    def done(name: str, part: _Data, answer: _Partition, result: bytes | KafkaError) -> None:
+        nonlocal left
+        if isinstance(result, KafkaError):
+            found = _refusal(request, part.index, result)
+        else:
+            part.records = result
+            found = _write(node, request, name, part, now_ms, node.store.get(name, part.index))
+        for field in answer.FIELDS:
+            setattr(answer, field.name, getattr(found, field.name))
+        left -= 1
+        if not left:
+            request.connection.hold(-held)
+            _finish(request, responses)
+
+    for name, part, answer in delayed:
+        target = node.store.get(name, part.index)
+        assert target is not None
+        part.records = bytes(part.records)  # the frame's memory is not kept
+        partition = TopicPartition(name, part.index)
+        node.recompression.take(partition, part.records, target.config, now_ms, partial(done, name, part, answer))
 
 
 def _name_by_id(node: Node, topic_id: UUID) -> str | None:
@@ -85,10 +133,25 @@ def _is_transactional(records: Buffer) -> bool:
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int) -> _Partition:
+def _append(
+    node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int, delayed: list[_Delayed]
+) -> _Partition:
+    """Append a partition's batches; where they have to be compressed first, the answer is filled in later."""
     assert name is not None
+    target = node.store.get(name, part.index)
+    if target is not None and part.records and target.config.compression_type != PRODUCER:
+        waits = node.recompression.is_busy(TopicPartition(name, part.index))
+        if waits or not is_as_wanted(part.records, target.config):
+            answer = _Partition(index=part.index)
+            delayed.append((name, part, answer))
+            return answer
+    return _write(node, request, name, part, now_ms, target)
+
+
+def _write(
+    node: Node, request: Request[ProduceRequest], name: str, part: _Data, now_ms: int, target: PartitionLog | None
+) -> _Partition:
     index = part.index
-    target = node.store.get(name, index)
     if target is None:
         return _Partition(index=index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, base_offset=-1)
     records = part.records
@@ -109,22 +172,8 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
             partition = TopicPartition(name, index)
             node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
         result = target.append(records, now_ms)
-    except RecordsRefusedError as error:
-        return _Partition(
-            index=index,
-            error_code=error.code,
-            base_offset=-1,
-            record_errors=[
-                _Partition.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=why)
-                for at, why in error.records.items()
-            ],
-            error_message=error.message,
-        )
     except KafkaError as error:
-        code = error.code
-        if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
-            code = ErrorCode.TRANSACTION_ABORTABLE
-        return _Partition(index=index, error_code=code, base_offset=-1, error_message=error.message)
+        return _refusal(request, index, error)
     except OSError as error:
         log.error("%s-%d could not be written: %s", name, index, error)
         return _Partition(index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1)
@@ -138,6 +187,20 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
         record_errors=_NO_ERRORS,
         current_leader=_NO_LEADER,
     )
+
+
+def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) -> _Partition:
+    """The answer for batches that are not taken."""
+    code = error.code
+    if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
+        code = ErrorCode.TRANSACTION_ABORTABLE
+    refused = _Partition(index=index, error_code=code, base_offset=-1, error_message=error.message)
+    if isinstance(error, RecordsRefusedError):
+        refused.record_errors = [
+            _Partition.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=why)
+            for at, why in error.records.items()
+        ]
+    return refused
 
 
 HANDLERS: list[Handled[Node]] = [

@@ -14,7 +14,7 @@ from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.config import Setting, format_value, settings
 from kohort.groups.config import GroupConfig
-from kohort.log import FLUSH_NEVER_MS, RETENTION_CHECK_MS, LogConfig
+from kohort.log import FLUSH_NEVER_MS, LogConfig
 
 
 class Source(IntEnum):
@@ -44,9 +44,9 @@ LONGS = frozenset(
     {
         "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
         "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
-        "log.cleaner.dedupe.buffer.size", "max.compaction.lag.ms", "message.timestamp.after.max.ms",
-        "message.timestamp.before.max.ms", "min.compaction.lag.ms", "offsets.retention.check.interval.ms",
-        "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
+        "log.cleaner.dedupe.buffer.size", "log.retention.check.interval.ms", "max.compaction.lag.ms",
+        "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "min.compaction.lag.ms",
+        "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
 """Settings that Kafka holds in 64 bits; other whole numbers have 32."""
@@ -148,7 +148,6 @@ def _facts(node: Node) -> list[Entry]:
         ("log.dirs", str(node.data_dir), Type.LIST),
         ("broker.id", str(node.id), Type.INT),
         ("log.cleaner.enable", "true", Type.BOOLEAN),
-        ("log.retention.check.interval.ms", str(RETENTION_CHECK_MS), Type.LONG),
         ("log.retention.hours", "168", Type.INT),
         ("log.roll.hours", "168", Type.INT),
         ("offsets.topic.replication.factor", "1", Type.SHORT),

@@ -18,7 +18,7 @@ from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_name
 from kohort.config import Setting, format_value, parse_value, settings, unknown_key
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.log import LogConfig
+from kohort.log import LogConfig, check_together
 
 log = logging.getLogger("kohort.broker")
 
@@ -82,15 +82,19 @@ class LiveSettings:
                 del altered[key]
 
     def _take_effect(self) -> None:
+        self.broker, self.log = self._effective(self._altered)
+
+    def _effective(self, all_altered: Mapping[str, Mapping[str, str]]) -> tuple[BrokerConfig, LogConfig]:
+        """The settings of the broker and of topics with what was altered."""
         broker, _, topics = self.given
-        for altered in (self._altered[ALL], self._altered[self._own]):
+        for altered in (all_altered[ALL], all_altered[self._own]):
             of_broker: dict[str, Any] = {}
             of_logs: dict[str, Any] = {}
             for key, text in altered.items():
                 field = alterable()[key].field
                 (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
             broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
-        self.broker, self.log = broker, topics
+        return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
         """What was altered.
@@ -114,6 +118,7 @@ class LiveSettings:
         for key, text in altered.items():
             self.check_key(name, key)
             _parsed(key, text)
+        check_together(self._effective({**self._altered, name: dict(altered)})[1])
         if name == ALL and CLUSTER_WIDE not in altered:
             raise InvalidInputError(f"{CLUSTER_WIDE} of all brokers can't be removed", ErrorCode.INVALID_CONFIG)
 

@@ -17,7 +17,7 @@ from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
-from kohort.log import LogConfig
+from kohort.log import LogConfig, check_together
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
@@ -169,6 +169,33 @@ class BrokerConfig:
         unit="ms",
         why="how often transactions past their timeout are looked for (Kafka: 10 s)",
     )
+    transactional_id_check_ms: int = knob(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        60_000,
+        low=1,
+        unit="ms",
+        why="how often unused transactional ids are looked for (Kafka: 1 h)",
+    )
+    retention_check_ms: int = knob(
+        "log.retention.check.interval.ms",
+        300_000,
+        low=1,
+        unit="ms",
+        why="how often records are looked for that are older, or more, than their topic keeps",
+    )
+    producer_check_ms: int = knob(
+        "producer.id.expiration.check.interval.ms",
+        5_000,
+        low=1,
+        unit="ms",
+        why="how often producers that have been silent for too long are looked for (Kafka: 10 min)",
+    )
+    described_partitions_max: int = knob(
+        "max.request.partition.size.limit",
+        2_000,
+        low=1,
+        why="partitions that one answer describes; clients ask for the rest",
+    )
     metrics_listen: str | None = knob(
         "metrics.listen", None, why="HOST:PORT where Prometheus reads the broker's figures; nowhere when not given"
     )
@@ -276,6 +303,7 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
     if unknown:
         raise unknown_key(unknown[0], known_names())
     broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
+    check_together(log)
     return broker, groups, log
 
 

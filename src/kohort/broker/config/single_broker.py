@@ -88,6 +88,12 @@ def is_idle(key: str) -> bool:
     return key in IDLE or key.startswith(IDLE_PREFIXES)
 
 
+def idle_text(properties: Mapping[str, Any]) -> str:
+    """The warning of properties that set nothing here; empty when each of them sets something."""
+    idle = sorted(key for key, value in properties.items() if value is not None and is_idle(key))
+    return f"settings of Kafka's that kohort's broker ignores: {', '.join(idle)}" if idle else ""
+
+
 def known_facts() -> tuple[str, ...]:
     """The names of what `own_properties` and `place_in` understand besides our own settings."""
     return (*_PLACES, *_CHECKS, *IDLE)

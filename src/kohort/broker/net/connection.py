@@ -75,6 +75,7 @@ class Connection:
         "_flow",
         "_frames",
         "_handler",
+        "_held",
         "_loop",
         "_on_frame",
         "_outgoing",
@@ -113,6 +114,7 @@ class Connection:
         self._flow = Flow(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
+        self._held = 0
         self._scratch = scratch
         self._writing = False
         self._reading = True
@@ -191,7 +193,7 @@ class Connection:
             if self.closed:
                 return
             now = clock()
-            if (len(pending) >= brim or outgoing.size >= bytes_max) and self._is_brimful():
+            if (len(pending) >= brim or outgoing.size + self._held >= bytes_max) and self._is_brimful():
                 self._put_back(frames)
                 return
             if now > until:
@@ -215,7 +217,12 @@ class Connection:
 
     @property
     def _is_full(self) -> bool:
-        return self._flow.is_full(len(self.pending), self._outgoing.size)
+        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held)
+
+    def hold(self, size: int) -> None:
+        """Count bytes of requests that are kept, or with a negative size are not any more, against what is read."""
+        self._held += size
+        self._resume_if_room()
 
     def _pause(self) -> None:
         if self._reading and not self.closed:

@@ -47,7 +47,6 @@ EPOCH_MAX = 32_766
 """The last epoch a producer gets; the one above is for fencing it."""
 COORDINATOR_EPOCH = 0
 RETRY_S = 0.5
-EXPIRE_CHECK_S = 60.0
 IDS_MAX = 100_000
 """Transactional ids known at once: bounds the memory."""
 
@@ -90,7 +89,7 @@ class Transactions:
             if transaction.status.preparing:
                 self._begin_markers(transaction)
         self._check_timeouts()
-        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
+        self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
     def close(self) -> None:
         """Stop; what is not done is gone on with at the next start."""
@@ -473,7 +472,7 @@ class Transactions:
                     log.error("transactional id %s could not be forgotten: %s", transaction.id, error)
                     break
                 del self._known[transaction.id]
-        self._host.loop.call_later(EXPIRE_CHECK_S, self._expire)
+        self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
 
 def _is_producer(known: Transaction, producer_id: int, epoch: int) -> bool:
