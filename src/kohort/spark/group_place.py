@@ -351,7 +351,7 @@ class GroupPlace:
         return True
 
     def _still_ours(self, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
-        """The planned spans to read again: by default those of partitions that are held and no one else has read on.
+        """The planned spans to read again: by default those of partitions that are held, and that none has had since.
 
         Args:
             planned: the batch, as far as there is something of it.
@@ -365,13 +365,20 @@ class GroupPlace:
         return {
             tp: span
             for tp, span in planned.spans.items()
-            if tp in held.partitions and held.starts[tp] == span.start and not self._was_left(tp, planned)
+            if tp in held.partitions and held.starts[tp] == span.start and self._untouched(tp, planned)
         }
 
-    def _was_left(self, tp: TopicPartition, planned: BatchOffset) -> bool:
-        """Whether an earlier run that came back to this batch has left the partition to the group."""
+    def _untouched(self, tp: TopicPartition, planned: BatchOffset) -> bool:
+        """Whether the group's offset is the one that the batch was planned with, or there is none.
+
+        One under the batch's number says that an earlier run came back to the batch, and left the partition to the
+        group. One of another's says that it may have: that run had nothing to say once a new owner had claimed the
+        partition. A sink that takes each batch once may have the batch without it by then, and would not take it now.
+        """
         found = self._found.get(tp)
-        return found is not None and self._own(tp) and found.stamp is not None and found.stamp.batch >= planned.batch
+        if found is None:
+            return True
+        return found.stamp is not None and self._own(tp) and found.stamp.batch < planned.batch
 
     def standing(self) -> Standing:
         """What the progress says of it."""

@@ -120,21 +120,66 @@ def starts_at_the_commit(story: Story) -> Iterator[str]:
 
 def replays_what_is_its_own(story: Story) -> Iterator[str]:
     """With plannedRanges=owned a repeated batch leaves out what others, or an administrator, have gone on from."""
-    if story.planned_ranges == "all" or not story.grouped:
+    if not story.grouped:
         return
     for write in story.writes:
         tasks = write.tasks
-        if not tasks.repeated:
+        if not tasks.repeated or tasks.planned_ranges == "all":
             continue
         for partition in write.rows:
             if partition.topic in story.remade:
                 continue
-            if story.planned_ranges == "none":
+            if tasks.planned_ranges == "none":
                 yield f"{tasks.batch} was repeated with {partition}, though plannedRanges is none"
                 continue
             since, until = tasks.called_ns / 1e6 - CLOCK_MS, tasks.at_ns / 1e6 + CLOCK_MS
             if not {None, tasks.ranges[partition].start} & story.in_force(partition, since, until):
                 yield f"{tasks.batch} was repeated with {partition}, which others had gone on with"
+
+
+def what_is_left_stays_left(story: Story) -> Iterator[str]:
+    """What one run leaves out of a batch that it repeats, no later run reads in it again.
+
+    A sink that takes each batch once may have it without that part, and would pass over what comes later.
+    """
+    if not story.grouped:
+        return
+    left: dict[Batch, dict[TopicPartition, int]] = defaultdict(dict)
+    for tasks in sorted(story.tasks, key=lambda tasks: tasks.at_ns):
+        if not tasks.repeated or tasks.planned_ranges == "all":
+            continue
+        for partition, span in tasks.ranges.items():
+            if not span.offsets or partition.topic in story.remade:
+                continue
+            if partition not in tasks.reads:
+                left[tasks.batch].setdefault(partition, tasks.life)
+            elif partition in left[tasks.batch]:
+                yield (
+                    f"run {tasks.life} reads {partition} of {tasks.batch} again, "
+                    f"which run {left[tasks.batch][partition]} left to the group"
+                )
+
+
+def available_now_reads_what_it_holds(story: Story) -> Iterator[str]:
+    """A query that ends AvailableNow has read what it held when it looked last, unless the group had put it out."""
+    by_place = {place: number for number, place in story.produced.items()}
+    for run in story.runs:
+        since_ms, until_ms = (at_ns / 1e6 for at_ns in run.read_ns)
+        client = f"{run.application}-{run.number}"
+        if any(client == name and since_ms - CLOCK_MS <= at_ms < until_ms for at_ms, name in story.evictions):
+            continue
+        for partition in sorted(run.held):
+            if partition.topic in story.remade:
+                continue
+            known = story.in_force(partition, until_ms - CLOCK_MS, until_ms + CLOCK_MS)
+            reached = max(offset or 0 for offset in known)
+            numbers = (by_place.get((partition, offset)) for offset in range(reached, run.aims.get(partition, 0)))
+            unread = [number for number in numbers if number is not None and number not in story.removed]
+            if unread:
+                yield (
+                    f"{run.application}'s run {run.number} ended AvailableNow with {partition} at {reached}, "
+                    f"{len(unread)} records before its aim"
+                )
 
 
 def commits_follow_sinks(story: Story) -> Iterator[str]:
@@ -238,6 +283,8 @@ CHECKS: tuple[Callable[[Story], Iterator[str]], ...] = (
     repeats_are_exact,
     starts_at_the_commit,
     replays_what_is_its_own,
+    what_is_left_stays_left,
+    available_now_reads_what_it_holds,
     commits_follow_sinks,
     given_up_between_batches,
     one_checkpoint_reads_once,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +21,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
 from tests.spark.histories.settings import Trigger
 
+from kohort.ids import TopicPartition
 from kohort.spark.options import parse_options
 from kohort.spark.schema import arrow_schema, columns_of
 from kohort.spark.source import KohortDataSource
+
+UNSETTLED_MS = 50
+"""A query that ends in a rebalance that has lasted for longer has not looked at its group before it ended."""
 
 
 class Log:
@@ -89,6 +93,9 @@ class Execution:
         """The end of the last batch whose sink was done: Spark's committed offset."""
         self._available: str | None = None
         """The end of the last batch that was planned."""
+        self._held: set[TopicPartition] = set()
+        self._left: set[TopicPartition] = set()
+        """The partitions of the query's member in the last trigger, and when its last call was answered."""
 
     def run(self, trigger: Trigger, interval_ms: int, twice: bool = False) -> None:
         """From start to end; an interval goes on until something ends the process."""
@@ -96,6 +103,7 @@ class Execution:
         limit = self.call("getDefaultReadLimit")
         self._limit = READ_LIMIT_REGISTRY.get(dataclasses.asdict(limit) | {"_type": type(limit).__name__})
         if trigger == "availableNow":
+            self._tell("aim", ends=self._watch_looks())
             self.call("prepareForTriggerAvailableNow")
         if trigger == "once":
             self._limit = ReadAllAvailable()
@@ -103,6 +111,8 @@ class Execution:
         while True:
             moved = self._trigger()
             if trigger == "once" or (trigger == "availableNow" and not moved):
+                if trigger == "availableNow":
+                    self._tell("read", since=self._called, held=sorted(self._held & self._left))
                 return
             if not moved:
                 time.sleep(interval_ms / 1000)
@@ -110,7 +120,7 @@ class Execution:
     def call(self, name: str, *arguments: Any) -> Any:
         self._reach(f"before {name}")
         answer = getattr(self.reader, name)(*arguments)
-        self._answered = time.time_ns()  # a pause comes after it
+        self._answered, self._left = time.time_ns(), self._holds()  # a pause comes after it
         self._reach(f"after {name}")
         return answer
 
@@ -126,10 +136,40 @@ class Execution:
         self._finished = self.offsets.read(latest - 1) if latest else None
         self._run_batch(time.time_ns())
 
+    def _watch_looks(self) -> list[tuple[str, int, int]]:
+        """Note what the query looks at from now on; give topic, partition and end of all that it may be given."""
+        catalog = self.reader._driver()._catalog
+        ends = catalog.ends
+
+        def noted(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+            wanted = list(partitions)
+            self._held |= set(wanted)
+            found: dict[TopicPartition, int] = ends(wanted)
+            return found
+
+        every = ends(catalog.partitions(known=None))
+        catalog.ends = noted
+        return [(*tp, end) for tp, end in every.items()]
+
+    def _holds(self) -> set[TopicPartition]:
+        """What the query's member holds, whatever the query makes of it; nothing where it is no member.
+
+        In a rebalance that has lasted for a while: also what it held before, which nobody has yet.
+        """
+        group = getattr(getattr(self.reader._query, "_place", None), "_group", None)
+        member = getattr(group, "_member", None)
+        if member is None:
+            return set()
+        membership = member._membership
+        since_ms, before = membership._unsettled or (float("inf"), ())
+        lasts = membership.cluster.runtime.now_ms - since_ms > UNSETTLED_MS
+        return set(member.assignment().partitions) | set(before if lasts else ())
+
     def _trigger(self) -> bool:
         """One trigger; whether there was a batch."""
         start = self._finished or json.dumps(self.call("initialOffset"))
-        called = time.time_ns()
+        self._held, self._called = self._holds(), time.time_ns()
+        called = self._called
         end = json.dumps(self.call("latestOffset", json.loads(start), self._limit))
         json.dumps(self.call("reportLatestOffset"))
         if end == start:
@@ -148,8 +188,10 @@ class Execution:
     def _run_batch(self, called: int) -> None:
         start = self._finished or json.dumps(self.call("initialOffset"))
         end = str(self._available)
-        tasks = [dumps(one) for one in self.call("partitions", json.loads(start), json.loads(end))]
-        self._tell("tasks", batch=self._batch, called=called, end=json.loads(end))
+        made = self.call("partitions", json.loads(start), json.loads(end))
+        reads = sorted({tuple(part.partition) for task in made for part in task.slices})
+        tasks = [dumps(task) for task in made]
+        self._tell("tasks", batch=self._batch, called=called, end=json.loads(end), reads=reads)
         if self._workers is None:  # the planning process builds a reader of its own, and workers get a copy of that
             self._workers = dumps(loads(self._source).streamReader(from_arrow_schema(self._schema)))
         reader = loads(self._workers)

@@ -129,7 +129,6 @@ class History:
         """From its topics to the checker."""
         plan, story, place = self.plan, self.story, self.place
         story.grouped = plan.kind != "alone"
-        story.planned_ranges = plan.applications[0].options["plannedRanges"]
         since = place.journal_end()
         place.admin.create_topics([NewTopic(topic, count) for topic, count in self._partitions.items()]).all()
         for event in plan.events:
@@ -213,7 +212,7 @@ class History:
         if turn.lost:
             living.checkpoint += 1
         living.pause_ms = turn.pause_ms
-        self._start(living, living.application.options, **turn.life)
+        self._start(living, living.application.options | turn.options, **turn.life)
         if turn.ends_after_ms:
             number, how = living.id, signal.SIGKILL if turn.ends_how == "kill" else signal.SIGTERM
             self._later(turn.ends_after_ms, lambda: self._signal(number, how))

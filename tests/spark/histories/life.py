@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.spark.histories.mutants import plant
 from tests.spark.histories.settings import Life
 
 from kohort.errors import KafkaError
+from kohort.ids import TopicPartition
+from kohort.spark.catalog import Catalog
 
 STORY = "story.jsonl"
 PAUSED, ENDING = "paused", "ending"
@@ -80,7 +83,7 @@ class Run:
     def play(self) -> int:
         """Until it ends; 0 when it was stopped or had nothing more to do."""
         life = self._life
-        self.tell("begin", trigger=life.trigger)
+        self.tell("begin", trigger=life.trigger, planned_ranges=life.options.get("plannedRanges", "owned"))
         checkpoint = Path(life.folder) / f"checkpoint-{life.checkpoint}"
         execution = None
         try:
@@ -103,6 +106,18 @@ class Run:
         return 0
 
 
+def slow_looks(ms: int) -> None:
+    """Have each look at partitions' ends take its time."""
+    ends = Catalog.ends
+
+    def slowly(self: Catalog, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        found = ends(self, partitions)
+        time.sleep(ms / 1000)
+        return found
+
+    Catalog.ends = slowly  # type: ignore[method-assign]
+
+
 COLUMNS = "value,topic,partition,offset,generation,rangeStart,rangeEnd"
 
 
@@ -110,6 +125,8 @@ def play(text: str) -> int:
     """The process's whole work."""
     life = Life.from_json(text)
     plant(life.mutant)
+    if life.look_ms:
+        slow_looks(life.look_ms)
     run = Run(life)
     run.listen()
     return run.play()

@@ -120,6 +120,35 @@ def repeats_what_others_read() -> None:
     GroupPlace._still_ours = still_ours  # type: ignore[method-assign]
 
 
+def reads_again_what_was_left() -> None:
+    """A batch that is run again has partitions that an earlier run left to the group."""
+    GroupPlace._untouched = lambda *_: True  # type: ignore[method-assign]
+
+
+def ends_on_an_overtaken_look() -> None:
+    """Where the group has gone on during a look, the query is told that there is nothing new."""
+    plan, begin = Query.plan, GroupPlace.begin
+
+    class Overtaken(Exception):
+        pass
+
+    def begun(self: GroupPlace, held: Held, batch: int) -> bool:
+        if not begin(self, held, batch):
+            raise Overtaken
+        return True
+
+    def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+        GroupPlace.begin = begun  # type: ignore[method-assign]
+        try:
+            return plan(self, start, limited=limited)
+        except Overtaken:
+            return None
+        finally:
+            GroupPlace.begin = begin  # type: ignore[method-assign]
+
+    Query.plan = planned  # type: ignore[method-assign]
+
+
 def starts_new_partitions_at_their_ends() -> None:
     """Records of a partition that is new are passed over."""
     first = place_module.first_positions
@@ -185,6 +214,8 @@ MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {
     drops_a_partition_of_a_repeated_batch: ("commits_follow_sinks",),
     repeats_with_new_ends: ("rows_are_true",),
     repeats_what_others_read: ("replays_what_is_its_own",),
+    reads_again_what_was_left: ("what_is_left_stays_left",),
+    ends_on_an_overtaken_look: ("available_now_reads_what_it_holds",),
     starts_new_partitions_at_their_ends: ("commits_follow_sinks", "nothing_lost"),
     commits_nothing: ("starts_at_the_commit",),
     loses_the_last_task: ("finished_batches_are_whole",),

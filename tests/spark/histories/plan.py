@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kohort.spark.batch_offset import FORM
@@ -26,6 +26,7 @@ class Turn:
         lost: the checkpoint was lost meanwhile.
         ends_after_ms: it is ended from outside, by `ends_how`; 0: not.
         pause_ms: how long each of its pauses lasts.
+        options: of this run alone.
     """
 
     life: dict[str, Any]
@@ -34,6 +35,7 @@ class Turn:
     ends_after_ms: int = 0
     ends_how: str = "kill"
     pause_ms: int = 0
+    options: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,20 @@ def draw(seed: int) -> Plan:
         "onRevocationTimeout": chance.choice(("fail", "release")),
         "failOnDataLoss": chance.choice(("true", "false")),
     }
+    more = random.Random(f"{seed}, later additions")  # so that what was there stays as it was
     count = chance.choices((1, 2, 3), (3, 5, 3))[0] if kind == "member" else 1
     keeper = chance.randrange(count)
     applications = tuple(
         Application(
             name,
             {**shared, **_own_options(chance)},
-            tuple(_turn(chance, turn) for turn in range(chance.randint(1, 4))),
+            tuple(_added(more, _turn(chance, turn)) for turn in range(chance.randint(1, 4))),
             number == keeper or chance.random() < 0.6,
             chance.choice((0, 0, 50, 400)) if number else 0,
         )
         for number, name in enumerate("xyz"[:count])
     )
+    applications = _with_later_faults(more, kind, applications)
     pattern = kind != "assign" and chance.random() < 0.25
     return Plan(seed, kind, shared["group.protocol"], partitions, topics, pattern, applications, _events(chance, kind))
 
@@ -124,6 +128,8 @@ def _own_options(chance: random.Random) -> dict[str, str]:
         options["maxOffsetsPerTrigger"] = chance.choice((1, 7, 30))
     if chance.random() < 0.15:
         options |= {"minOffsetsPerTrigger": 6, "maxTriggerDelay": "60ms"}
+        if "maxOffsetsPerTrigger" in options:
+            options["maxOffsetsPerTrigger"] = max(6, options["maxOffsetsPerTrigger"])
     if chance.random() < 0.15:
         options["maxBytesPerTrigger"] = chance.choice((1, 60, 400))
     if chance.random() < 0.2:
@@ -162,6 +168,36 @@ def _turn(chance: random.Random, number: int) -> Turn:
         ends_how=life["ends_how"],
         pause_ms=pause_ms,
     )
+
+
+def _with_later_faults(
+    chance: random.Random, kind: Kind, applications: tuple[Application, ...]
+) -> tuple[Application, ...]:
+    """With chances for what seldom meets: a look in which others come, a batch that is left and comes again."""
+    first, *others = applications
+    if kind == "member" and others and chance.random() < 0.2:
+        life = {"trigger": "availableNow", "look_ms": 200, "sink_ms": 3}
+        first = replace(first, turns=(Turn(life), *first.turns[1:]))
+        others = [replace(other, joins_ms=chance.randint(300, 900)) for other in others]
+    if kind == "member" and chance.random() < 0.15:
+        fails = {"trigger": "interval", "interval_ms": 5, "fails_at": 1}
+        first = replace(
+            first,
+            options={**first.options, "plannedRanges": "owned"},
+            turns=(*first.turns[:1], Turn(fails), Turn(fails, options={"plannedRanges": "none"})),
+            returns=True,
+        )
+    return first, *others
+
+
+def _added(chance: random.Random, turn: Turn) -> Turn:
+    """The run with slow looks, as AvailableNow, and with another `plannedRanges`, as chance has it."""
+    if chance.random() < 0.2:
+        trigger = {"trigger": "availableNow"} if chance.random() < 0.5 else {}
+        turn = replace(turn, life={**turn.life, **trigger, "look_ms": chance.choice((10, 60, 200))})
+    if chance.random() < 0.2:
+        turn = replace(turn, options={"plannedRanges": chance.choice(("owned", "none"))})
+    return turn
 
 
 def _events(chance: random.Random, kind: Kind) -> tuple[Event, ...]:

@@ -26,6 +26,7 @@ class Life:
         fails_at: which write of its sink fails, from 1; 0: none.
         fails_with: how much of the batch the sink has written by then: 0.0, 0.5 or 1.0.
         slow_at: which write takes `slow_ms`; the others take `sink_ms`.
+        look_ms: how long a look at the partitions' ends takes, in which the group may go on.
         twice: every task is read twice, as a speculative or repeated attempt does; both must give the same.
         mutant: a fault to plant in the source.
     """
@@ -44,6 +45,7 @@ class Life:
     slow_at: int = 0
     slow_ms: int = 0
     sink_ms: int = 0
+    look_ms: int = 0
     twice: bool = False
     mutant: str = ""
 

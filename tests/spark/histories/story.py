@@ -50,8 +50,10 @@ class Tasks:
     Attributes:
         called_ns: when the call began that decided what it reads.
         at_ns: when that was settled.
-        repeated: by a later run than the one that planned it.
         ranges: of the batch as its offset says.
+        repeated: by a later run than the one that planned it, or let go before its tasks were asked for.
+        reads: the partitions that its tasks have records of.
+        planned_ranges: the option of the run.
     """
 
     batch: Batch
@@ -62,6 +64,8 @@ class Tasks:
     generation: int
     ranges: dict[TopicPartition, Span]
     repeated: bool
+    reads: set[TopicPartition] = field(default_factory=set)
+    planned_ranges: str = "owned"
 
 
 @dataclass(slots=True)
@@ -88,7 +92,14 @@ class Write:
 
 @dataclass(slots=True)
 class Run:
-    """One life, as its story tells it."""
+    """One life, as its story tells it.
+
+    Attributes:
+        planned_ranges: its option.
+        aims: of AvailableNow: the ends that partitions had before it began.
+        read_ns: of AvailableNow: when the trigger began that found nothing, and when it ended; 0: it did not.
+        held: what its member held in that trigger, and still when it ended.
+    """
 
     application: str
     number: int
@@ -97,6 +108,10 @@ class Run:
     paused: bool = False
     error: str = ""
     known: bool = True
+    planned_ranges: str = "owned"
+    aims: dict[TopicPartition, int] = field(default_factory=dict)
+    read_ns: tuple[int, int] = (0, 0)
+    held: set[TopicPartition] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -115,7 +130,6 @@ class Story:
     removed: set[int] = field(default_factory=set)
     remade: set[str] = field(default_factory=set)
     grouped: bool = True
-    planned_ranges: str = "owned"
     unsettled: str = ""
     runs: list[Run] = field(default_factory=list)
     tasks: list[Tasks] = field(default_factory=list)
@@ -159,15 +173,24 @@ def read_story(story: Story, name: str, folder: Path, lines: Iterable[dict[str, 
     checkpoints = set()
     for said in lines:
         if said["e"] == "begin":
-            run = Run(name, said["life"], said["at"])
+            run = Run(name, said["life"], said["at"], planned_ranges=said.get("planned_ranges", "owned"))
             story.runs.append(run)
             checkpoints.add(said["checkpoint"])
         assert run is not None
         batch = Batch(name, said["checkpoint"], said.get("batch", -1))
         if said["e"] == "plan" or (said["e"] == "tasks" and (batch, said["life"]) not in planned):
             tasks[batch] = _tasks(batch, said, repeated=said["e"] == "tasks")
+            tasks[batch].planned_ranges = run.planned_ranges
             story.tasks.append(tasks[batch])
             planned.add((batch, said["life"]))
+            _note_reads(tasks[batch], said)
+        elif said["e"] == "tasks":
+            _note_reads(tasks[batch], said)
+        elif said["e"] == "aim":
+            run.aims = {TopicPartition(topic, number): end for topic, number, end in said["ends"]}
+        elif said["e"] == "read":
+            run.read_ns = said["since"], said["at"]
+            run.held = {TopicPartition(topic, number) for topic, number in said["held"]}
         elif said["e"] == "write":
             story.writes.append(Write(batch, said["life"], said["at"], _rows(said["rows"]), tasks[batch]))
         elif said["e"] == "log" and LOST in said["text"]:
@@ -199,6 +222,13 @@ def _tasks(batch: Batch, said: Mapping[str, Any], repeated: bool) -> Tasks:
         ranges,
         repeated,
     )
+
+
+def _note_reads(tasks: Tasks, said: Mapping[str, Any]) -> None:
+    """Add what the tasks read; a batch that was let go, and of which partitions are others' now, counts as repeated."""
+    if "reads" in said:
+        tasks.reads = {TopicPartition(topic, number) for topic, number in said["reads"]}
+        tasks.repeated |= any(span.offsets and tp not in tasks.reads for tp, span in tasks.ranges.items())
 
 
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:

@@ -36,6 +36,8 @@ SEEN_AT = {
     "starts_new_partitions_at_their_ends": 7,
     "repeats_with_new_ends": 7,
     "repeats_what_others_read": 5,
+    "reads_again_what_was_left": 13,
+    "ends_on_an_overtaken_look": 47,
     "loses_the_last_task": 5,
 }
 """Seeds whose plan shows a fault, though not each time: looked at first, then the others."""
