@@ -111,6 +111,9 @@ class Collected:
     def published(self) -> int:
         return max(self.sequences, default=0)
 
+    def adopt(self) -> str:
+        return self.place
+
     def sweep(self, keep: Keep) -> None:
         with self.lock:
             counts = {key for keys in self.sequences.values() for key in keys} | set(keep.keys)

@@ -13,6 +13,8 @@ from typing import Any
 from unittest import mock
 
 from kohort.errors import RetriableError
+from kohort.region import book
+from kohort.region.agreement import Bounds, Disagreement, adopt, compare
 from kohort.region.book import Pen
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.flow import Flow
@@ -202,6 +204,17 @@ def _is_never_dirty(flow: Flow, *, dirty: bool) -> None:
 _PUT_BACK = Flow.put_back
 
 
+def _compares_one_way(*, ahead: bool) -> Callable[..., Disagreement | None]:
+    def compared(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement | None:
+        return None if (shows > bounds.most) is ahead else compare(region, place, shows, bounds)
+
+    return compared
+
+
+def _marks_alone_count(folder: ParquetFolder) -> int:
+    return folder._last_marked() if folder._is_owned() else 0
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -254,6 +267,12 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what stands is settled by looking": _instead(Pen, "settle", _settles_by_looking),
     "an unknown outcome is taken for done": _instead(Pen, "settle", lambda pen: 10**6),
     "an unknown outcome is taken for an abort": _instead(Pen, "settle", lambda pen: 0),
+    "a sink that is ahead of the topic is taken": _instead(members, "compare", _compares_one_way(ahead=True)),
+    "a sink that lacks what it has shown is taken": _instead(members, "compare", _compares_one_way(ahead=False)),
+    "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
+    "a region numbers on from the topic behind a sink that is adopted": _instead(
+        book, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
+    ),
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

@@ -176,6 +176,7 @@ class ParquetPlace(_Files):
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
         made = ParquetFolder(self.path)
+        made._place = "parquet:out"  # a copy of the place is to be this one
         made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
         return made.bind(f"region-{region.int}", region)
 
@@ -198,6 +199,7 @@ class DeltaPlace(_Files):
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
         made = HeldDelta(self.path, **self._options)
+        made._place = "delta:out"
         made._files = HeldFiles(calls or Calls())  # type: ignore[assignment]
         return made.bind(f"region-{region.int}", region)
 
@@ -224,6 +226,7 @@ class SqlitePlace(_Files):
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
         made = SqlTable(f"sqlite:///{self.path}", "flights", **self._options)
+        made._place = "sql:out"
         path = self.path
 
         def connect() -> HeldConnection:

@@ -325,7 +325,7 @@ def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closi
 
     def claim(region: str) -> None:
         try:
-            homes[region].admit(name)
+            homes[region].claim(name)
         except InvalidInputError as error:
             refused[region] = str(error)
 
@@ -337,10 +337,10 @@ def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closi
     assert len(refused) == 3
     [winner] = set(homes) - set(refused)
     assert all(f"belongs to region {winner!r}" in text for text in refused.values())
-    homes[winner].admit(name)
+    homes[winner].claim(name)
     homes[winner].release_claims()
     [other, *_] = refused
-    homes[other].admit(name)
+    homes[other].claim(name)
 
 
 def test_what_can_not_be_read_is_passed_over_with_a_word(

@@ -198,10 +198,14 @@ def test_another_region(place: Place, sink: Sink) -> None:
 
 
 def test_a_copy_by_pickle(place: Place, sink: Sink) -> None:
+    plain: Any = None
     if place.kind.startswith("sqlite"):
-        sink = SqlTable(f"sqlite:///{place.path}", "flights", mode=sink.mode, keys=sink.keys).bind("r", REGION)  # type: ignore[attr-defined]
+        plain = SqlTable(f"sqlite:///{place.path}", "flights", mode=sink.mode, keys=sink.keys)  # type: ignore[attr-defined]
     elif place.kind.startswith("delta"):
-        sink = DeltaTable(sink.path, mode=sink.mode, keys=sink.keys).bind("r", REGION)  # type: ignore[attr-defined]
+        plain = DeltaTable(sink.path, mode=sink.mode, keys=sink.keys)  # type: ignore[attr-defined]
+    if plain is not None:
+        plain._place = sink.place
+        sink = plain.bind("r", REGION)
     pickle.loads(pickle.dumps(sink)).stage(key(1), table([(1, "a")]))
     pickle.loads(pickle.dumps(sink)).publish(1, [key(1)])
     assert place.rows() == [(1, "a")]

@@ -544,7 +544,7 @@ def test_that_a_place_shows_a_sequence_is_in_the_topic_before_another_is_committ
 
 def test_a_new_control_plane_waits_for_nobody_where_the_last_sequence_is_shown() -> None:
     keys = {name: (StagedKey(REGION_ID, 5, name, 0),) for name in ("s", "t")}
-    known = replace(KNOWN, keys=keys, places=("s", "t"), shown=frozenset({"t"}))
+    known = replace(KNOWN, keys=keys, places=("s", "t"), shown={"t": Shown("r", "t", 7, 0)})
     driven = Driven(known)
     assert list(driven.machine.plane.owed) == ["s"]
     driven.join(1, "m1", sink="s")

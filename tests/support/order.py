@@ -32,6 +32,7 @@ LONG = tuple(
         "documentation/test_distribution.py",
         "spark/test_workers.py",
         "region/test_kills.py",
+        "region/test_histories.py",
         "spark/region/test_slow_start.py",
         "cluster/test_chaos.py",
         "client/test_replicas.py",

@@ -1,4 +1,4 @@
-"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, delete, serve."""
+"""`kohort region`: list, describe, checkpoint, reset, stop-member, resume, adopt, delete, serve."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
     from kohort.region.region import Region
+    from kohort.region.sinks import Sink
     from kohort.region.topic import Saved
 
 app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
@@ -28,6 +29,7 @@ _Flag = Annotated[bool, Parameter(negative="")]
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
 _OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "waits_for")
 _OF_SINK = ("region", "sink", "published", "unpublished", "publisher", "waits_for")
+_OF_ADOPTED = ("region", "sink", "says")
 NO_PLANE = "nobody serves"
 
 
@@ -205,6 +207,43 @@ def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> in
         execute: do it; without this it is only shown.
     """
     return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume(), serves=True)
+
+
+@app.command
+def adopt(name: str, place: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+    """Go on from what a sink shows, when it and the region's topic are of two histories, or it has another name now.
+
+    That is so when the topic or the sink was brought back from an older copy, or the sink was removed or has moved.
+    Nobody may serve the region. A sink that is ahead: the region numbers on from there. One that is behind: the rows
+    that it lacks stay missing. `kohort region reset NAME --to-initial --empty-sinks` after that reads everything again.
+
+    Args:
+        name: the region's.
+        place: the sink's, as messages and `describe` name it: parquet:/folder, delta:/folder, sql:URL#table. For a sink
+            of your own, call `Region.adopt` instead.
+        execute: do it; without this it is only shown.
+    """
+    from kohort.region.sinks.by_name import sink_of
+
+    _must_be_there(name, common)
+    sink = sink_of(place)
+    with _region(name, common) as region:
+        if region.is_served():
+            raise UsageError(f"region {name} has a control plane: end its applications first")
+        if not execute:
+            show([{"region": name, "sink": place, "says": _compared(region, sink)}], _OF_ADOPTED, as_json=common.json)
+        if not confirmed(execute, f"Have region {name} go on from what {place} shows?"):
+            return FAILED
+        region.adopt(sink)
+    show([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
+    return DONE
+
+
+def _compared(region: Region, sink: Sink) -> str:
+    try:
+        return region.compared(sink) or "agrees with the region's topic: nothing is to be adopted"
+    except InvalidInputError as error:  # it has another name now
+        return error.message
 
 
 @app.command

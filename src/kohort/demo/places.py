@@ -182,6 +182,10 @@ class Faltering:
         """See `Sink`."""
         return self._sink.published()
 
+    def adopt(self) -> str:
+        """Take this sink's name for the place: see `Sink`."""
+        return self._sink.adopt()
+
     def sweep(self, keep: Keep) -> None:
         """See `Sink`."""
         self._sink.sweep(keep)

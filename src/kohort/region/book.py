@@ -24,6 +24,7 @@ from kohort.client.producer.producer import Producer
 from kohort.client.settings import Servers
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
+from kohort.region.agreement import adopt
 from kohort.region.facts import Birth, Claim, Contribution, Fact, Manifest, Position, Term
 from kohort.region.parts import Part
 from kohort.region.plane.events import Offsets, Outsider
@@ -121,20 +122,15 @@ class Home:
 
     # -- groups
 
-    def admit(self, group: str) -> None:
-        """Claim a group for the region.
+    def look_at_group(self, group: str) -> None:
+        """See that a group can be the region's, and claim nothing.
 
         Raises:
             InvalidInputError: it is another region's, or others read in it.
         """
         claimed = first_claim(group, self.follow(CLAIMS))
-        if claimed is None:
-            claimed = self._claim(group)
-        if claimed.region != self._region:
-            raise InvalidInputError(
-                f"group {group!r} belongs to region {claimed.region!r} (claimed by {claimed.application}): "
-                f"use another group, or delete that region"
-            )
+        if claimed is not None:
+            self._refuse_claimed(claimed)
         with Admin(self._servers, **self._settings) as admin:
             try:
                 found = admin.describe_consumer_groups([group]).result(group)
@@ -148,6 +144,21 @@ class Home:
             raise InvalidInputError(
                 f"group {group!r} has members that are not of region {self._region!r}: {who}; "
                 "stop them, or give the region a group of its own"
+            )
+
+    def claim(self, group: str) -> None:
+        """Claim a group for the region.
+
+        Raises:
+            InvalidInputError: it is another region's.
+        """
+        self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim(group))
+
+    def _refuse_claimed(self, claimed: Claim) -> None:
+        if claimed.region != self._region:
+            raise InvalidInputError(
+                f"group {claimed.group!r} belongs to region {claimed.region!r} (claimed by {claimed.application}): "
+                f"use another group, or delete that region"
             )
 
     def _claim(self, group: str) -> Claim:
@@ -167,6 +178,18 @@ class Home:
         for fact in self.follow(CLAIMS):
             if isinstance(fact, Claim) and fact.region == self._region:
                 self._put(key_of(fact), None)
+
+    def adopt(self, place: str, was: str, shows: int) -> None:
+        """Go on from what a place shows: see `agreement`. Nobody serves the region.
+
+        Raises:
+            OverError: a control plane has begun meanwhile.
+        """
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            pen.adopt(place, was, shows)
+        finally:
+            pen.close()
 
     def delete(self) -> None:
         """Forget the region: its facts, and its claims of groups. What its sinks hold stays.
@@ -405,6 +428,12 @@ class Pen:
         except KafkaError as error:
             log.debug("region %s: an abort was not heard: %s", self._region, error)
             self._drop_producer()
+
+    def adopt(self, place: str, was: str, shows: int) -> None:
+        """Write the facts by which the region goes on from what a place shows."""
+        facts = adopt(self._settled().history(self._region), place, was, shows, _now_ms())
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        self._transact(lambda producer: self._send(producer, records))
 
     def erase(self) -> None:
         """Leave nothing of the region."""

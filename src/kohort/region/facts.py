@@ -214,13 +214,18 @@ class Stopped:
 class Shown:
     """A place shows what a sequence staged for it: the newest counts.
 
-    Else a control plane that takes over could not know it where nobody is left who writes there and could look.
+    Else a control plane that takes over could not know it where nobody is left who writes there and could look. What
+    the place itself shows is compared with it: see `agreement`.
+
+    Attributes:
+        empty: the place was emptied as this sequence.
     """
 
     region: str
     place: str
     sequence: int
     at_ms: int
+    empty: bool = False
 
 
 Fact = Claim | Birth | Term | Epoch | Initial | Contribution | Manifest | Stopped | Shown

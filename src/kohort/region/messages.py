@@ -207,6 +207,7 @@ class Register:
         sources: how many they are.
         pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
         process: its name, by which the control plane can see that it has ended; empty: it is on another machine.
+        shows: the last sequence that its sink shows, looked at since it has this connection; -1: it does not say.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Register:
     sources: int = 1
     pinned: tuple[str, ...] = ()
     process: str = ""
+    shows: int = -1
 
 
 @dataclass(frozen=True, slots=True)

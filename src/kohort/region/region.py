@@ -19,6 +19,8 @@ from kohort.config import parse_listen
 from kohort.durations import duration_ms
 from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
 from kohort.region import messages as told
+from kohort.region.admission import Applicant, admit
+from kohort.region.agreement import compare
 from kohort.region.book import Home, client_id_of, transactional_id_of
 from kohort.region.codec import decode_heard, encode
 from kohort.region.consumer import RegionConsumer
@@ -170,7 +172,7 @@ class Region:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
         consumer = self.group_consumer(name, settings)
         try:
-            region_id, sink = self.admit(group_id, into)
+            region_id, sink = self.admit(Applicant(name, group_id, topics, pattern, own.reads_again), into)
         except BaseException:
             consumer.close()
             raise
@@ -192,30 +194,25 @@ class Region:
             self._consumers.add(member)
         return member
 
-    def admit(self, group_id: str, into: Sink | None) -> tuple[UUID, Sink | None]:
-        """Claim a group, and see that the sink is the region's: what any kind of member needs before it begins.
+    def admit(self, applicant: Applicant, into: Sink | None) -> tuple[UUID, Sink | None]:
+        """Look at a member's group and sink, and claim the group: what any kind of member needs before it begins.
 
         Returns:
             The region's id, and the sink as the region writes to it.
 
         Raises:
-            InvalidInputError: the group or the sink's place is another region's, or others read in the group.
+            InvalidInputError: the group or the sink can't be the region's; nothing is claimed: see `admission`.
             KafkaError: no right to do this, or no control plane.
         """
         try:
-            self._home.admit(group_id)
-            region_id = self._home.region_id(self._tenure.reach)
-            sink = None if into is None else into.bind(self.name, region_id)
-            if sink is not None:
-                sink.published()  # whose it is, is known before the first record
+            return admit(self.name, self._home, self._tenure.reach, applicant, into)
         except NotAuthorizedError as error:
             raise NotAuthorizedError(
                 f"region {self.name!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
                 f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
-                f"{transactional_id_of(self.name)}, and Describe and Read on group {group_id!r}",
+                f"{transactional_id_of(self.name)}, and Describe and Read on group {applicant.group!r}",
                 error.code,
             ) from error
-        return region_id, sink
 
     def state_of(self, member: str) -> bytes | None:
         """What a member goes on from, as the region's topic has it now; None: from nothing.
@@ -335,6 +332,37 @@ class Region:
         except OSError:
             return False
         return True
+
+    def adopt(self, into: Sink) -> None:
+        """Go on from what a sink shows, which does not agree with the region's topic, or has another name now.
+
+        Nobody may serve the region. A sink that is ahead: the region numbers on from there. One that is behind: the
+        rows that it lacks stay missing. `reset(to_initial=True, empty_sinks=True)` reads everything again after that.
+
+        Raises:
+            InvalidInputError: the region is served, or not there; the sink is another region's.
+        """
+        if self.is_served():
+            raise InvalidInputError(f"region {self.name} has a control plane: end its applications first")
+        birth = self._home.saved().birth
+        if birth is None:
+            raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
+        sink = into.bind(self.name, birth.region_id)
+        was = sink.adopt()
+        self._home.adopt(place_of(sink), was, sink.published())
+
+    def compared(self, into: Sink) -> str:
+        """How a sink and the region's topic disagree; empty: they agree. Nothing is changed.
+
+        Raises:
+            InvalidInputError: the region is not there; the sink is another region's.
+        """
+        saved = self._home.saved()
+        if saved.birth is None:
+            raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
+        sink = into.bind(self.name, saved.birth.region_id)
+        found = compare(self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place))
+        return "" if found is None else found.cause
 
     def delete(self) -> None:
         """Forget the region, which nobody serves. What its sinks hold stays."""

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
@@ -21,6 +22,7 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.ids import TopicPartition
+from kohort.region.agreement import History
 from kohort.region.facts import (
     Birth,
     Claim,
@@ -29,6 +31,7 @@ from kohort.region.facts import (
     Fact,
     Initial,
     Manifest,
+    Position,
     Shown,
     Stopped,
     Term,
@@ -119,7 +122,7 @@ class Saved:
 
     Attributes:
         manifests: by sequence; contributions by sequence and member.
-        shown: up to which sequence each place shows what was staged for it.
+        shown: by place, up to which sequence it shows what was staged for it.
     """
 
     birth: Birth | None = None
@@ -129,7 +132,7 @@ class Saved:
     initial: dict[Part, Initial] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
-    shown: dict[str, int] = field(default_factory=dict)
+    shown: dict[str, Shown] = field(default_factory=dict)
 
     @property
     def sequence(self) -> int:
@@ -154,7 +157,7 @@ class Saved:
             case Contribution():
                 self.contributions.setdefault(fact.sequence, {})[fact.member] = fact
             case Shown():
-                self.shown[fact.place] = fact.sequence
+                self.shown[fact.place] = fact
             case Claim():
                 pass
 
@@ -167,9 +170,26 @@ class Saved:
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
         return {name: one.state for name, one in given.items() if one is not None}
 
-    def known(self, region: str, term: int) -> Known:
-        """What a control plane of this term begins with."""
+    def history(self, region: str) -> History:
+        """The facts that adopting a place is about."""
         assert self.birth is not None
+        known = self.known(region, 0)
+        last = self.manifests.get(self.sequence)
+        if last is None:
+            began = tuple(
+                Position(at.group, at.topic, at.topic_id, at.partition, at.offset, at.leader_epoch)
+                for _, at in sorted(self.initial.items())
+            )
+            term = 0 if self.term is None else self.term.term
+            last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
+        given = self.contributions.get(self.sequence, {})
+        return History(last, tuple(given[name] for name in last.members if name in given), known.owed(), self.shown)
+
+    def known(self, region: str, term: int, region_id: UUID | None = None) -> Known:
+        """The facts that a control plane of this term begins with; `region_id`: of a region that is not born yet."""
+        if region_id is None:
+            assert self.birth is not None
+            region_id = self.birth.region_id
         last = self.manifests.get(self.sequence)
         given = self.contributions.get(self.sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
@@ -178,7 +198,7 @@ class Saved:
         waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
         return Known(
             region,
-            self.birth.region_id,
+            region_id,
             term,
             epoch=0 if self.epoch is None else self.epoch.epoch,
             floor=0 if self.epoch is None else self.epoch.floor,
@@ -196,7 +216,7 @@ class Saved:
             reserved=reserved_by(one for one in waited_for if one is not None),
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
-            shown=frozenset(place for place, sequence in self.shown.items() if sequence == self.sequence),
+            shown=dict(self.shown),
         )
 
 

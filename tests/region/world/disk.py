@@ -95,6 +95,16 @@ class Disk:
         if missing:
             raise ViolatedError(f"sequences {missing} are not there, though {last} was published")
 
+    def forget_what_was_seen(self) -> None:
+        """The disk is another one."""
+        self._whole.clear()
+
+    def lose_after(self, last: int) -> None:
+        """A person goes on without what is not shown: nobody waits for it any more."""
+        there = {int(name.removeprefix("sequence=")) for name in self._names() if name.startswith("sequence=")}
+        self.wanted = {number: rows for number, rows in self.wanted.items() if number <= last and number in there}
+        self.published = last
+
     def lose_power(self, chance: random.Random) -> None:
         """Whatever was not synced may be gone."""
         self.volume.lose_power(chance)

@@ -130,7 +130,7 @@ class Member:
         if self.plane is None and plane is not None and plane.alive and plane.term == self.world.stored.term:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
-            self.step(member_events.Connected(self.process))
+            self.step(member_events.Connected(self.process, Folder.of(self.disk).published()))
         self.clock.after(200, self.look_for_plane)
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:

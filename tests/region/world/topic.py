@@ -19,12 +19,16 @@ class Stored:
         disks: by their place.
         writes: to which place a member of this name writes in an epoch.
         owed: where the last sequence is still to be published, or to be emptied.
+        differs: places that are of another history than this topic, until a person adopts what they show.
+        eras: how often all went back to the initial state.
     """
 
     disks: dict[str, Disk]
     writes: dict[tuple[str, int], str] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
     places: frozenset[str] = frozenset()
+    differs: set[str] = field(default_factory=set)
+    eras: int = 0
     term: int = 0
     sequence: int = 0
     initial: dict[Part, Initial] = field(default_factory=dict)
@@ -39,6 +43,7 @@ class Stored:
     def go_back(self, manifest: Manifest) -> None:
         """To the initial state."""
         self.sequence, self.empties = manifest.sequence, manifest.empties
+        self.eras += 1
         self.positions = {part_of(position): position for position in manifest.positions}
         self.owed, self.places = set(manifest.places), frozenset(manifest.places)
         for place, disk in self.disks.items():
@@ -47,6 +52,9 @@ class Stored:
     def commit(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         """A sequence is complete."""
         self._check_spans(manifest, contributions)
+        wrong = self.differs.intersection(given.sink for given in contributions)
+        if wrong:
+            raise ViolatedError(f"sequence {manifest.sequence} is complete, and {wrong} shows another history")
         if self.owed:
             raise ViolatedError(f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.owed}")
         ends = {part_of(position): position for position in manifest.positions}
@@ -59,6 +67,8 @@ class Stored:
 
     def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
+        if disk.place in self.differs:
+            raise ViolatedError(f"sequence {sequence} is taken for published in {disk.place}, of another history")
         disk.published = max(disk.published, sequence)
         if sequence == self.sequence:
             self.owed.discard(disk.place)

@@ -48,6 +48,7 @@ class Transaction:
 
     epoch: int
     is_sequence: bool
+    adopts: bool
     records: list[tuple[bytes, bytes | None]] = field(default_factory=list)
 
 
@@ -58,6 +59,7 @@ class Log:
         epoch: of the producer that was initialised last; requests of others are refused.
         errors: how many calls were answered with one.
         writes_sequence: what is written now has a sequence's manifest.
+        adopts: what is written now is a person's, who adopts what a sink shows.
     """
 
     def __init__(self, world: World, seed: int) -> None:
@@ -66,7 +68,7 @@ class Log:
         self.share = SHARES[seed % len(SHARES)]
         self.epoch = self.errors = self._offset = 0
         self.open: Transaction | None = None
-        self.writes_sequence = False
+        self.writes_sequence = self.adopts = False
         birth = Birth(REGION, REGION_ID, 0)
         self.facts: dict[bytes, tuple[int, Fact]] = {key_of(birth): (0, birth)}
 
@@ -83,6 +85,11 @@ class Log:
         error = error_for(self.chance.choice(ERRORS), what)
         self.clock.tell(f"the topic answers {what} with {error.code.name}")
         return error
+
+    def bring_back(self, facts: dict[bytes, tuple[int, Fact]]) -> None:
+        """Go on from an older copy; whatever is open is aborted."""
+        self.abort(self.open)
+        self.facts = dict(facts)
 
     def begin_epoch(self) -> int:
         """Abort the transaction that is open, and refuse its producer from now on."""
@@ -141,6 +148,8 @@ class Log:
         self.open = None
         self.world.group.end(transaction.epoch, commit=True)
         facts = [self._take(key, value) for key, value in transaction.records]
+        if transaction.adopts:
+            return
         self._check([fact for fact in facts if fact is not None], is_sequence=transaction.is_sequence)
 
     def _take(self, key: bytes, value: bytes | None) -> Fact | None:
@@ -198,7 +207,7 @@ class WorldProducer:
         self._epoch = self._log.begin_epoch()
 
     def begin_transaction(self) -> None:
-        self._transaction = Transaction(self._epoch, self._log.writes_sequence)
+        self._transaction = Transaction(self._epoch, self._log.writes_sequence, self._log.adopts)
 
     def send(self, topic: str, value: bytes | None, key: bytes, *, partition: int) -> Sent:
         del topic, partition

@@ -20,6 +20,7 @@ from tests.region.world.group import Group
 from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
 from tests.region.world.plane import Plane
+from tests.region.world.restoring import Restoring
 from tests.region.world.topic import Stored
 from tests.region.world.transactions import Log, WorldPen
 
@@ -37,6 +38,8 @@ TROUBLES = (
 )
 
 
+RESTORED = 5
+"""In every so-manyth world stores are brought back from older copies."""
 COMINGS = ("start", "start", "close")
 """Of most troubles in a restless world: partitions move all the time."""
 
@@ -64,6 +67,9 @@ class World:
         self.healed, self.well_ms = False, 10**9
         self.publish_ms = self.clock.chance.choice((100, 100, 2_000))
         self.restless = self.clock.chance.random() < 0.3
+        self.restoring = Restoring(self, seed)
+        if seed % RESTORED == RESTORED - 1:
+            self.restoring.start()
         self.clock.after(1, self._produce)
         if seed % AWAY_OF == AWAY_IS:
             self._sinks_chance = random.Random(f"{seed}: sinks")
@@ -193,13 +199,22 @@ class World:
             case _:
                 raise AssertionError(kind)
 
-    def _lose_power(self) -> None:
-        """Of the machine with the disk, where all members and control planes run."""
+    def end_all(self) -> None:
+        """Members and control planes, at once."""
         for member in self.living():
             member.die()
         for plane in self.planes:
             if plane.alive:
                 plane.die()
+
+    def begin_everywhere(self) -> None:
+        """A member for each sink."""
+        for number, disk in enumerate(self.disks.values()):
+            self.begin_member(f"m{9 - number}", disk)
+
+    def _lose_power(self) -> None:
+        """Of the machine with the disk, where all members and control planes run."""
+        self.end_all()
         for disk in self.disks.values():
             disk.lose_power(self.clock.chance)
         self.clock.after(self.clock.chance.randint(1, 3_000), self.begin_plane)
@@ -212,8 +227,7 @@ class World:
         for member in self.living():
             if member.plane is not None and member.plane is not self.plane:
                 member.cut_off()
-        for number, disk in enumerate(self.disks.values()):
-            self.begin_member(f"m{9 - number}", disk)
+        self.begin_everywhere()
 
     def unpublished(self) -> bool:
         """Whether what the last who left has staged was left to nobody."""

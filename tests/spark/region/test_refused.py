@@ -14,6 +14,7 @@ from tests.spark.conftest import Stage
 
 from kohort import Consumer
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
+from kohort.region.admission import Applicant
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
@@ -218,7 +219,7 @@ def test_another_regions_group_and_folder_and_who_reads_in_the_group(
     make: Callable[[str], SparkRegion], stage: Stage, spark: SparkSession
 ) -> None:
     with Region(f"other-{stage.topic}", stage.servers) as other:
-        _, bound = other.admit(f"{stage.group}-taken", ParquetFolder(stage.folder / "taken"))
+        _, bound = other.admit(Applicant("m", f"{stage.group}-taken"), ParquetFolder(stage.folder / "taken"))
         assert bound is not None
         mine = make("group")
         declare(mine, stage, "q1", "free", "free")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kohort.channel import Link
-from kohort.errors import KafkaError
+from kohort.errors import KafkaError, RetriableError
 from kohort.region import messages as told
 from kohort.region.codec import UnknownMessageError, decode_heard, encode
 from kohort.region.serving import SILENCE_S
@@ -31,7 +31,7 @@ class PlaneLink:
         Args:
             reach: connects to whoever is the control plane now; OSError or KafkaError when there is none.
             connected: there is a new connection, over which this may be told of this process; called by the link's
-                thread, as `heard` is.
+                thread, as `heard` is. An OSError or a RetriableError of it ends the connection, and another is made.
             heard: the control plane said something.
             name: of the member.
         """
@@ -69,8 +69,13 @@ class PlaneLink:
                     self._told = True
                 self._ended.wait(AGAIN_S)
                 continue
-            self._told = False
-            self._talk(link)
+            try:
+                self._talk(link)
+            except (OSError, RetriableError) as error:
+                if not self._told:
+                    log.warning("%s: waits for its sink, to compare it with the region's topic: %s", self._name, error)
+                    self._told = True
+                self._ended.wait(AGAIN_S)
 
     def _talk(self, link: Link) -> None:
         self._link = link
@@ -78,6 +83,7 @@ class PlaneLink:
             if self._ended.is_set():
                 return
             self._connected(link.told_name())
+            self._told = False
             for body in link.bodies(SILENCE_S):
                 message = decode_heard(body)
                 if isinstance(message, told.Alive):

@@ -20,9 +20,17 @@ from types import MappingProxyType
 from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.offset_values import OffsetAndMetadata
-from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, OffsetError, TimedOutError
+from kohort.errors import (
+    InvalidInputError,
+    KafkaError,
+    NotAuthorizedError,
+    OffsetError,
+    RetriableError,
+    TimedOutError,
+)
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.processes import own_name
+from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.link import PlaneLink
 from kohort.region.consuming.listening import Listener
 from kohort.region.consuming.publishing import Publisher
@@ -94,12 +102,28 @@ class MemberThread(ABC):
             self._publisher.start(self._published)
         self._link = PlaneLink(
             reach,
-            lambda process: self.post(happens.Connected(process)),
+            self._connected,
             lambda order: self.post(happens.Ordered(order)),
             self.name,
         )
         self.thread.start()
         self._link.start()
+
+    def _connected(self, process: str) -> None:
+        """Look at the sink before anything is said: the control plane compares it with the region's topic.
+
+        Raises:
+            OSError, RetriableError: the sink does not answer now: the link connects again.
+        """
+        try:
+            shows = UNKNOWN if self._publisher is None else self._publisher.shown()
+        except RetriableError:
+            raise
+        except KafkaError as error:
+            self._error = error
+            self.abandon()
+        else:
+            self.post(happens.Connected(process, shows))
 
     @property
     def name(self) -> str:

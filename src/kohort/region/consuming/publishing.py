@@ -36,6 +36,10 @@ class Publisher:
             self._wanted = wanted
             self._lock.notify_all()
 
+    def shown(self) -> int:
+        """The last sequence that the sink shows."""
+        return self._sink.published()
+
     def close(self) -> None:
         """Finish the attempt that runs; another member goes on."""
         with self._lock:

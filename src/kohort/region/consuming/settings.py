@@ -33,6 +33,8 @@ class MemberSettings(ConsumerSettings, total=False):
         queue_max_bytes: bounds the records that were fetched and not handed to the application yet, beside their count
             (100 polls' records): 128 MiB, as much as the consumer itself keeps (`queued_max_bytes`).
         fail_on_data_loss: an offset that the log does not have any more stops the region.
+        reads_again: a group that is new to the region may read topics that another group of it has read into the same
+            sink: their records are there twice then. Refused by default, for it follows from a changed `group_id`.
         on_drain: all that was submitted is committed.
         on_checkpoint: gives the application's state for a sequence, at most 512 KiB.
         on_reset: go back to what it gave for that sequence; None: nothing, or the initial state (sequence 0).
@@ -44,6 +46,7 @@ class MemberSettings(ConsumerSettings, total=False):
     every_records: int | None
     queue_max_bytes: int
     fail_on_data_loss: bool
+    reads_again: bool
     on_drain: Callable[[], None]
     on_checkpoint: Callable[[int], bytes]
     on_reset: Callable[[int, bytes | None], None]
@@ -60,6 +63,7 @@ class Own:
     every_records: int | None = None
     queue_max_bytes: int = QUEUE_MAX_BYTES
     fail_on_data_loss: bool = True
+    reads_again: bool = False
     on_drain: Callable[[], None] = _nothing
     on_checkpoint: Callable[[int], bytes] = _no_state
     on_reset: Callable[[int, bytes | None], None] = lambda sequence, state: None

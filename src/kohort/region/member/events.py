@@ -16,9 +16,11 @@ class Connected:
 
     Attributes:
         process: this one's name, if the control plane can see whether it has ended; else empty.
+        shows: the last sequence that the member's sink shows, looked at since; -1: it has none.
     """
 
     process: str = ""
+    shows: int = -1
 
 
 @dataclass(frozen=True, slots=True)

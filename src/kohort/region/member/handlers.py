@@ -38,6 +38,7 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.how.sources,
             member.how.pinned,
             event.process,
+            event.shows,
         )
     )
 

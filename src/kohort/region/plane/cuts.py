@@ -399,13 +399,14 @@ def published(plane: Plane, event: Heard) -> None:
     assert isinstance(report, Published)
     if member is None or member.sink not in plane.owed or report.sequence != plane.sequence:
         return
-    place, sequence = member.sink, report.sequence
+    shown = Shown(plane.region, member.sink, report.sequence, plane.now_ms, plane.empties)
 
     def saved() -> None:
-        if sequence == plane.sequence:
-            _paid(plane, place)
+        plane.shown[shown.place] = shown
+        if shown.sequence == plane.sequence:
+            _paid(plane, shown.place)
 
-    plane.save([Shown(plane.region, place, sequence, plane.now_ms)], saved)
+    plane.save([shown], saved)
 
 
 def _paid(plane: Plane, place: str) -> None:

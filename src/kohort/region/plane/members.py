@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kohort.region.agreement import compare
 from kohort.region.facts import Epoch
 from kohort.region.messages import (
     Checkpoint,
@@ -33,7 +34,8 @@ def register(plane: Plane, event: Heard) -> None:
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
         _come_back(plane, known, report, event.connection)
-        offer_publish(plane)  # it may not have heard of it
+        if not _is_of_another_history(plane, report):
+            offer_publish(plane)  # it may not have heard of it
         return
     if known is not None and 0 <= report.epoch < known.epoch:
         _wake(plane, known, event.connection)
@@ -54,6 +56,8 @@ def register(plane: Plane, event: Heard) -> None:
     plane.miss_siblings(member)
     plane.expected.pop(member.name, None)
     plane.say_all(Members(plane.term, plane.names()))
+    if _is_of_another_history(plane, report):
+        return
     if plane.state is RegionState.FORMING:
         form(plane)
     elif not _is_refused(plane, member):
@@ -62,6 +66,15 @@ def register(plane: Plane, event: Heard) -> None:
             starts.serve(plane)
             cuts.begin_if_due(plane)
     offer_publish(plane)
+
+
+def _is_of_another_history(plane: Plane, report: Register) -> bool:
+    """Stop the region if a member's sink does not show what the topic says, before anything is published there."""
+    found = compare(plane.region, report.sink, report.shows, plane.bounds(report.sink))
+    if found is not None:
+        remedy = f"{found.remedy}; in each case then {resets.how_to_resume(plane)}"
+        resets.stop(plane, f"{report.name}: {found.cause}", report.name, remedy)
+    return found is not None
 
 
 def _inherit(plane: Plane, member: Registered) -> None:

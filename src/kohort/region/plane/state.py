@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved
+from kohort.region.agreement import Bounds, bounds_of
+from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
 from kohort.region.messages import Cut, Identity, Members, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.config import RegionConfig
@@ -163,7 +164,7 @@ class Known:
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
         reserved: of those, the ones whose group nobody else may read meanwhile.
         processes: where those were who contributed to the last sequence, as far as that can be seen from somewhere.
-        shown: places that are known to show the last sequence.
+        shown: by place, the last sequence that it is known to show.
     """
 
     region: str
@@ -185,7 +186,19 @@ class Known:
     contributors: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, Reserved] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
-    shown: frozenset[str] = frozenset()
+    shown: dict[str, Shown] = field(default_factory=dict)
+
+    def owed(self) -> dict[str, tuple[StagedKey, ...]]:
+        """Keys of the last sequence for places that are not known to show it; none of a place: it is to be emptied."""
+        keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
+        at = {place: known.sequence for place, known in self.shown.items()}
+        return {place: given for place, given in keys.items() if at.get(place) != self.sequence}
+
+    def bounds(self, place: str) -> Bounds:
+        """Which sequences a place may show."""
+        owed = self.owed()
+        owed |= dict.fromkeys((place,), ()) if SOMEWHERE in owed else {}
+        return bounds_of(place, self.sequence, owed, self.shown, empties=self.empties)
 
 
 class Plane:
@@ -212,6 +225,7 @@ class Plane:
         unshown: why the last sequence could not be published yet, by place.
         emptying: resets to the initial state that the topic has not yet: then their places are owed.
         published: the sequence up to which all that was staged is published, everywhere.
+        shown: by place, the last sequence that it is known to show; and as the topic had it when this term began.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
     """
@@ -248,8 +262,8 @@ class Plane:
         self.places = set(known.places)
         self.published = known.sequence - 1
         self.owed: dict[str, tuple[StagedKey, ...]] = {}
-        owed = dict.fromkeys(known.places or (SOMEWHERE,), ()) if known.empties else known.keys
-        self.owe({place: keys for place, keys in owed.items() if place not in known.shown})
+        self.shown, self.shown_before = dict(known.shown), dict(known.shown)
+        self.owe(known.owed())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.figures = Figures()
@@ -359,6 +373,13 @@ class Plane:
         self.owed = dict(keys)
         if not self.owed:
             self.published = self.sequence
+
+    def bounds(self, place: str) -> Bounds:
+        """Which sequences a place may show that was looked at after this term had begun."""
+        owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
+        now = bounds_of(place, self.sequence, owed, self.shown, empties=self.empties)
+        then = bounds_of(place, self.sequence, owed, self.shown_before, empties=self.empties)
+        return Bounds(then.least, now.most, then.emptied)
 
     def paid(self, place: str) -> None:
         """The last sequence is published in this place, and the topic has that."""

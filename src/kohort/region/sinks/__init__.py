@@ -48,7 +48,8 @@ class Sink(Protocol):
         """Names the place, before and after `bind`: the same text for all members that write there, another for no two.
 
         Such as `parquet:/data/out`; people read it, so it holds no password. What a sequence staged for a place is
-        published by one of the members that say it.
+        published by one of the members that say it. The place keeps the first name that it was written under, and
+        `check` and `published` refuse another one.
         """
 
     def bind(self, region: str, region_id: UUID) -> Self:
@@ -99,6 +100,16 @@ class Sink(Protocol):
 
     def published(self) -> int:
         """The last sequence that is published for certain, with or without rows; 0: none yet."""
+
+    def adopt(self) -> str:
+        """Write this sink's name into the place, in place of the one that it has: a person says that it has moved.
+
+        Returns:
+            The name that it had; empty: nothing of the region is there yet.
+
+        Raises:
+            InvalidInputError: the place belongs to another region.
+        """
 
     def sweep(self, keep: Keep) -> None:
         """Remove what was staged and will never be published, and what crashes left. May run beside all the others."""

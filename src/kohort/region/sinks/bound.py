@@ -6,8 +6,12 @@ import os
 from typing import Any, ClassVar, Self
 from uuid import UUID
 
+import msgspec
+
 from kohort.errors import InvalidInputError
 from kohort.region.files import SYSTEM, FileCalls
+from kohort.region.sinks import claims
+from kohort.region.sinks.claims import Claim
 from kohort.region.staged import StagedKey
 
 
@@ -16,14 +20,24 @@ class Bound:
 
     _region: str = ""
     _id: UUID | None = None
+    _place: str = ""
     _kept: Any = None
     """What it has read of its place, which is another's with another region."""
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """See `Sink`."""
+        """Bind the sink to a region, and keep the place's name: another machine may resolve the path otherwise."""
         bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None)
+        bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None, _place=self.place)
         return bound
+
+    @property
+    def place(self) -> str:
+        """The name of the place: see `Sink`."""
+        return self._place or self._named()
+
+    def _named(self) -> str:
+        """The name of the place, as this process resolves it now."""
+        raise NotImplementedError
 
     def _bound(self) -> UUID:
         if self._id is None:
@@ -49,7 +63,24 @@ class InFolder(Bound):
         """All but the calls of this process: another one has the system's files."""
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
-    @property
-    def place(self) -> str:
-        """See `Sink`: the folder, wherever links lead."""
+    def _named(self) -> str:
+        """The folder, wherever links lead."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
+
+    def _refuse_other_name(self, claim: Claim) -> None:
+        if claim.place != self.place:
+            raise claims.other_name(self._region, claim.place, self.place)
+
+    def _adopt(self, folder: str) -> str:
+        """Write this sink's name into the owner marker of a folder, in place of the one that is there."""
+        try:
+            claim = claims.read_claim(self._files, folder)
+        except FileNotFoundError:
+            return ""
+        if claim.id != self._bound():
+            remedy = "give each region a place of its own"
+            raise claims.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
+        if claim.place != self.place:
+            claims.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
+        self._kept = None
+        return claim.place

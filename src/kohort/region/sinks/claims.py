@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import shlex
 import uuid
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.files import FileCalls, read_file, remove, write_file
+from kohort.region.files import FileCalls, read_file, remove, sync_folder, write_file
 
 CLAIM = "region.json"
 UNFINISHED = ".part"
@@ -29,6 +30,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
         keys: the columns by which rows replace one another; empty: they don't.
         partition_by: the columns by which the rows are parted.
         alone: the place held no rows when the region came.
+        place: the name by which the region knows the place: no other name reaches it.
     """
 
     format: int
@@ -38,6 +40,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     alone: bool = False
+    place: str = ""
 
     def rows(self) -> pa.Schema:
         """The schema of all the rows."""
@@ -90,6 +93,28 @@ def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
     finally:
         with contextlib.suppress(OSError):
             remove(files, temporary)
+
+
+def replace_claim(files: FileCalls, folder: str, claim: Claim) -> None:
+    """Write the marker in place of the one that is there, durably."""
+    temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
+    try:
+        write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
+        files.rename(temporary, f"{folder}/{CLAIM}")
+        sync_folder(files, folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(files, temporary)
+        raise
+
+
+def other_name(region: str, known: str, given: str) -> InvalidInputError:
+    """Error for a member that reaches a place of its region by another name than the region's."""
+    return InvalidInputError(
+        f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
+        "Give all members the name that the region knows; if the place has moved there for good, end the region's "
+        f"applications and run `kohort region adopt {region} {shlex.quote(given)} --execute`"
+    )
 
 
 def refusal(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:

@@ -58,9 +58,13 @@ class DeltaLog:
         sync_folder(self._files, self._path)
         return table
 
+    def last(self, table: deltalake.DeltaTable) -> int:
+        """The last sequence with rows in this version of the table; 0: none."""
+        return table.transaction_version(self._app) or 0
+
     def has(self, table: deltalake.DeltaTable, sequence: int) -> bool:
         """Whether the sequence, or a later one, is in this version of the table."""
-        return (table.transaction_version(self._app) or 0) >= sequence
+        return self.last(table) >= sequence
 
     def counted(self, table: deltalake.DeltaTable) -> int:
         """How many rows the region has added to this version of the table."""

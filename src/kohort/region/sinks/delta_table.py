@@ -1,7 +1,7 @@
 """A Delta table that is written to exactly once: a sequence is one commit in its log.
 
     table/_delta_log/                         Delta's own
-    table/_kohort/REGION-ID/region.json       that this region writes here, and the schema of its rows
+    table/_kohort/REGION-ID/region.json       that this region writes here, under which name, and the schema of its rows
     table/_kohort/REGION-ID/published-17      sequence 17 is done (an empty file; a few of the newest are kept)
     table/_kohort/REGION-ID/staged/KEY.json   what a member staged: names of files, what the log is to say of them
     table/_kohort/REGION-ID/staged/eEPOCH-REGION-ID-ATTEMPT-0.parquet  its rows, a file for each partition
@@ -167,7 +167,7 @@ class DeltaTable(InFolder):
             make_folder(files, self._staging)
             if not self._is_claimed():
                 text, alone = claims.text_of(schema), not table.file_uris()
-                mine = Claim(1, self._region, self._bound(), text, self.keys, parts, alone)
+                mine = Claim(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
                 claims.write_claim(files, self._own, mine)
             sync_folder(files, self._own)
         except NotADirectoryError as error:
@@ -238,10 +238,13 @@ class DeltaTable(InFolder):
         return f"{self._own}/staged"
 
     def _is_claimed(self) -> bool:
-        try:
-            self._kept = self._kept or claims.read_claim(self._files, self._own)
-        except FileNotFoundError:
-            return False
+        if self._kept is None:
+            try:
+                claim = claims.read_claim(self._files, self._own)
+            except FileNotFoundError:
+                return False
+            self._refuse_other_name(claim)
+            self._kept = claim
         return True
 
     def _claim(self) -> Claim:
@@ -415,7 +418,17 @@ class DeltaTable(InFolder):
         self._bound()
         if not self._is_claimed():
             return 0
-        return marks.last_marked(self._files, self._own)
+        marked = marks.last_marked(self._files, self._own)
+        table = self._log.load()
+        last = self._log.last(table)
+        if last > marked:  # whoever published it ended before it was marked
+            self._log.settle(table.version(), _DATA)
+            marks.mark(self._files, self._own, last)
+        return max(last, marked)
+
+    def adopt(self) -> str:
+        """Take this sink's name for the place: see `Sink`."""
+        return self._adopt(self._own)
 
     def sweep(self, keep: Keep) -> None:
         """See `Sink`. What is beside the log and in no commit is VACUUM's, as always with Delta."""

@@ -1,6 +1,6 @@
 """A folder of Parquet files that is written to exactly once: a sequence is a folder in it, there whole or not at all.
 
-    out/_region/region.json            whose folder this is, and the schema of all its rows
+    out/_region/region.json            whose folder this is, its name, and the schema of all its rows
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
     out/_staging/KEY.staged            what a member staged; KEY.empty: it had no rows
     out/_staging/publishing-18-ATTEMPT/  a sequence on its way: second names (hard links) of staged files
@@ -130,7 +130,7 @@ class ParquetFolder(InFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        claim = Claim(1, self._region, self._bound(), claims.text_of(schema))
+        claim = Claim(1, self._region, self._bound(), claims.text_of(schema), place=self.place)
         try:
             claims.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:
@@ -184,6 +184,7 @@ class ParquetFolder(InFolder):
             if claim.id != mine:
                 remedy = "give each region an empty folder of its own"
                 raise claims.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
+            self._refuse_other_name(claim)
             self._kept = claim.rows()
         return self._kept
 
@@ -332,7 +333,20 @@ class ParquetFolder(InFolder):
             self._owned()
         except FileNotFoundError:
             return 0
+        marked = self._last_marked()
+        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := _SHOWN.fullmatch(name))]
+        last = max((number for number in later if number > marked and self._stands(number)), default=marked)
+        if last > marked:  # whoever published it ended before it was marked
+            sync_folder(self._files, self.path)
+            self._mark(last)
+        return last
+
+    def _last_marked(self) -> int:
         return marks.last_marked(self._files, f"{self.path}/_region")
+
+    def adopt(self) -> str:
+        """Take this sink's name for the place: see `Sink`."""
+        return self._adopt(f"{self.path}/_region")
 
     def _is_marked(self, sequence: int) -> bool:
         return marks.is_marked(self._files, f"{self.path}/_region", sequence)
@@ -349,7 +363,7 @@ class ParquetFolder(InFolder):
         except FileNotFoundError:
             return
         names = self._names()
-        self._tidy(names, self.published())
+        self._tidy(names, self._last_marked())
         kept = {key.text() for key in keep.keys}
         for name in names:
             if self._is_void(name, keep.floor) and staged_files.stem_of(name) not in kept:

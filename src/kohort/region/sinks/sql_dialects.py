@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
@@ -18,6 +20,8 @@ Connect: TypeAlias = Callable[[], Any]
 """Makes a connection, as Python's database API has it."""
 ROWS_AT_ONCE: Final = 10_000
 """Rows that become Python values at the same time."""
+_ASCII_UPPER: Final = re.compile("[A-Z]")
+_SEARCH_PATH: Final = re.compile(r"search_path\s*=\s*((?:\\.|\S)+)")
 _SQLITE_WAIT_S: Final = 30.0
 """For who holds the file, before the call fails and is tried again."""
 
@@ -61,6 +65,9 @@ class Dialect(Protocol):
 
     def name(self, table: str) -> str:
         """One form of all those that name the same table."""
+
+    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+        """The name with its schema's before it, where a schema is found by a search path: markers lie beside tables."""
 
     def escaped(self, name: str) -> str:
         """A quoted name in a statement that has values."""
@@ -150,8 +157,12 @@ class Sqlite:
         """See `Dialect`. Who writes is alone."""
 
     def name(self, table: str) -> str:
+        """The name in lower case: SQLite does not tell case apart, of ASCII letters alone."""
+        return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
+
+    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """See `Dialect`."""
-        return table.lower()
+        return table
 
     def escaped(self, name: str) -> str:
         """See `Dialect`."""
@@ -280,6 +291,14 @@ class Postgres:
         """See `Dialect`."""
         return table
 
+    def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+        """The name with the schema in which the table is found, or else would be made."""
+        if len(table) > 1:
+            return table
+        cursor.execute(_POSTGRES_SCHEMA, (quoted(*table),))
+        schema = cursor.fetchone()[0]
+        return table if schema is None else (schema, *table)
+
     def escaped(self, name: str) -> str:
         """See `Dialect`."""
         return name.replace("%", "%%")
@@ -360,6 +379,10 @@ _POSTGRES_UNIQUE: Final = (
     "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid "
     "AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) WHERE indrelid = %s AND indisunique GROUP BY indexrelid"
 )
+_POSTGRES_SCHEMA: Final = (
+    "SELECT COALESCE((SELECT nspname::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE pg_class.oid = to_regclass(%s)), current_schema()::text)"
+)
 _POSTGRES_COLUMNS: Final = (
     "SELECT attname, attnotnull FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
 )
@@ -393,13 +416,44 @@ class PostgresUrl:
         Raises:
             InvalidInputError: psycopg is not there.
         """
+        return _psycopg().connect(self.url, autocommit=True)
+
+    def home(self) -> str:
+        """The database: host, port and name, without what differs between two connections to it.
+
+        Raises:
+            InvalidInputError: psycopg is not there, or can't read the URL.
+        """
+        psycopg = _psycopg()
+        defaults = psycopg.pq.Conninfo.get_defaults()
         try:
-            import psycopg
-        except ImportError as error:
-            raise InvalidInputError(
-                f"SqlTable needs psycopg for PostgreSQL: pip install 'kohort[postgres]' ({error})"
-            ) from error
-        return psycopg.connect(self.url, autocommit=True)
+            told = psycopg.conninfo.conninfo_to_dict(self.url)
+        except psycopg.Error as error:
+            raise InvalidInputError(f"psycopg can't read the URL of the database: {error}") from error
+        given = {option.keyword.decode(): (option.val or b"").decode() for option in defaults}
+        given |= {name: str(value) for name, value in told.items() if value is not None}
+        hosts = (given["host"] or given["hostaddr"]).split(",")
+        ports = given["port"].split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        servers = sorted(
+            f"{host if host.startswith('/') else host.lower()}:{port or '5432'}"
+            for host, port in zip(hosts, ports, strict=False)
+        )
+        name = quote(given["dbname"] or given["user"], safe="")
+        more = {"service": given["service"]} if given.get("service") else {}
+        if path := _SEARCH_PATH.search(given["options"]):
+            more["search_path"] = path[1].replace("\\", "")
+        return f"postgresql://{quote(','.join(servers), safe=':,[]')}/{name}{'?' if more else ''}{urlencode(more)}"
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise InvalidInputError(
+            f"SqlTable needs psycopg for PostgreSQL: pip install 'kohort[postgres]' ({error})"
+        ) from error
+    return psycopg
 
 
 class SqliteFile:
@@ -411,3 +465,7 @@ class SqliteFile:
     def __call__(self) -> sqlite3.Connection:
         """A connection."""
         return sqlite_connect(self.path)
+
+    def home(self) -> str:
+        """The file, wherever links lead."""
+        return f"sqlite:///{os.path.realpath(self.path)}"

@@ -3,7 +3,7 @@
     flights             the table: it is made if it is not there
     flights__staged     its columns, the key under which the row is staged, and its number
     kohort_staged       a row for each staged key, also of one without rows
-    kohort_sequences    a row for each table: whose it is, its schema, the last sequence that is published
+    kohort_sequences    a row for each table: whose it is, under which name, its schema, the last sequence published
 
 Publishing takes the table's row in `kohort_sequences` for itself, looks whether the sequence is there, moves the rows
 and writes the sequence down, all in one transaction: who comes second waits for it, and finds it done.
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.claims import refusal, schema_of, text_of
+from kohort.region.sinks.claims import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
@@ -50,7 +50,7 @@ from kohort.region.staged import StagedKey
 _STAGED: Final = "__staged"
 _TABLES: Final = (
     """CREATE TABLE IF NOT EXISTS {sequences} (target TEXT PRIMARY KEY, region TEXT NOT NULL, region_id TEXT NOT NULL,
-    sequence BIGINT NOT NULL, row_schema TEXT NOT NULL, row_keys TEXT NOT NULL)""",
+    sequence BIGINT NOT NULL, row_schema TEXT NOT NULL, row_keys TEXT NOT NULL, place TEXT NOT NULL)""",
     """CREATE TABLE IF NOT EXISTS {keys} (target TEXT NOT NULL, staged_key TEXT NOT NULL, epoch BIGINT NOT NULL,
     row_count BIGINT NOT NULL, PRIMARY KEY (target, staged_key))""",
 )
@@ -94,10 +94,12 @@ class SqlTable(Bound):
     def __repr__(self) -> str:
         return f"SqlTable({self._said!r}, {self.table!r})"
 
-    @property
-    def place(self) -> str:
-        """See `Sink`. Without the password."""
-        return f"sql:{self._said}#{self.table}"
+    def _named(self) -> str:
+        """The database's host, port and name, and the table, in the one form of all those that reach it."""
+        if isinstance(self._connect, SqliteFile):
+            return f"sql:{self._connect.home()}#{SQLITE.name(self._names[-1])}"
+        home = self._connect.home() if isinstance(self._connect, PostgresUrl) else self._said
+        return f"sql:{home}#{self.table}"
 
     # -- transactions
 
@@ -113,7 +115,7 @@ class SqlTable(Bound):
                 with contextlib.closing(connection.cursor()) as cursor:
                     for statement in dialect.begin:
                         cursor.execute(statement)
-                    yield _Cursor(dialect, cursor, self._names)
+                    yield _Cursor(dialect, cursor, dialect.resolved(cursor, self._names))
                     cursor.execute("COMMIT")  # any error before it: the connection ends, and the transaction with it
         except (KafkaError, OSError):
             raise
@@ -138,7 +140,7 @@ class SqlTable(Bound):
             at.dialect.alone(at.cursor, self.table)
             for statement in _TABLES:
                 at.run(statement)
-            found = at.dialect.found(at.cursor, self._names)
+            found = at.dialect.found(at.cursor, at.names)
             if found is not None:
                 self._fitting(found, given, types)
             owned = self._owner(at, locked=True)
@@ -171,8 +173,8 @@ class SqlTable(Bound):
         at.run(at.dialect.staging(at.target, at.staging))
         at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
         at.run("DELETE FROM {keys} WHERE target = ?", at.name)
-        said = (at.name, self._region, str(self._bound()), text_of(schema), json.dumps(self.keys))
-        at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?)", *said)
+        said = (at.name, self._region, str(self._bound()), text_of(schema), json.dumps(self.keys), self.place)
+        at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: Found, schema: pa.Schema, types: dict[str, str]) -> None:
         """See that a table which is there will take every row."""
@@ -196,22 +198,39 @@ class SqlTable(Bound):
                 "region make a table"
             )
 
-    def _owner(self, at: _Cursor, *, locked: bool = False) -> tuple[int, pa.Schema] | None:
-        """The last sequence of the table, which is this region's, and its schema."""
-        question = "SELECT region, region_id, sequence, row_schema, row_keys FROM {sequences} WHERE target = ?"
-        row = at.one(question + (at.dialect.locked if locked else ""), at.name)
+    def _owner(self, at: _Cursor, *, locked: bool = False, written: bool = True) -> tuple[int, pa.Schema] | None:
+        """The last sequence of the table, which is this region's, and its schema; `written`: rows are to come."""
+        row = self._marker(at, locked=locked)
         if row is None:
             return None
-        mine = self._bound()
-        if row[1] != str(mine):
-            remedy = "give each region a table of its own"
-            raise refusal(f"Table {self.table}", (row[0], UUID(row[1])), (self._region, mine), remedy)
-        if (keys := tuple(json.loads(row[4]))) != self.keys:
+        if row[5] != self.place:
+            raise other_name(self._region, row[5], self.place)
+        if written and (keys := tuple(json.loads(row[4]))) != self.keys:
             raise InvalidInputError(
                 f"Region {self._region!r} writes table {self.table} with keys={list(keys)}, not {list(self.keys)}: all "
                 "members say the same"
             )
         return row[2], schema_of(row[3])
+
+    def _marker(self, at: _Cursor, *, locked: bool) -> Any:
+        """The table's row in `kohort_sequences`, which is this region's; None: there is none."""
+        question = "SELECT region, region_id, sequence, row_schema, row_keys, place FROM {sequences} WHERE target = ?"
+        row = at.one(question + (at.dialect.locked if locked else ""), at.name)
+        mine = self._bound()
+        if row is not None and row[1] != str(mine):
+            remedy = "give each region a table of its own"
+            raise refusal(f"Table {self.table}", (row[0], UUID(row[1])), (self._region, mine), remedy)
+        return row
+
+    def adopt(self) -> str:
+        """Take this sink's name for the place: see `Sink`."""
+        self._bound()
+        with self._transaction() as at:
+            row = self._marker(at, locked=True) if at.has_sequences() else None
+            if row is None:
+                return ""
+            at.run("UPDATE {sequences} SET place = ? WHERE target = ?", self.place, at.name)
+            return str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
         """The last sequence; nobody else publishes until the transaction ends."""
@@ -310,7 +329,7 @@ class SqlTable(Bound):
         """See `Sink`."""
         self._bound()
         with self._transaction() as at:
-            owned = self._owner(at) if at.has_sequences() else None
+            owned = self._owner(at, written=False) if at.has_sequences() else None
             return 0 if owned is None else owned[0]
 
     def sweep(self, keep: Keep) -> None:
@@ -331,7 +350,7 @@ class _Cursor:
     """A cursor in a transaction, which knows the names of the sink's tables."""
 
     def __init__(self, dialect: Dialect, cursor: Any, names: Sequence[str]) -> None:
-        self.dialect, self.cursor, self._names = dialect, cursor, names
+        self.dialect, self.cursor, self.names = dialect, cursor, names
         before, name = names[:-1], names[-1]
         if len((name + _STAGED + "_key").encode()) > dialect.name_bytes_max:
             raise InvalidInputError(f"The table's name {name!r} is too long for a staging table beside it")
@@ -367,7 +386,7 @@ class _Cursor:
 
     def has_sequences(self) -> bool:
         """Whether a region has ever checked a table here."""
-        return self.dialect.exists(self.cursor, [*self._names[:-1], "kohort_sequences"])
+        return self.dialect.exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
 
     def types(self, schema: pa.Schema) -> dict[str, str]:
         """The columns' types.

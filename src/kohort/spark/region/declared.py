@@ -60,6 +60,8 @@ class QuerySettings(TypedDict, total=False):
         state: of a query that keeps state and shares its group: 'partial': its results are parts, which whoever reads
             adds up; 'pinned': a partition belongs to one of `queries` for ever, and waits for it.
         queries: with 'pinned', the names of all queries of the group, this one too; they never change.
+        reads_again: a group that is new to the region may read topics that another group of it has read into the same
+            sink: their records are there twice then. Refused by default, for it follows from a changed `group.id`.
     """
 
     start: str | int
@@ -67,6 +69,7 @@ class QuerySettings(TypedDict, total=False):
     output_mode: Literal["append", "update"]
     state: Literal["partial", "pinned"] | None
     queries: Sequence[str]
+    reads_again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Declared:
     mode: str
     state: str | None
     queries: tuple[str, ...]
+    reads_again: bool = False
 
     def what(self) -> list[str]:
         """What each source reads, for people and for the next program."""
@@ -164,7 +168,8 @@ def declare(
     _check_protocols(state, [options.group_protocol for _, options in parsed])
     start = start_of(told.get("start", "committed"), "earliest")
     holds_back = rebalance == "checkpoint"
-    return Declared(name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)))
+    again = told.get("reads_again", False)
+    return Declared(name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)), again)
 
 
 def _check_protocols(state: str | None, protocols: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError, TimedOutError
+from kohort.region.admission import Applicant
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
@@ -190,7 +191,10 @@ class SparkRegion:
     def _admit(self, declared: Declared, built: BuiltQuery, shares: bool) -> _Started:
         region_id, sink = UUID(int=0), declared.into
         for number, (_, options) in enumerate(declared.sources):
-            region_id, bound = self._region.admit(str(options.group_id), declared.into if number == LEAD else None)
+            name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
+            topics = options.subscribe or ()
+            who = Applicant(name, str(options.group_id), topics, options.subscribe_pattern, declared.reads_again)
+            region_id, bound = self._region.admit(who, declared.into if number == LEAD else None)
             sink = bound or sink
         state = self._region.state_of(declared.name)
         if state is not None:

@@ -1,0 +1,104 @@
+"""Admission of a member of any kind: its group and its sink are looked at before it begins.
+
+Everything is looked at before anything is claimed, so that a refusal leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from kohort.channel import Link
+from kohort.errors import InvalidInputError
+from kohort.region.agreement import compare
+from kohort.region.book import Home
+from kohort.region.sinks import Sink
+from kohort.region.topic import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A member that wants to begin.
+
+    Attributes:
+        member: its name.
+        group: its group.
+        topics: what it reads, by name.
+        pattern: or by a regular expression.
+        reads_again: a group that is new to the region may read what another has read into the same sink.
+    """
+
+    member: str
+    group: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    reads_again: bool = False
+
+
+def admit(
+    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None
+) -> tuple[UUID, Sink | None]:
+    """Look at a member's group and sink, and claim the group.
+
+    Returns:
+        The region's id, and the sink as the region writes to it.
+
+    Raises:
+        InvalidInputError: the group or the sink's place is another region's, or others read in the group; the sink does
+            not show what the region's topic says; the group is new and would read again. Nothing is claimed then.
+        KafkaError: no right to do this, or no control plane.
+    """
+    home.look_at_group(applicant.group)
+    saved = home.saved()
+    region_id = uuid4() if saved.birth is None else saved.birth.region_id
+    sink = _looked_at(region, home, region_id, into)
+    _refuse_new_group(region, saved, applicant, "" if sink is None else sink.place)
+    if region_id != (born := home.region_id(reach)):
+        region_id, sink = born, _looked_at(region, home, born, into)
+    home.claim(applicant.group)
+    return region_id, sink
+
+
+def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> Sink | None:
+    """The sink, which is the region's or nobody's, and agrees with the region's topic.
+
+    What the sink showed before the topic was read, the topic knows of; what the topic knows then, the sink shows after.
+    """
+    if into is None:
+        return None
+    sink = into.bind(region, region_id)
+    shows = sink.published()
+    bounds = home.saved().known(region, 0, region_id).bounds(sink.place)
+    if shows < bounds.least <= sink.published():
+        shows = bounds.least
+    found = compare(region, sink.place, shows, bounds)
+    if found is not None:
+        raise InvalidInputError(f"{found.cause}; {found.remedy}")
+    return sink
+
+
+def _refuse_new_group(region: str, saved: Saved, applicant: Applicant, place: str) -> None:
+    """Refuse a group in which records would come again that the region has read in another, into the same sink."""
+    last = saved.manifests.get(saved.sequence)
+    positions = () if last is None else last.positions
+    if last is None or applicant.reads_again or applicant.group in {position.group for position in positions}:
+        return
+    contributions = [given for members in saved.contributions.values() for given in members.values()]
+    for position in positions:
+        before = [given for given in contributions if given.group == position.group]
+        theirs = any(given.sink == place or given.member == applicant.member for given in before)
+        unknown = not before and place in last.places
+        if (theirs or unknown) and _reads(applicant, position.topic):
+            raise InvalidInputError(
+                f"group {applicant.group!r} is new to region {region!r}, which has read topic {position.topic!r} in "
+                f"group {position.group!r} into {place or 'no sink'}: its records would be there twice. Keep "
+                f"group_id={position.group!r}; or say reads_again=True, if they are meant to come again"
+            )
+
+
+def _reads(applicant: Applicant, topic: str) -> bool:
+    if applicant.pattern is None:
+        return topic in applicant.topics
+    return re.search(applicant.pattern, topic) is not None

@@ -1,0 +1,147 @@
+"""PURE. Whether a sink and the region's topic are of one history, compared before the first record, both ways.
+
+A sink shows a sequence only after the topic has its manifest, and the next sequence is committed only after the topic
+says that every sink shows this one. So the number that a sink shows lies between two numbers of the topic.
+
+A sink that is ahead would take the next sequences for published already, and lose their rows without a word: the topic
+is then from an older copy (a backup, a mirror, a power loss). A sink that is behind has lost rows itself: the place was
+removed, or is from an older copy. Neither mends itself: a person adopts what the sink shows, or brings a copy back.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from kohort.region.facts import Contribution, Fact, Manifest, Shown
+
+UNKNOWN = -1
+"""The number of a sink that is not known: of a member without one, or of an earlier release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which sequences a place may show, by the region's topic.
+
+    Attributes:
+        least: the place is known to show this one.
+        most: the topic has staged nothing for the place after this one.
+        emptied: the place was emptied last, or is to be: it may also show nothing, if nothing was ever written there.
+    """
+
+    least: int
+    most: int
+    emptied: bool = False
+
+    def allow(self, shows: int) -> bool:
+        """Whether a place that shows this sequence is of the topic's history."""
+        return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
+
+
+def bounds_of(place: str, sequence: int, owed: Collection[str], shown: Mapping[str, Shown], *, empties: bool) -> Bounds:
+    """The bounds of a place.
+
+    Args:
+        place: its name.
+        sequence: the last complete one.
+        owed: places where that is not known to be published.
+        shown: what each place is known to show.
+        empties: the last sequence is published by emptying the sinks.
+    """
+    known = shown.get(place)
+    least = 0 if known is None else known.sequence
+    is_owed = place in owed
+    emptied = (is_owed and empties) or (known is not None and known.empty)
+    return Bounds(least, sequence if is_owed else least, emptied)
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A sink and the topic are of two histories.
+
+    Attributes:
+        cause: both numbers, and what that means.
+        remedy: the ways to go on.
+    """
+
+    cause: str
+    remedy: str
+
+
+def compare(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement | None:
+    """Compare what a place shows with the topic; None: they agree."""
+    if bounds.allow(shows):
+        return None
+    adopt = (
+        f"end the region's applications and run `kohort region adopt {region} {shlex.quote(place)} --execute`, then "
+        "start them again"
+    )
+    anew = f"`kohort region reset {region} --to-initial --empty-sinks --execute` after that reads everything again"
+    if shows > bounds.most:
+        return Disagreement(
+            f"{place} shows sequence {shows}, and the region's topic knows of sequence {bounds.most} there: the topic "
+            "is from an older copy (a backup, a mirror, a power loss), and the next sequences would be taken for "
+            "published",
+            f"bring back the topic that has sequence {shows}; or go on from what the sink shows ({adopt}): records of "
+            f"later sequences that the topic of records has again come again; {anew}, each record once",
+        )
+    return Disagreement(
+        f"{place} shows sequence {shows}, and the region's topic says that it has shown sequence {bounds.least}: the "
+        "sink was removed, or is from an older copy, and lacks the rows between",
+        f"bring back the sink that shows sequence {bounds.least}; or go on without those rows ({adopt}); {anew}, "
+        "nothing left out",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The part of a region's facts that adopting a place is about.
+
+    Attributes:
+        last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.
+        contributions: those of its members.
+        owed: places where it is not known to be published.
+        shown: what each place is known to show.
+    """
+
+    last: Manifest
+    contributions: tuple[Contribution, ...]
+    owed: Collection[str]
+    shown: Mapping[str, Shown]
+
+
+def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
+    """Facts by which the region goes on from what a place shows.
+
+    The region numbers on from there when the place is ahead: the last sequence is written again under that number, with
+    the same offsets and states. A place that disagrees gets nothing more of what that sequence staged; other places do.
+    A reset to the initial state that the place has not seen yet is numbered past what it shows, and empties it.
+
+    Args:
+        history: what the topic has.
+        place: its name.
+        was: the name that it had; empty, or the same: it has not moved.
+        shows: the sequence that it shows.
+        now_ms: for people.
+    """
+    last, was = history.last, was or place
+    bounds = bounds_of(was, last.sequence, history.owed, history.shown, empties=last.empties)
+    agrees, sequence = bounds.allow(shows), last.sequence
+    if not agrees and shows > bounds.most:
+        sequence = max(sequence, shows + (last.empties and was in history.owed))
+    facts: list[Fact] = []
+    for given in history.contributions:
+        is_owed = given.sink in history.owed and (agrees or given.sink not in (was, place))
+        sink = place if given.sink == was else given.sink
+        facts.append(replace(given, sequence=sequence, sink=sink, keys=given.keys if is_owed else ()))
+    places = {place if name == was else name for name in last.places} | ({place} if shows else set())
+    facts.append(replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms))
+    if was != place:
+        facts.append(Shown(last.region, was, 0, now_ms))
+    known = history.shown.get(was)
+    if agrees and known is not None:
+        facts.append(replace(known, place=place, at_ms=now_ms))
+    else:
+        facts.append(Shown(last.region, place, 0 if agrees else shows, now_ms))
+    return facts

@@ -1,0 +1,44 @@
+"""A sink by the name of its place, as a person gives it: for looking at it, and for adopting it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from kohort.errors import InvalidInputError
+from kohort.region.sinks import Sink
+from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.sql_table import SqlTable
+
+
+def sink_of(place: str) -> Sink:
+    """The sink of a place, with the defaults for how it writes.
+
+    Raises:
+        InvalidInputError: no name of a place that this package's sinks have, or that can be reached by its name.
+    """
+    kind, _, rest = place.partition(":")
+    if kind == "parquet" and rest:
+        return ParquetFolder(rest)
+    if kind == "delta" and rest:
+        from kohort.region.sinks.delta_table import DeltaTable  # an extra of the package
+
+        return DeltaTable(rest)
+    url, _, table = rest.rpartition("#")
+    if kind == "sql" and "://" in url and table:
+        return SqlTable(_with_options(url), table)
+    raise InvalidInputError(
+        f"{place!r} names no sink that can be reached by its name: give parquet:/folder, delta:/folder, "
+        "sql:sqlite:////file.db#table or sql:postgresql://host:port/database#table (the user by PGUSER); for any other "
+        "call Region.adopt with the sink"
+    )
+
+
+def _with_options(url: str) -> str:
+    """The URL as libpq takes it, which has no parameter `search_path`."""
+    if url.startswith("sqlite:"):
+        return url
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    if path := given.pop("search_path", ""):
+        given["options"] = f"-csearch_path={path}"
+    return urlunsplit(parts._replace(query=urlencode(given)))

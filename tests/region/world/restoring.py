@@ -1,0 +1,154 @@
+"""Stores that are brought back from an older copy: a sink, or the topic, so that sinks are ahead of it.
+
+Whoever writes to a place of another history stops the region, before a sequence with its rows is complete. Then a
+person ends all applications, adopts what the place shows, and starts them again.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kohort.errors import KafkaError
+from kohort.groups.records import Record
+from kohort.region.facts import Fact, Stopped
+from kohort.region.topic import Saved, saved_of
+from tests.region.volume import Volume
+from tests.region.world.clock import ViolatedError
+from tests.region.world.disk import Disk, Folder
+from tests.region.world.names import REGION
+from tests.region.world.transactions import WorldPen, WorldReader
+
+if TYPE_CHECKING:
+    from tests.region.world.topic import Stored
+    from tests.region.world.world import World
+
+LOOK_MS = 200
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A backup of everything, at one moment."""
+
+    stored: Stored
+    facts: dict[bytes, tuple[int, Fact]]
+    group: list[Record]
+    volumes: dict[str, Volume]
+
+
+def shows(disk: Disk) -> int:
+    return Folder.of(disk).published()
+
+
+class Restoring:
+    """Makes copies, brings them back, and is the person who mends it. With chance of its own."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.chance = world, random.Random(seed)
+        self.copy: Copy | None = None
+        self.adopted, self.mends = 0, False
+
+    def start(self) -> None:
+        self.world.clock.after(self.chance.randint(1_000, 6_000), self._make_copy)
+        self.world.clock.after(LOOK_MS, self._look)
+
+    def _make_copy(self) -> None:
+        world = self.world
+        if world.healed:
+            return
+        if not world.stored.differs and not any(disk.void for disk in world.disks.values()):
+            volumes = {place: copy.deepcopy(disk.volume) for place, disk in world.disks.items()}
+            self.copy = Copy(_copied(world.stored), dict(world.log.facts), list(world.group.records), volumes)
+        world.clock.after(self.chance.randint(500, 8_000), self._bring_back)
+        world.clock.after(self.chance.randint(1_000, 12_000), self._make_copy)
+
+    def _bring_back(self) -> None:
+        world, kept = self.world, self.copy
+        void = any(disk.void for disk in world.disks.values())
+        if world.healed or kept is None or void or world.stored.eras != kept.stored.eras or world.stored.differs:
+            return
+        places = sorted(place for place in world.disks if place not in world.stored.owed)
+        if self.chance.random() < 0.5 and places:
+            place = self.chance.choice(places)
+            world.clock.tell(f"-- {place} is brought back from an older copy")
+            world.end_all()
+            self._bring_sink_back(world.disks[place], kept.volumes[place])
+        else:
+            world.clock.tell(f"-- the topic is brought back from sequence {world.stored.sequence} to an older copy")
+            world.end_all()
+            self._bring_topic_back(kept)
+        world.clock.tell(f"of another history: {sorted(world.stored.differs)}")
+        world.clock.after(self.chance.randint(1, 1_000), world.begin_plane)
+
+    def _bring_sink_back(self, disk: Disk, volume: Volume) -> None:
+        before = shows(disk)
+        disk.volume = copy.deepcopy(volume)
+        disk.forget_what_was_seen()
+        if shows(disk) != before:
+            self.world.stored.differs.add(disk.place)
+
+    def _bring_topic_back(self, kept: Copy) -> None:
+        world, writes = self.world, self.world.stored.writes
+        world.log.bring_back(kept.facts)
+        world.stored = stored = _copied(kept.stored)
+        stored.writes = {**writes, **stored.writes}
+        world.group.bring_back(kept.group)
+        saved = self._saved()
+        for place, disk in world.disks.items():
+            last, known = shows(disk), saved.shown.get(place)
+            allowed = {0 if known is None else known.sequence, stored.sequence if place in stored.owed else -1}
+            if last not in allowed:
+                stored.differs.add(place)
+            disk.staged.clear()  # epochs come again
+            comes = max(last, stored.sequence)
+            disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
+
+    # -- the person
+
+    def _saved(self) -> Saved:
+        return saved_of(REGION, WorldReader(self.world.log).follow())
+
+    def _look(self) -> None:
+        world = self.world
+        world.clock.after(LOOK_MS, self._look)
+        stopped = self._saved().stopped
+        if stopped is None or not stopped.cause:
+            return
+        if not world.stored.differs and not self.mends:
+            raise ViolatedError(f"the region has stopped, and its sinks agree with it: {stopped.cause}")
+        world.end_all()
+        world.log.adopts = self.mends = True
+        try:
+            for place in sorted(world.stored.differs):
+                self._adopt(world.disks[place])
+            WorldPen(world.log).save([Stopped(REGION, "", "", "", world.clock.now_ms)])
+        except KafkaError as error:
+            world.clock.tell(f"a person tries again: {error}")
+            return
+        finally:
+            world.log.adopts = False
+        self.mends = False
+        world.begin_plane()
+        if world.healed:
+            world.begin_everywhere()
+
+    def _adopt(self, disk: Disk) -> None:
+        stored, last = self.world.stored, shows(disk)
+        WorldPen(self.world.log).adopt(disk.place, "", last)
+        known = self._saved().known(REGION, 0)
+        stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
+        stored.differs.discard(disk.place)
+        disk.lose_after(last)
+        self.adopted += 1
+        self.world.clock.tell(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
+        if not known.bounds(disk.place).allow(last):
+            raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
+
+
+def _copied(stored: Stored) -> Stored:
+    return replace(
+        stored, writes=dict(stored.writes), owed=set(stored.owed), differs=set(stored.differs),
+        initial=dict(stored.initial), positions=dict(stored.positions),
+    )  # fmt: skip
