@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import unquote
+
+from kohort.errors import InvalidInputError
 
 ReadBuffer: TypeAlias = bytearray | memoryview | bytes
 
@@ -55,6 +59,31 @@ class FileCalls(Protocol):
 
 SYSTEM: Final[FileCalls] = os
 """The machine's own files."""
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)(.*)", re.DOTALL)
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> str:
+    """The absolute path of a file or a folder on this machine, by the working directory; `file:` URLs name one too.
+
+    Args:
+        path: as a user gives it.
+        what: is to lie there, for the error.
+
+    Raises:
+        InvalidInputError: nothing; or a URL of a store that has no hard links and no atomic renames.
+    """
+    text = os.fspath(path)
+    if found := _URL.match(text):
+        host, _, rest = found[3].partition("/") if found[2] == "//" else ("", "", found[3])
+        if found[1].lower() != "file" or host not in ("", "localhost"):
+            raise InvalidInputError(
+                f"{what} can't lie in {text}: what is exact needs hard links and atomic renames, so give a path on a "
+                "file system that has them, local or mounted; object stores and HDFS have none"
+            )
+        text = f"/{unquote(rest)}"
+    if not text:
+        raise InvalidInputError(f"{what} needs a path")
+    return os.path.abspath(text)
 
 
 class Output(io.RawIOBase):

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kohort.errors import RetriableError
 from kohort.region.sinks import Sink, check_rows
+from kohort.region.sinks.columns import arrange
 from kohort.region.staged import StagedKey
 
 log = logging.getLogger("kohort.region")
@@ -81,10 +82,12 @@ class Stager:
         with self._lock:
             if self._sink is None:
                 return
-            if self._schema is None or not table.schema.equals(self._schema):
+            if self._schema is None or (arranged := arrange(table, self._schema)) is None:
                 self._sink.check(table.schema)
                 self._stage_rest()
                 self._schema = table.schema
+            else:
+                table = arranged
             check_rows(self._sink, table)
             if self._bytes >= self._unit_bytes:
                 self._stage_rest()

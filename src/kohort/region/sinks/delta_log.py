@@ -33,6 +33,10 @@ class DeltaLog:
         self._path, self._app, self._files = path, str(region_id), files
         self._folder = f"{path}/_delta_log"
 
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return bool(deltalake.DeltaTable.is_deltatable(self._path))
+
     def load(self) -> deltalake.DeltaTable:
         """The table in its newest version.
 

@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.files import (
     Output,
+    local_path,
     make_folder,
     names_in,
     read_file,
@@ -47,6 +48,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, claims, marks, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.claims import Claim
+from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.rows import (
     Mode,
     check_fits,
@@ -123,17 +125,11 @@ class DeltaTable(InFolder):
         partition_by: Sequence[str] = (),
         compression: Codec = "zstd",
     ) -> None:
-        text = os.fspath(path).removeprefix("file://")
-        if not text or "://" in text:
-            raise InvalidInputError(
-                f"DeltaTable({os.fspath(path)!r}): give the path of a folder. A table in an object store can't be "
-                "written to: staged files become the table's by a second name"
-            )
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         check_mode(mode, keys)
         staged_files.check_pages(compression, None)
-        self.path = os.path.abspath(text)
+        self.path = local_path(path, "A DeltaTable")
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
         self.compression = compression
 
@@ -143,6 +139,7 @@ class DeltaTable(InFolder):
         """See `Sink`."""
         self._bound()
         check_names(schema, self.partition_by, "partition_by")
+        schema = self._typed(schema)
         given = delta_schema.delta_schema(schema)
         check_keys(given, self.keys)
         delta_schema.check_partitions(given, self.partition_by)
@@ -152,6 +149,16 @@ class DeltaTable(InFolder):
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Delta table {self.path}: {error}") from error
         check_fits(self.path, self._claim().rows(), given)
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """The schema with a type for each column: the table's, where a column has no value."""
+        if any(untyped(field.type) for field in schema):
+            if self._is_claimed():
+                schema = filled_schema(schema, self._claim().rows())
+            elif self._log.exists():
+                schema = filled_schema(schema, schema_of(self._log.load()))
+            refuse_untyped(schema)
+        return schema
 
     def _make(self, schema: pa.Schema) -> None:
         files = self._files
@@ -258,7 +265,7 @@ class DeltaTable(InFolder):
         """Refuse the first row that can't be taken; gives the rows as they are staged."""
         claim = self._claim()
         kept = claim.rows()
-        check_fits(self.path, kept, delta_schema.delta_schema(table.schema))
+        check_fits(self.path, kept, delta_schema.delta_schema(filled_schema(table.schema, kept)))
         rows = shaped(table, kept, self.keys)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable

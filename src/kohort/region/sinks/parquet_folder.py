@@ -37,6 +37,7 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError
 from kohort.region.files import (
     Output,
+    local_path,
     make_folder,
     names_in,
     remove,
@@ -47,6 +48,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, claims, marks, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.claims import Claim
+from kohort.region.sinks.columns import filled_schema, refuse_untyped
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
@@ -82,10 +84,8 @@ class ParquetFolder(InFolder):
     def __init__(
         self, path: str | os.PathLike[str], *, compression: Codec = "zstd", row_group_size: int | None = None
     ) -> None:
-        if not os.fspath(path):
-            raise InvalidInputError("ParquetFolder needs a path")
         staged_files.check_pages(compression, row_group_size)
-        self.path = os.path.abspath(path)
+        self.path = local_path(path, "A ParquetFolder")
         self.compression = compression
         self.row_group_size = row_group_size
 
@@ -94,6 +94,8 @@ class ParquetFolder(InFolder):
     def check(self, schema: pa.Schema) -> None:
         """See `Sink`."""
         self._bound()
+        schema = filled_schema(schema, self._owned()) if self._is_owned() else schema
+        refuse_untyped(schema)
         check_writable(schema)
         try:
             self._make(schema)
@@ -193,6 +195,7 @@ class ParquetFolder(InFolder):
             kept = self._owned()
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region yet: call check(schema) first") from error
+        schema = filled_schema(schema, kept)
         if not schema.equals(kept) and (found := misfits(kept, schema)):
             raise InvalidInputError(
                 f"The schema does not fit the rows of {self.path}: {'; '.join(found)}. Cast the columns, or write "

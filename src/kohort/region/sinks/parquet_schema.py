@@ -65,8 +65,13 @@ def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
 
 
 def conformed(table: pa.Table, kept: pa.Schema) -> pa.Table:
-    """A table of a schema that fits, with the columns in order, and nothing of its own said of them."""
-    return pa.Table.from_arrays([table.column(name) for name in kept.names], schema=kept)
+    """A table of a schema that fits, with the columns in order and in their types, and no metadata of its own."""
+    columns = [table.column(field.name) for field in kept]
+    filled = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(columns, kept, strict=True)
+    ]
+    return pa.Table.from_arrays(filled, schema=kept)
 
 
 def _said(field: pa.Field[pa.DataType]) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -28,9 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
+from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
 from kohort.region.sinks.claims import other_name, refusal, schema_of, text_of
+from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
@@ -131,7 +132,7 @@ class SqlTable(Bound):
         """See `Sink`."""
         self._bound()
         check_names(schema, self.keys, "keys=[…]")
-        given = plain(schema)
+        given = self._typed(plain(schema))
         check_keys(given, self.keys)
         if ours := [name for name in given.names if name.lower().startswith("kohort_")]:
             raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
@@ -153,6 +154,15 @@ class SqlTable(Bound):
                 )
         self._kept = None
         check_fits(f"table {self.table}", self._fixed(), given)
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """The schema with a type for each column: the region's, where a column has no value."""
+        if any(untyped(field.type) for field in schema):
+            with self._transaction() as at:
+                owned = self._owner(at) if at.has_sequences() else None
+            schema = schema if owned is None else filled_schema(schema, owned[1])
+            refuse_untyped(schema)
+        return schema
 
     def _first(self, at: _Cursor, found: Found | None, schema: pa.Schema, types: dict[str, str]) -> None:
         """Make the table this region's."""
@@ -253,7 +263,7 @@ class SqlTable(Bound):
     def check_rows(self, table: pa.Table) -> pa.Table:
         """Refuse the first row that can't be taken; gives the rows as they are staged."""
         kept = self._fixed()
-        check_fits(f"table {self.table}", kept, plain(table.schema))
+        check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
         return shaped(table, kept, self.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -421,7 +431,7 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
         path = connect.removeprefix("sqlite:///")
         if not path or path == ":memory:":
             raise InvalidInputError("A database in memory is seen by one process alone: give a file, sqlite:///file.db")
-        path = os.path.abspath(path)
+        path = local_path(path, "A database of SQLite")
         return SqliteFile(path), f"sqlite:///{path}"
     url = urlsplit(connect)
     if url.scheme in ("postgresql", "postgres"):

@@ -27,6 +27,7 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
+    local_path,
     make_folder,
     names_in,
     read_file,
@@ -66,7 +67,6 @@ __all__ = [
 ]
 
 _EPOCH: Final = re.compile(r"e([0-9]+)(?:\.tmp)?")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _ON_ITS_WAY: Final = ".tmp"
 _PROBE: Final = ".probe-"
@@ -78,14 +78,7 @@ def check_place(folder: str) -> str:
     Raises:
         InvalidInputError: a URL, or a file system without hard links.
     """
-    if _URL.match(folder):
-        raise InvalidInputError(
-            f"a region can't keep its checkpoints in {folder}: they are taken back by hard links, so the folder must "
-            "be a path on a file system that has them, local or mounted; object stores and HDFS have none"
-        )
-    if not folder:
-        raise InvalidInputError("a region needs a folder for its checkpoints: give a path")
-    place = os.path.abspath(folder)
+    place = local_path(folder, "The checkpoint folder of a region")
     probe = f"{place}/{_PROBE}{uuid.uuid4().hex}"
     try:
         make_folder(SYSTEM, place)

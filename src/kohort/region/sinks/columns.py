@@ -1,0 +1,84 @@
+"""Columns of tables that are rows of one place, though they come in another order, or without values.
+
+A column without any value has no type: `pa.null()`, also within lists and structs, as `Table.from_pylist` makes it.
+Such a column is of the place's type. Where no table has said the type yet, nobody knows it, and the column is refused:
+a guess would be fixed for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from kohort.errors import InvalidInputError
+
+
+def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
+    """The table with the columns of a schema, in its order; None: it has others, or of other types.
+
+    Args:
+        table: of the same columns in any order; those without values may be of no type.
+        schema: with types that were checked.
+    """
+    if table.schema.equals(schema):
+        return table
+    if sorted(table.column_names) != sorted(schema.names) or len(set(schema.names)) < len(schema.names):
+        return None
+    fitting = all(_fits(table.schema.field(field.name), field) for field in schema)
+    return table.select(schema.names).cast(schema) if fitting else None
+
+
+def _fits(given: pa.Field[Any], kept: pa.Field[Any]) -> bool:
+    return filled(given.type, kept.type).equals(kept.type) and (kept.nullable or not given.nullable)
+
+
+def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
+    """A schema whose columns without a type have that of the place; the others stay as they are."""
+    return pa.schema(
+        [
+            field.with_type(filled(field.type, kept.field(field.name).type))
+            if kept.names.count(field.name) == 1 and given.names.count(field.name) == 1
+            else field
+            for field in given
+        ]
+    )
+
+
+def filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
+    """A type in which what has no type is of the other's."""
+    if pa.types.is_null(given):
+        return kept
+    if isinstance(given, pa.ListType) and isinstance(kept, pa.ListType):
+        return kept if filled(given.value_type, kept.value_type).equals(kept.value_type) else given
+    if isinstance(given, pa.StructType) and isinstance(kept, pa.StructType):
+        names = [field.name for field in kept]
+        if [field.name for field in given] == names and all(
+            filled(given.field(name).type, kept.field(name).type).equals(kept.field(name).type) for name in names
+        ):
+            return kept
+    return given
+
+
+def untyped(kind: pa.DataType) -> bool:
+    """Whether a type, or one within it, is of nothing but null."""
+    if isinstance(kind, pa.ListType):
+        return untyped(kind.value_type)
+    if isinstance(kind, pa.StructType):
+        return any(untyped(field.type) for field in kind)
+    return pa.types.is_null(kind)
+
+
+def refuse_untyped(schema: pa.Schema) -> None:
+    """See that each column of a place's first table has a type.
+
+    Raises:
+        InvalidInputError: one has only nulls.
+    """
+    names = [repr(field.name) for field in schema if untyped(field.type)]
+    if names:
+        raise InvalidInputError(
+            f"Nothing says the type of {', '.join(names)}: the first table fixes the types, and has no value there. "
+            "Give them one, as table.cast(schema) or pa.Table.from_pylist(rows, schema=schema); later tables may leave "
+            "them empty"
+        )
