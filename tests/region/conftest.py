@@ -76,6 +76,7 @@ class Collected:
         self.lock = threading.Lock()
         self.staged: dict[StagedKey, pa.Table] = {}
         self.sequences: dict[int, tuple[StagedKey, ...]] = {}
+        self.bound: tuple[str, UUID] = "", UUID(int=0)
         self.opened: set[tuple[str, UUID]] = set()
         self.fails = 0
 
@@ -84,10 +85,11 @@ class Collected:
         return f"test:{id(self)}"
 
     def bind(self, region: str, region_id: UUID) -> Collected:
-        self.opened.add((region, region_id))
+        self.bound = region, region_id
         return self
 
     def check(self, schema: pa.Schema) -> None:
+        self.opened.add(self.bound)
         assert "value" in schema.names
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -137,12 +139,15 @@ class Worker:
 
     columns: ClassVar[list[str]] = ["value"]
 
-    def __init__(self, region: Region, name: str, sink: Any, topic: str, **options: Any) -> None:
+    def __init__(self, region: Region, name: str, sink: Any, topic: str | list[str], **options: Any) -> None:
         self.name, self.tables = name, 0
         self.error: BaseException | None = None
         self.fail_at: int | None = None
         self.consumer: RegionConsumer = region.consumer(
-            name, topics=[topic], into=sink, **{"group_id": topic, "start": "beginning", **options}
+            name,
+            topics=topic if isinstance(topic, list) else [topic],
+            into=sink,
+            **{"group_id": topic, "start": "beginning", **options},
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -44,7 +44,7 @@ WHO = told.Identity("id", 5, "static")
         told.Contributed(CUT, GIVEN),
         told.Moved(WHO, (PART,)),
         told.AskStarts(1, (PART,)),
-        told.Looked(1, (POSITION,)),
+        told.Looked(1, (POSITION,), ("t",)),
         told.AskReset("why", forced=True),
         told.Leave(),
         told.Describe(),

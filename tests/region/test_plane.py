@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
+from kohort.region.facts import Began, Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part, part_of
 from kohort.region.plane import events as happens
@@ -357,6 +357,66 @@ def test_partitions_that_are_added_to_a_topic_begin_at_their_beginning() -> None
     driven.join(1, "m1")
     driven.say(1, told.AskStarts(1, (P0, P1)))
     assert driven.last(1) == told.Starts(3, 1, (at(P0, 70),), added=(P1,))
+
+
+def test_topics_that_a_pattern_finds_later_begin_at_their_beginning() -> None:
+    """The start position of what was there at first skipped what they had until somebody looked."""
+    there, later = Part("etl", "there", 0, UUID(int=10)), Part("etl", "later", 0, UUID(int=11))
+    driven = Driven(replace(KNOWN, initial=(), positions=()))
+    driven.join(1, "m1")
+    driven.say(1, told.AskStarts(1, (P0,)))
+    driven.say(1, told.Looked(1, (at(P0, 40),), ("t", "there")))
+    assert driven.facts[-1] == Began("r", "etl", ("t", "there"))
+    driven.say(1, told.AskStarts(2, (there, later)))
+    assert driven.last(1) == told.Starts(3, 2, (), first=(there,), added=(later,))
+    driven.say(1, told.Looked(2, (at(there, 5), at(later, 0)), ("t", "there", "later")))
+    assert not isinstance(driven.facts[-1], Began), "it is said once"
+    after = Driven(replace(KNOWN, initial=(begun(P0, 40),), positions=(), began={"etl": ("t", "there")}))
+    after.join(1, "m1")
+    after.say(1, told.AskStarts(1, (there, later)))
+    assert after.last(1) == told.Starts(3, 1, (), first=(there,), added=(later,)), "another control plane knows it"
+
+
+def test_topic_that_is_made_again_begins_at_its_beginning() -> None:
+    again = Part("etl", "t", 0, UUID(int=10))
+    driven = Driven()
+    driven.join(1, "m1")
+    driven.say(1, told.AskStarts(1, (again,)))
+    assert driven.last(1) == told.Starts(3, 1, (), added=(again,))
+
+
+@pytest.mark.parametrize("shows", [6, 8])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_sink_of_another_history_stops_the_region(shows: int, comes_back: bool) -> None:
+    """Known is that it showed 7; members that are told to stop say their numbers and how to go on."""
+    driven = Driven(replace(KNOWN, places=("s",), shown={"s": Shown("r", "s", 7, 0)}))
+    if comes_back:
+        driven.join(1, "m1", sink="s", shows=7)
+        driven.do(happens.Disconnected(1))
+    driven.join(2, "m1", sink="s", shows=shows, incarnation=UUID(int=1))
+    assert driven.stands(RegionState.STOPPED)
+    [stop] = driven.orders(2, told.Stop)
+    assert f"s shows sequence {shows}" in stop.cause and "sequence 7" in stop.cause
+    assert "kohort region adopt r s" in stop.remedy and "kohort region resume" in stop.remedy
+
+
+@pytest.mark.parametrize(
+    ("known", "shows"),
+    [
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 7, 0)}}, 7),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 6, 0)}, "keys": {"s": ()}}, 6),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 6, 0)}, "keys": {"s": ()}}, 7),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 7, 0, True)}}, 0),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 5, 0)}, "empties": True}, 5),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 5, 0)}, "empties": True}, 0),
+        ({"places": ("t",), "shown": {"t": Shown("r", "t", 7, 0)}}, 0),
+        ({"places": ("s",), "shown": {"s": Shown("r", "s", 7, 0)}}, -1),
+    ],
+)
+def test_sink_of_this_history_is_taken(known: dict[str, Any], shows: int) -> None:
+    driven = Driven(replace(KNOWN, **known))
+    driven.join(1, "m1", sink="s", shows=shows)
+    assert driven.stands(RegionState.RUNNING)
 
 
 def test_five_resets_in_a_row_stop_the_region_and_forced_ones_do_not() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.facts import (
+    Began,
     Birth,
     Claim,
     Contribution,
@@ -44,7 +45,8 @@ FACTS: list[Fact] = [
     GIVEN,
     CLOSED,
     Stopped("r", "why", "m", "mend it", 7),
-    Shown("r", "parquet:/out", 4, 7),
+    Shown("r", "parquet:/out", 4, 7, True),
+    Began("r", "etl", ("t", "u")),
 ]
 
 

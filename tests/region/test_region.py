@@ -307,6 +307,23 @@ def test_partitions_that_are_added_are_read_from_their_beginning(
     worker.close()
 
 
+def test_topics_that_a_pattern_finds_later_are_read_from_their_beginning(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    """Their first 50 records were skipped, as those that a topic had when the region began."""
+    make_topic(own_servers, f"{name}-a", 2)
+    fill(own_servers, f"{name}-a", range(1000, 1100), 2)
+    sink, region = Collected(), Region(name, own_servers, **FAST)
+    regions.append(region)
+    options: dict[str, Any] = {"pattern": f"^{name}-", "start": "end", "metadata_max_age_ms": 500}
+    worker = Worker(region, "m1", sink, [], group_id=name, **options)
+    until(lambda: len(region.describe().positions) == 2, "it has begun at the end")
+    make_topic(own_servers, f"{name}-b", 2)
+    fill(own_servers, f"{name}-b", range(50), 2)
+    until(lambda: all_once(sink, range(50)), "the new topic is read whole, and of the other nothing that was there")
+    worker.close()
+
+
 @pytest.mark.parametrize(("start", "first"), [("beginning", 0), ("end", 400), ("committed", 120), ("time", 200)])
 def test_where_a_region_begins(own_servers: str, name: str, regions: list[Region], start: str, first: int) -> None:
     make_topic(own_servers, name)

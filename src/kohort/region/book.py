@@ -39,9 +39,11 @@ from kohort.region.topic import (
     TopicReader,
     claim_key,
     first_claim,
+    is_of,
     make_or_check,
     partition_of,
     saved_of,
+    transactional_id_of,
 )
 
 log = logging.getLogger("kohort.region")
@@ -474,21 +476,6 @@ class Pen:
         self._reader.close()
         if self._admin is not None:
             self._admin.close()
-
-
-def is_of(region: str, client_id: str) -> bool:
-    """Whether a client is a region's: also one that is dead, and that its group has not missed yet."""
-    return client_id.startswith(client_id_of(region, ""))
-
-
-def transactional_id_of(region: str) -> str:
-    """The fence of a region's control planes."""
-    return f"kohort-region-{region}"
-
-
-def client_id_of(region: str, member: str) -> str:
-    """As whom a member of a region reads: no region's name has a `/`."""
-    return f"{region}/{member}"
 
 
 def _over(error: KafkaError) -> KafkaError:

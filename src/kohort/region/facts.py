@@ -94,6 +94,19 @@ class Initial:
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """The topics that a group's pattern found when the group began: those found later begin at their beginning.
+
+    Attributes:
+        topics: their names.
+    """
+
+    region: str
+    group: str
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """What a member read of a partition in one sequence: from `begin` to before `end`."""
 
@@ -228,4 +241,4 @@ class Shown:
     empty: bool = False
 
 
-Fact = Claim | Birth | Term | Epoch | Initial | Contribution | Manifest | Stopped | Shown
+Fact = Claim | Birth | Term | Epoch | Initial | Began | Contribution | Manifest | Stopped | Shown

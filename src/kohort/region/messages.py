@@ -281,10 +281,15 @@ class AskStarts:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Where partitions that nobody has read begin."""
+    """The beginnings of partitions that nobody has read.
+
+    Attributes:
+        topics: all that the member's pattern finds now; empty: it reads topics by name.
+    """
 
     number: int
     found: tuple[Position, ...]
+    topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

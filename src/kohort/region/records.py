@@ -17,6 +17,7 @@ import msgspec
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.region.facts import (
+    Began,
     Birth,
     Claim,
     Contribution,
@@ -38,7 +39,8 @@ RECORD_BYTES_MAX = 1_000_000
 Told = TypeVar("Told", Position, Span)
 
 _KINDS: dict[str, type[Fact]] = {
-    kind.__name__.lower(): kind for kind in (Claim, Birth, Term, Epoch, Initial, Contribution, Manifest, Stopped, Shown)
+    kind.__name__.lower(): kind
+    for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, Shown)
 }
 
 
@@ -49,6 +51,8 @@ def key_of(fact: Fact) -> bytes:
             about: list[Any] = [group, region]
         case Initial(region, group, topic, topic_id, partition):
             about = [region, group, topic, topic_id.hex, partition]
+        case Began(region, group):
+            about = [region, group]
         case Contribution(region, sequence):
             about = [region, sequence, fact.member]
         case Manifest():

@@ -21,7 +21,7 @@ from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
 from kohort.region import messages as told
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
-from kohort.region.book import Home, client_id_of, transactional_id_of
+from kohort.region.book import Home
 from kohort.region.codec import decode_heard, encode
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
@@ -37,7 +37,7 @@ from kohort.region.serving import ControlPlane
 from kohort.region.sinks import Sink, place_of
 from kohort.region.staged import check_member
 from kohort.region.tenure import Tenure
-from kohort.region.topic import TOPIC
+from kohort.region.topic import TOPIC, client_id_of, transactional_id_of
 
 if TYPE_CHECKING:
     from kohort.region.metrics import Measured

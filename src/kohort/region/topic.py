@@ -24,6 +24,7 @@ from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaE
 from kohort.ids import TopicPartition
 from kohort.region.agreement import History
 from kohort.region.facts import (
+    Began,
     Birth,
     Claim,
     Contribution,
@@ -121,6 +122,7 @@ class Saved:
     """What the topic says of one region.
 
     Attributes:
+        began: by group, the topics that its pattern found when it began.
         manifests: by sequence; contributions by sequence and member.
         shown: by place, up to which sequence it shows what was staged for it.
     """
@@ -130,6 +132,7 @@ class Saved:
     epoch: Epoch | None = None
     stopped: Stopped | None = None
     initial: dict[Part, Initial] = field(default_factory=dict)
+    began: dict[str, tuple[str, ...]] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
@@ -152,6 +155,8 @@ class Saved:
                 self.stopped = fact
             case Initial():
                 self.initial[part_of(fact)] = fact
+            case Began():
+                self.began[fact.group] = fact.topics
             case Manifest():
                 self.manifests[fact.sequence] = fact
             case Contribution():
@@ -217,6 +222,7 @@ class Saved:
             empties=last is not None and last.empties,
             stopped="" if self.stopped is None else self.stopped.cause,
             shown=dict(self.shown),
+            began=dict(self.began),
         )
 
 
@@ -288,3 +294,18 @@ def first_claim(group: str, facts: list[Fact]) -> Claim | None:
 def claim_key(group: str, region: str) -> bytes:
     """Of a claim."""
     return key_of(Claim(group, region, "", 0))
+
+
+def is_of(region: str, client_id: str) -> bool:
+    """Whether a client is a region's: also one that is dead, and that its group has not missed yet."""
+    return client_id.startswith(client_id_of(region, ""))
+
+
+def transactional_id_of(region: str) -> str:
+    """The fence of a region's control planes."""
+    return f"kohort-region-{region}"
+
+
+def client_id_of(region: str, member: str) -> str:
+    """As whom a member of a region reads: no region's name has a `/`."""
+    return f"{region}/{member}"

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kohort.errors import KafkaError
-from kohort.groups.records import Record
+from kohort.groups.records import Record as Journaled
 from kohort.region.facts import Fact, Stopped
 from kohort.region.topic import Saved, saved_of
 from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
-from tests.region.world.disk import Disk, Folder
+from tests.region.world.disk import Disk, Folder, Record
 from tests.region.world.names import REGION
 from tests.region.world.transactions import WorldPen, WorldReader
 
@@ -34,8 +35,9 @@ class Copy:
 
     stored: Stored
     facts: dict[bytes, tuple[int, Fact]]
-    group: list[Record]
+    group: list[Journaled]
     volumes: dict[str, Volume]
+    wanted: dict[str, dict[int, Counter[Record]]]
 
 
 def shows(disk: Disk) -> int:
@@ -58,9 +60,11 @@ class Restoring:
         world = self.world
         if world.healed:
             return
-        if not world.stored.differs and not any(disk.void for disk in world.disks.values()):
+        void = any(disk.void for disk in world.disks.values())
+        if not world.stored.differs and not void and not self._stopped():
             volumes = {place: copy.deepcopy(disk.volume) for place, disk in world.disks.items()}
-            self.copy = Copy(_copied(world.stored), dict(world.log.facts), list(world.group.records), volumes)
+            wanted = {place: dict(disk.wanted) for place, disk in world.disks.items()}
+            self.copy = Copy(_copied(world.stored), dict(world.log.facts), list(world.group.records), volumes, wanted)
         world.clock.after(self.chance.randint(500, 8_000), self._bring_back)
         world.clock.after(self.chance.randint(1_000, 12_000), self._make_copy)
 
@@ -69,7 +73,10 @@ class Restoring:
         void = any(disk.void for disk in world.disks.values())
         if world.healed or kept is None or void or world.stored.eras != kept.stored.eras or world.stored.differs:
             return
-        places = sorted(place for place in world.disks if place not in world.stored.owed)
+        owed = (
+            self._saved().known(REGION, 0).owed()
+        )  # without what is staged for it, the region would wait for a person
+        places = sorted(place for place in world.disks if place not in owed)
         if self.chance.random() < 0.5 and places:
             place = self.chance.choice(places)
             world.clock.tell(f"-- {place} is brought back from an older copy")
@@ -96,28 +103,34 @@ class Restoring:
         stored.writes = {**writes, **stored.writes}
         world.group.bring_back(kept.group)
         saved = self._saved()
+        stored.owed = set(saved.known(REGION, 0).owed())
         for place, disk in world.disks.items():
             last, known = shows(disk), saved.shown.get(place)
-            allowed = {0 if known is None else known.sequence, stored.sequence if place in stored.owed else -1}
-            if last not in allowed:
+            if last not in _histories(saved, place, 0 if known is None else known.sequence):
                 stored.differs.add(place)
             disk.staged.clear()  # epochs come again
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
+            if place in stored.owed:  # a person may have given it up since
+                disk.wanted[stored.sequence] = kept.wanted[place][stored.sequence]
 
     # -- the person
 
     def _saved(self) -> Saved:
         return saved_of(REGION, WorldReader(self.world.log).follow())
 
+    def _stopped(self) -> str:
+        stopped = self._saved().stopped
+        return "" if stopped is None else stopped.cause
+
     def _look(self) -> None:
         world = self.world
         world.clock.after(LOOK_MS, self._look)
-        stopped = self._saved().stopped
-        if stopped is None or not stopped.cause:
+        stopped = self._stopped()
+        if not stopped:
             return
         if not world.stored.differs and not self.mends:
-            raise ViolatedError(f"the region has stopped, and its sinks agree with it: {stopped.cause}")
+            raise ViolatedError(f"the region has stopped, and its sinks agree with it: {stopped}")
         world.end_all()
         world.log.adopts = self.mends = True
         try:
@@ -145,6 +158,17 @@ class Restoring:
         self.world.clock.tell(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
         if not known.bounds(disk.place).allow(last):
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
+
+
+def _histories(saved: Saved, place: str, known: int) -> set[int]:
+    """The sequences that a place may show if it is of the topic's history: what it showed, or the last one."""
+    manifest = saved.manifests.get(saved.sequence)
+    given = saved.contributions.get(saved.sequence, {})
+    staged = {contribution.sink for contribution in given.values() if contribution.keys}
+    if manifest is not None and manifest.empties:
+        staged = set(manifest.places)
+    never_written = place in saved.shown and saved.shown[place].empty
+    return {known} | ({saved.sequence} if place in staged else set()) | ({0} if never_written else set())
 
 
 def _copied(stored: Stored) -> Stored:

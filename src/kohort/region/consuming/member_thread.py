@@ -261,7 +261,8 @@ class MemberThread(ABC):
             waiting.look_again_s = time.monotonic() + AGAIN_S
             return
         waiting.look_up.pop(0)
-        self._step(happens.LookedUp(asked.number, found))
+        topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
+        self._step(happens.LookedUp(asked.number, found, topics))
 
     def _go_on_committing(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
         """After a reset the group's offsets are the merged ones: as soon as the group takes them.

@@ -96,10 +96,15 @@ class WentBack:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """Start positions were found."""
+    """Start positions were found.
+
+    Attributes:
+        topics: all that the member's pattern finds now; empty: it reads topics by name.
+    """
 
     number: int
     found: tuple[Position, ...]
+    topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def starts(member: Member, order: told.Starts) -> None:
 
 
 def looked_up(member: Member, event: happens.LookedUp) -> None:
-    member.say(told.Looked(event.number, event.found))
+    member.say(told.Looked(event.number, event.found, event.topics))
 
 
 # -- a cut

@@ -5,7 +5,7 @@ Source: spec 5.4, 5.5, 5.8, 5.12.
 
 from __future__ import annotations
 
-from kohort.region.facts import Initial
+from kohort.region.facts import Began, Fact, Initial
 from kohort.region.messages import AskStarts, Looked, Starts
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.events import Heard
@@ -59,14 +59,20 @@ def _is_free(plane: Plane, member: Registered, part: Part) -> bool:
 def _hand_out(plane: Plane, asked: Asked, member: Registered, free: list[Part]) -> None:
     known = [position for part in free if (position := plane.start_of(part)) is not None]
     unknown = [part for part in free if plane.start_of(part) is None]
-    topics = {(part.group, part.topic_id) for part in plane.initial}
-    added = tuple(part for part in unknown if (part.group, part.topic_id) in topics)
+    added = tuple(part for part in unknown if _came_later(plane, part))
     first = tuple(part for part in unknown if part not in added)
     asked.looking |= frozenset(unknown)
     asked.parts = tuple(part for part in asked.parts if part not in {part_of(one) for one in known})
     for position in known:
         member.handed[part_of(position)] = position.offset
     plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
+
+
+def _came_later(plane: Plane, part: Part) -> bool:
+    """Whether a partition came when its group had begun: with its topic, which may have been made again, or to it."""
+    if any((before.group, before.topic) == (part.group, part.topic) for before in plane.initial):
+        return True
+    return part.group in plane.began and part.topic not in plane.began[part.group]
 
 
 def looked(plane: Plane, event: Heard) -> None:
@@ -77,14 +83,17 @@ def looked(plane: Plane, event: Heard) -> None:
         (one for one in plane.asked if member is not None and (one.member, one.number) == (member.name, report.number)),
         None,
     )
-    if asked is None:
+    if member is None or asked is None:
         return
     found = [one for one in report.found if part_of(one) in asked.looking and part_of(one) not in plane.begun]
     plane.begun.update(map(part_of, found))
-    facts = [
+    facts: list[Fact] = [
         Initial(plane.region, one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
         for one in found
     ]
+    if report.topics and member.group not in plane.began:
+        plane.began[member.group] = report.topics
+        facts.append(Began(plane.region, member.group, report.topics))
 
     def saved() -> None:
         for one in found:

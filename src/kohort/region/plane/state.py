@@ -165,6 +165,7 @@ class Known:
         reserved: of those, the ones whose group nobody else may read meanwhile.
         processes: where those were who contributed to the last sequence, as far as that can be seen from somewhere.
         shown: by place, the last sequence that it is known to show.
+        began: by group, the topics that its pattern found when it began.
     """
 
     region: str
@@ -187,6 +188,7 @@ class Known:
     reserved: dict[str, Reserved] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
+    began: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def owed(self) -> dict[str, tuple[StagedKey, ...]]:
         """Keys of the last sequence for places that are not known to show it; none of a place: it is to be emptied."""
@@ -209,6 +211,7 @@ class Plane:
         positions: of the last complete sequence, of every partition that the region has read.
         initial: where partitions were begun, for a reset to the initial state.
         begun: those whose beginning is saved, or about to be: it is saved once.
+        began: by group, the topics that its pattern found when it began; saved, or about to be.
         members: registered, by name.
         expected: who has not registered since the takeover, each with its process's name; empty: nobody knows it.
         ended: of their processes, those that are gone.
@@ -242,7 +245,7 @@ class Plane:
             part_of(one): Position(one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
             for one in known.initial
         }
-        self.begun = set(self.initial)
+        self.begun, self.began = set(self.initial), dict(known.began)
         self.positions = {part_of(one): one for one in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)

@@ -48,7 +48,7 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, claims, marks, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.claims import Claim
-from kohort.region.sinks.columns import filled_schema, refuse_untyped
+from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
@@ -94,15 +94,21 @@ class ParquetFolder(InFolder):
     def check(self, schema: pa.Schema) -> None:
         """See `Sink`."""
         self._bound()
-        schema = filled_schema(schema, self._owned()) if self._is_owned() else schema
-        refuse_untyped(schema)
-        check_writable(schema)
+        check_writable(self._typed(schema))
         try:
             self._make(schema)
             self._probe()
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the folder {self.path}: {error}") from error
         self._fitting(schema)
+
+    def _typed(self, schema: pa.Schema) -> pa.Schema:
+        """The schema with a type for each column: the folder's, where a column has no value."""
+        if any(untyped(field.type) for field in schema):
+            if self._is_owned():
+                schema = filled_schema(schema, self._owned())
+            refuse_untyped(schema)
+        return schema
 
     def _make(self, schema: pa.Schema) -> None:
         files, owned = self._files, f"{self.path}/_region"
