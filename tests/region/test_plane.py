@@ -419,6 +419,16 @@ def test_sink_of_this_history_is_taken(known: dict[str, Any], shows: int) -> Non
     assert driven.stands(RegionState.RUNNING)
 
 
+def test_sink_that_was_never_written_to_shows_nothing_when_it_was_emptied() -> None:
+    """A member that looked at it before, and registers late, is of this history."""
+    known = replace(KNOWN, places=("s",), empties=True, shown={"s": Shown("r", "s", 5, 0)})
+    driven = Driven(known)
+    driven.join(1, "m1", sink="s", shows=0)
+    driven.say(1, told.Published(7))
+    driven.join(2, "m2", sink="s", shows=0)
+    assert driven.stands(RegionState.RUNNING)
+
+
 def test_five_resets_in_a_row_stop_the_region_and_forced_ones_do_not() -> None:
     driven = two()
 

@@ -111,7 +111,7 @@ class Restoring:
             disk.staged.clear()  # epochs come again
             comes = max(last, stored.sequence)
             disk.wanted = {sequence: rows for sequence, rows in disk.wanted.items() if sequence <= comes}
-            if place in stored.owed:  # a person may have given it up since
+            if place in stored.owed and not stored.empties:  # a person may have given it up since
                 disk.wanted[stored.sequence] = kept.wanted[place][stored.sequence]
 
     # -- the person
@@ -151,6 +151,10 @@ class Restoring:
         stored, last = self.world.stored, shows(disk)
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
+        for place in known.owed():  # the same rows come under another number
+            wanted = self.world.disks[place].wanted
+            if known.sequence != stored.sequence and stored.sequence in wanted:
+                wanted[known.sequence] = wanted.pop(stored.sequence)
         stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
         stored.differs.discard(disk.place)
         disk.lose_after(last)

@@ -59,6 +59,8 @@ class Stored:
             raise ViolatedError(f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.owed}")
         ends = {part_of(position): position for position in manifest.positions}
         for place, disk in self.disks.items():
+            if place in self.differs:
+                continue  # what it shows under this number is of the other history
             disk.complete(manifest.sequence, self._share(place, contributions))
         self._check_shares(ends, contributions)
         self.sequence = manifest.sequence
@@ -67,6 +69,8 @@ class Stored:
 
     def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
+        if self.empties and sequence == self.sequence:
+            self.differs.discard(disk.place)  # it is empty, whatever it was
         if disk.place in self.differs:
             raise ViolatedError(f"sequence {sequence} is taken for published in {disk.place}, of another history")
         disk.published = max(disk.published, sequence)

@@ -403,6 +403,8 @@ def published(plane: Plane, event: Heard) -> None:
 
     def saved() -> None:
         plane.shown[shown.place] = shown
+        if shown.empty:
+            plane.emptied.add(shown.place)
         if shown.sequence == plane.sequence:
             _paid(plane, shown.place)
 

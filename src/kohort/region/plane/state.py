@@ -229,6 +229,7 @@ class Plane:
         emptying: resets to the initial state that the topic has not yet: then their places are owed.
         published: the sequence up to which all that was staged is published, everywhere.
         shown: by place, the last sequence that it is known to show; and as the topic had it when this term began.
+        emptied: places that were emptied in this term.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
     """
@@ -266,6 +267,7 @@ class Plane:
         self.published = known.sequence - 1
         self.owed: dict[str, tuple[StagedKey, ...]] = {}
         self.shown, self.shown_before = dict(known.shown), dict(known.shown)
+        self.emptied: set[str] = set()
         self.owe(known.owed())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
@@ -382,7 +384,7 @@ class Plane:
         owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
         now = bounds_of(place, self.sequence, owed, self.shown, empties=self.empties)
         then = bounds_of(place, self.sequence, owed, self.shown_before, empties=self.empties)
-        return Bounds(then.least, now.most, then.emptied)
+        return Bounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
 
     def paid(self, place: str) -> None:
         """The last sequence is published in this place, and the topic has that."""
