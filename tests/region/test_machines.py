@@ -10,6 +10,10 @@ from tests.region.world.world import World
 SEEDS = 150
 """`python -m tests.region --seeds 20000` plays more."""
 SEEN_AT = {
+    "a region numbers on from the topic behind a sink that is adopted": 39,
+    "a sequence that is shown and not marked is not seen": 44,
+    "a sink that is ahead of the topic is taken": 39,
+    "a sink that lacks what it has shown is taken": 39,
     "an error that answers the end of a transaction is taken for an abort": 16,
     "an unknown outcome is taken for an abort": 6,
     "who waits for its sink is late": 116,
