@@ -119,6 +119,5 @@ def test_key_column_without_values_is_refused(tmp_path: Path) -> None:
     stager = Stager(place.sink(), UUID(int=REGION.int), "worker-1")
     stager.begin(1)
     stager.add(pa.table({"id": [1], "name": ["a"]}))
-    stager.add(pa.table({"id": pa.nulls(1), "name": ["b"]}))
     with pytest.raises(InvalidInputError, match="Null in columns that may not be: id"):
-        stager.give()
+        stager.add(pa.table({"id": pa.nulls(1), "name": ["b"]}))
