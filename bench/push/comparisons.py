@@ -1,7 +1,7 @@
 """The figures of the push protocol, each beside Kafka's two protocols on our broker and on Apache Kafka.
 
 Times are shown as a rate (one over the seconds), so that a ratio above 1 is always the better one; of cores, less is
-better.
+better. Source: spec 4.1.
 """
 
 from __future__ import annotations

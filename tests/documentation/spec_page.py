@@ -178,6 +178,17 @@ def unproved(text: str) -> list[str]:
     return found
 
 
+def absent_and_cited(text: str, cited_in: Iterable[tuple[str, str]]) -> list[str]:
+    """Rows that say `absent` of what a file claims to do or to test: one of the two is not true."""
+    absent = {f"spec {row.point}" for row in points(text) if row.is_absent}
+    return [
+        f"{cited} is absent, and {file} cites it"
+        for file, inner in cited_in
+        for cited in citations(inner)
+        if cited in absent
+    ]
+
+
 def misplaced_scenarios(text: str) -> list[str]:
     """Scenarios without a test of their name in a file that the row names, and such tests in other files."""
     said = {(row.point, file) for row in scenarios(text) for file, _ in row.tests}

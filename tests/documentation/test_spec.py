@@ -33,6 +33,17 @@ def test_what_is_there_is_proved_and_what_is_absent_says_so() -> None:
     assert spec_page.unproved(TEXT) == []
 
 
+def test_nothing_is_absent_that_a_file_says_it_does_or_tests() -> None:
+    assert spec_page.absent_and_cited(TEXT, texts()) == []
+
+
+def test_row_that_says_absent_of_what_is_cited_is_noticed() -> None:
+    row = re.search(r"^\| 4\.3 \|.*$", TEXT, re.MULTILINE)
+    assert row is not None
+    page = TEXT.replace(row[0], "| 4.3 | frames | absent | | not yet |")
+    assert "spec 4.3 is absent, and src/kohort/wire/push.py cites it" in spec_page.absent_and_cited(page, texts())
+
+
 def test_scenarios_are_tested_where_the_page_says_and_nowhere_else() -> None:
     assert spec_page.misplaced_scenarios(TEXT) == []
 
@@ -71,15 +82,15 @@ def without(text: str, start: str) -> str:
         ),
         (
             spec_page.unproved,
-            "| absent | |",
-            "| absent | `tests/client/test_admin.py::test_group_offsets` |",
-            "4.1 is absent and names what is there",
+            "| `wire/offsets.py`, `broker/api/group_offsets.py` |",
+            "| absent |",
+            "1.1 is absent and names what is there",
         ),
         (
             spec_page.unproved,
-            "| absent | |",
-            "| `broker/node.py` | |",
-            "4.1 names no place or no test, and does not say that it is absent",
+            "| `wire/offsets.py`, `broker/api/group_offsets.py` |",
+            "| |",
+            "1.1 names no place or no test, and does not say that it is absent",
         ),
         (
             spec_page.misplaced_scenarios,
