@@ -45,6 +45,9 @@ LONG = tuple(
         "client/test_keystore.py",
         "spark/test_sink.py",
         "spark/region/test_folders.py",
+        "spark/test_checkpoint_move.py",
+        "spark/test_in_place_of_kafka.py",
+        "spark/test_kafka_offsets.py",
         "cli/test_record_output.py",
         "cli/test_records.py",
     )

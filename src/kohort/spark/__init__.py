@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     """Make `format("kohort")` known to a Spark session, classic or Connect.
 
     The application then listens to the session's queries, and tells a source at once when its sink is done with a
@@ -51,6 +51,11 @@ def register(spark: SparkSession) -> None:
     The workers of a local session are made to run the Python that runs this program: Spark would take the `python3` of
     the PATH, which need not have kohort. With any other master they run what PYSPARK_PYTHON said when the session was
     made, on Spark Connect what the server's PYSPARK_PYTHON says; a warning tells where kohort must be installed.
+
+    Args:
+        spark: the session.
+        in_place_of_kafka: code of this session that says `format("kafka")` runs on kohort too, without a change and
+            without a jar; `in_place_of_kafka.py` lists what is done. It ends with the session.
     """
     from kohort.spark.listener import install
     from kohort.spark.source import KohortDataSource
@@ -59,6 +64,10 @@ def register(spark: SparkSession) -> None:
     use_this_python(spark)
     with _active(spark):
         spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+    if in_place_of_kafka:
+        from kohort.spark.in_place_of_kafka import cover
+
+        cover(spark)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ goes over the channel to the source that planned the batch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -101,6 +102,7 @@ class SinkListener(StreamingQueryListener):
         """
         self._ledger, self._switchboard = ledger, switchboard
         self._twice = ReadTwice()
+        self.rows = 0  # records that queries have read, for an account at the end
         self._sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
         self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(_Whole(self))
 
@@ -139,6 +141,9 @@ class SinkListener(StreamingQueryListener):
         """A query's progress as JSON: a batch of it is done."""
         said = json.loads(progress)
         ends = [json.dumps(source["endOffset"]) for source in said["sources"]]
+        self.rows += sum(
+            source["numInputRows"] for source, end in zip(said["sources"], ends, strict=True) if query_of(end)
+        )
         self._tell(self._ledger.progress(said["runId"], ends))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -193,6 +198,15 @@ class Application:
         spark.streams.removeListener(self._listener)
         spark.streams.addListener(self._listener)
 
+    def rows_read(self) -> int:
+        """Return the records that queries of the present JVM have read; waits for what Spark is about to tell."""
+        if self._listener is None:
+            return 0
+        for session in self._listener.sessions():
+            with contextlib.suppress(Py4JError, OSError, AttributeError):  # a session that was stopped
+                session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        return self._listener.rows
+
     def _initial(self, _query: str, message: Message) -> Message:
         """Answer a source that asks where its first batch begins."""
         from kohort.spark.first_batch import answer_initial
@@ -202,6 +216,11 @@ class Application:
 
 _lock = threading.Lock()
 _application: Application | None = None
+
+
+def rows_read() -> int:
+    """Return how many records this application's streaming queries have read, as far as Spark has told."""
+    return 0 if _application is None else _application.rows_read()
 
 
 def install(spark: SparkSession) -> Contact | None:

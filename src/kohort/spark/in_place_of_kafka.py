@@ -1,0 +1,254 @@
+"""A job that says `format("kafka")` runs on kohort's source and sink, with not a line of it changed.
+
+`python -m kohort.spark job.py` runs a whole program so, and `register(spark, in_place_of_kafka=True)` one session, as
+in a notebook. Spark refuses a Python source named "kafka" (DATA_SOURCE_ALREADY_EXISTS), so PySpark's readers and
+writers are wrapped instead, classic and Connect. Only the sessions that asked for it are touched, until they end.
+
+| in the job | what runs |
+|---|---|
+| `format("kafka")` of a reader or writer | `format("kohort")`, registered with the first use |
+| `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
+| `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
+| `spark.jars.packages` with Spark's Kafka source | without it: no jar is needed |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("kohort.spark")
+
+KAFKA: Final = "kafka"
+_CLASSES: Final = (
+    ("pyspark.sql.readwriter", "DataFrameReader", "reader"),
+    ("pyspark.sql.streaming.readwriter", "DataStreamReader", "reader"),
+    ("pyspark.sql.readwriter", "DataFrameWriter", "writer"),
+    ("pyspark.sql.streaming.readwriter", "DataStreamWriter", "stream writer"),
+    ("pyspark.sql.connect.readwriter", "DataFrameReader", "reader"),
+    ("pyspark.sql.connect.streaming.readwriter", "DataStreamReader", "reader"),
+    ("pyspark.sql.connect.readwriter", "DataFrameWriter", "writer"),
+    ("pyspark.sql.connect.streaming.readwriter", "DataStreamWriter", "stream writer"),
+)
+_PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-")
+_SAVE: Final = ("path", "format", "mode", "partitionBy")
+_START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
+_WITHOUT_A_MODE: Final = (None, "error", "errorifexists", "default")
+"""The modes in which Spark's own sink appends too."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """The changes made in a job, counted, for the account at its end.
+
+    Attributes:
+        counts: by what was done.
+        groups: of the streaming queries, with the bootstrap servers of each.
+        sessions: whose readers and writers are wrapped; `everywhere` wraps those of all sessions.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    groups: dict[str, str] = field(default_factory=dict)
+    sessions: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    registered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    everywhere: bool = False
+
+    def covers(self, session: object) -> bool:
+        """Whether a session's jobs are to run on kohort."""
+        return self.everywhere or session in self.sessions
+
+    def note(self, what: str) -> None:
+        """Count a change, and log the first of its kind."""
+        if what not in self.counts:
+            log.info("in place of kafka: %s", what)
+        self.counts[what] += 1
+
+
+CHANGES: Final = Changes()
+"""Of this process."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """The options and the mode that a job has told one reader or writer."""
+
+    is_kafka: bool = False
+    mode: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class WriteBatch:
+    """Writes each batch of a query in update mode to its topic: the function for `foreachBatch`."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def __call__(self, batch: DataFrame, _number: int) -> None:
+        """Append the batch."""
+        batch.write.format("kohort").options(**self._options).mode("append").save()
+
+
+def cover(session: SparkSession) -> None:
+    """Run a session's jobs that say "kafka" on kohort, until the session is gone."""
+    CHANGES.sessions.add(session)
+    install()
+
+
+def cover_everything() -> None:
+    """Run every job of this process that says "kafka" on kohort, and have no session fetch Spark's own source."""
+    CHANGES.everywhere = True
+    install()
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if arguments:
+        os.environ["PYSPARK_SUBMIT_ARGS"] = without_source_packages(arguments)
+    from pyspark.sql import SparkSession
+
+    _wrap(SparkSession.Builder, "getOrCreate", _builder_without_packages)
+
+
+def without_source_packages(text: str) -> str:
+    """Return submit arguments, or a list of packages, without the packages of Spark's own Kafka source."""
+
+    def cleaned(word: str) -> str:
+        kept = [package for package in word.split(",") if not _PACKAGE.match(package)]
+        if len(kept) < word.count(",") + 1:
+            CHANGES.note("left out the package of Spark's own Kafka source")
+        return ",".join(kept)
+
+    words = [cleaned(word) for word in text.split(" ")]
+    for place in range(len(words) - 1, 0, -1):
+        if words[place] == "" and words[place - 1] == "--packages":
+            del words[place - 1 : place + 1]
+    return " ".join(words)
+
+
+@functools.cache
+def install() -> None:
+    """Wrap PySpark's readers and writers, once; what is not covered passes through."""
+    for module, name, kind in _CLASSES:
+        try:
+            wrapped = getattr(importlib.import_module(module), name)
+        except ImportError:  # Connect's need packages of their own
+            continue
+        _wrap(wrapped, "format", _format)
+        if kind == "reader":
+            _wrap(wrapped, "option", _option)
+            _wrap(wrapped, "load", _load)
+        elif kind == "writer":
+            _wrap(wrapped, "mode", _mode)
+            _wrap(wrapped, "save", _save)
+        else:
+            _wrap(wrapped, "option", _option)
+            _wrap(wrapped, "outputMode", _mode)
+            _wrap(wrapped, "start", _start)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(end: Any, *args: Any, **given: Any) -> Any:
+        return wrapper(end, original, *args, **given)
+
+    setattr(owner, name, wrapped)
+
+
+def _session(end: Any) -> Any:
+    """Return the session of a reader or writer; PySpark keeps it under one of three names."""
+    return next((getattr(end, name) for name in ("_spark", "_session", "_client") if hasattr(end, name)), None)
+
+
+def _told(end: Any) -> _Told:
+    told = getattr(end, "_kohort_told", None)
+    if told is None:
+        told = end._kohort_told = _Told()
+    return told
+
+
+def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
+    session = _session(end)
+    told = _told(end)
+    told.is_kafka = isinstance(source, str) and source.lower() == KAFKA and CHANGES.covers(session)
+    if not told.is_kafka:
+        return original(end, source)
+    if session not in CHANGES.registered:
+        from kohort.spark import register
+
+        register(session)
+        CHANGES.registered.add(session)
+    CHANGES.note(f'{type(end).__name__}.format("kafka") became format("kohort")')
+    return original(end, "kohort")
+
+
+def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:
+    _told(end).options[key] = value
+    return original(end, key, value)
+
+
+def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    frame = original(end, *args, **given)
+    told = _told(end)
+    if told.is_kafka:
+        options = {key.lower(): str(value) for key, value in {**told.options, **given}.items()}
+        group = options.get("group.id") or options.get("kafka.group.id")
+        if group and type(end).__name__ == "DataStreamReader":
+            CHANGES.groups[group] = options.get("kafka.bootstrap.servers", "")
+    return frame
+
+
+def _mode(end: Any, original: Callable[..., Any], mode: str | None) -> Any:
+    if mode is not None:
+        _told(end).mode = mode.lower()
+    return original(end, mode)
+
+
+def _save(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    told_here = dict(zip(_SAVE, args, strict=False)) | given
+    if (source := told_here.pop("format", None)) is not None:
+        end.format(source)
+    told, mode = _told(end), told_here.get("mode")
+    if told.is_kafka and (mode.lower() if mode else told.mode) in _WITHOUT_A_MODE:
+        told_here["mode"] = "append"
+        CHANGES.note("a batch write without a mode appends")
+    return original(end, **told_here)
+
+
+def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    told_here = dict(zip(_START, args, strict=False)) | given
+    if (source := told_here.pop("format", None)) is not None:
+        end.format(source)
+    if (mode := told_here.pop("outputMode", None)) is not None:
+        end.outputMode(mode)
+    told = _told(end)
+    if told.is_kafka and told.mode == "update":
+        more = {key: value for key, value in told_here.items() if key not in _START}
+        end.foreachBatch(WriteBatch(_of_the_sink(told.options | more)))
+        CHANGES.note("update mode writes each batch by foreachBatch")
+    return original(end, **told_here)
+
+
+def _of_the_sink(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those that Spark itself takes of a streaming query."""
+    return {key: value for key, value in options.items() if key.lower() not in ("checkpointlocation", "queryname")}
+
+
+def _builder_without_packages(builder: Any, original: Callable[..., Any]) -> Any:
+    packages = builder._options.get("spark.jars.packages")
+    if packages:
+        kept = without_source_packages(packages)
+        if kept:
+            builder._options["spark.jars.packages"] = kept
+        else:
+            del builder._options["spark.jars.packages"]
+    return original(builder)

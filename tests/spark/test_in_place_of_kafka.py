@@ -1,0 +1,90 @@
+"""`python -m kohort.spark job.py`: a job that says "kafka" runs unchanged, without Spark's Kafka source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.waiting import LAST_RESORT
+
+from kohort import Admin, Broker, Producer
+from kohort.client.admin.values import NewTopic
+from kohort.spark import register
+from kohort.spark.in_place_of_kafka import CHANGES, without_source_packages
+
+pytestmark = LAST_RESORT
+JOB = Path(__file__).parent / "in_place" / "job.py"
+
+
+def run_module(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "kohort.spark", *args], capture_output=True, text=True, check=False)
+
+
+def test_a_job_for_sparks_kafka_source_runs_unchanged_and_has_an_account_at_its_end(tmp_path: Path) -> None:
+    assert "kohort" not in JOB.read_text().split('"""', 2)[2]
+    with Broker(config={"num.partitions": 2}) as broker:
+        done = run_module(str(JOB), broker.bootstrap_servers, str(tmp_path))
+        assert done.returncode == 0, done.stderr[-4000:]
+        with Admin(broker.bootstrap_servers) as admin:
+            offsets = admin.list_consumer_group_offsets("etl").all()
+    assert done.stdout.splitlines()[-1] == str([(str(key), "25") for key in range(4)])
+    assert sum(offset.offset for offset in offsets.values() if offset is not None) == 100
+    account = done.stderr[done.stderr.index("kohort ran this job in place of") :]
+    assert '2 x DataFrameWriter.format("kafka")' not in account, "a writer of another format is left alone"
+    for line in (
+        '1 x DataFrameWriter.format("kafka") became format("kohort")',
+        '1 x DataStreamWriter.format("kafka") became format("kohort")',
+        "1 x a batch write without a mode appends",
+        "1 x update mode writes each batch by foreachBatch",
+        "1 x left out the package of Spark's own Kafka source",
+        "streaming queries read 100 records",
+        "group etl: orders-0 at ",
+    ):
+        assert line in account
+
+
+def test_a_program_that_is_not_there_is_wrong_use() -> None:
+    done = run_module("/nowhere/job.py")
+    assert (done.returncode, done.stderr) == (2, "/nowhere/job.py: there is no such program\n")
+    assert run_module().returncode == 2
+
+
+def test_a_job_that_fails_ends_as_it_would_alone(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys\nprint(sys.argv, __name__)\nsys.exit(7)\n")
+    done = run_module(str(tmp_path / "job.py"), "a", "--b")
+    assert done.returncode == 7
+    assert done.stdout == f"[{str(tmp_path / 'job.py')!r}, 'a', '--b'] __main__\n"
+    assert 'the job used no format("kafka")' in done.stderr
+
+
+def test_in_a_notebook_one_session_is_covered_and_another_is_not(spark: Any) -> None:
+    with Broker() as broker:
+        with Admin(broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("t", 1)]).all()
+        with Producer(broker.bootstrap_servers) as producer:
+            producer.send("t", b"1")
+        session = spark.newSession()
+        register(session, in_place_of_kafka=True)
+        try:
+            read = session.read.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            assert [row.value for row in read.option("subscribe", "t").load().collect()] == [b"1"]
+            with pytest.raises(Exception, match=r"(?i)kafka"):
+                spark.read.format("kafka").option("kafka.bootstrap.servers", "x").option("subscribe", "t").load()
+        finally:
+            CHANGES.sessions.discard(session)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.0", ""),
+        ("a:b:1,org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,c:d:2", "a:b:1,c:d:2"),
+        ("--packages org.apache.spark:spark-streaming-kafka-0-10_2.12:3.5.0 pyspark-shell", "pyspark-shell"),
+        ("--packages a:b:1 --master local[2] pyspark-shell", "--packages a:b:1 --master local[2] pyspark-shell"),
+    ],
+)
+def test_packages_of_sparks_kafka_source_are_left_out(given: str, left: str) -> None:
+    assert without_source_packages(given) == left
