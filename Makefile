@@ -85,7 +85,7 @@ bench-against: setup ## this checkout beside another one that is set up: make be
 bench-%: setup
 	@$(BIN)/python -m bench $* $(BENCH_ARGS)
 
-simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 START=0, with SIMULATE_ARGS=--remote of coordinators over Kafka
+simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 START=0, SIMULATE_ARGS=--remote: coordinators over Kafka, --clients: our own clients
 	@$(BIN)/python -m simulation --seeds $(SEEDS) --start $(START) $(SIMULATE_ARGS)
 
 churn: setup ## members of real clients come and go: make churn PLAN=consumer MINUTES=10 CHURN_ARGS=--kafka

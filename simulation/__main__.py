@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from simulation.batch import MUTANT_NAMES, mutant_named, planned, results, run_of
+from simulation.batch import CLIENTS, GROUPS, MUTANT_NAMES, REMOTE, mutant_named, planned, results, run_of
 from simulation.plan import Plan
 from simulation.run import Result
 from simulation.shrink import Shrinker
@@ -98,10 +98,10 @@ class Tally:
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
     """What repeats a plan."""
-    words = ["python -m simulation", *(["--remote"] if options.remote else []), f"--seed {plan.seed}"]
+    words = ["python -m simulation", *([f"--{options.simulated}"] if options.simulated else []), f"--seed {plan.seed}"]
     if plan.kept is not None:
         words.append(f"--keep {','.join(map(str, plan.kept))}")
-    if plan.heal_ms != planned(plan.seed, remote=options.remote).heal_ms:
+    if plan.heal_ms != planned(plan.seed, options.simulated).heal_ms:
         words.append(f"--heal-ms {plan.heal_ms}")
     if options.mutant:
         words.append(f"--mutant {options.mutant}")
@@ -111,13 +111,13 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 def explain(plan: Plan, options: argparse.Namespace) -> None:
     """A failed plan: how to repeat it, and the smallest that fails alike, as a story."""
     mutant = mutant_named(options.mutant)
-    first = run_of(plan, mutant, remote=options.remote).play()
+    first = run_of(plan, mutant, options.simulated).play()
     print(f"seed {plan.seed} at commit {commit()}: {first.failure}\nrepeat with: {command(plan, options)}", flush=True)
     if options.shrink and first.checker is not None:
-        shrinker = Shrinker(plan, first.checker, lambda smaller: run_of(smaller, mutant, remote=options.remote).play())
+        shrinker = Shrinker(plan, first.checker, lambda smaller: run_of(smaller, mutant, options.simulated).play())
         before, plan = len(plan.steps), shrinker.shrink()
         print(f"shrunk from {before} to {len(plan.steps)} steps in {shrinker.runs} runs: {command(plan, options)}")
-    told = run_of(plan, mutant, remote=options.remote, tells=True).play()
+    told = run_of(plan, mutant, options.simulated, tells=True).play()
     print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *told.trace[-options.trace :]]))
     print(f"{told.failure}\n", flush=True)
 
@@ -129,7 +129,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=0, help="processes (default: one for each core)")
     parser.add_argument("--mutant", default="", choices=["", *MUTANT_NAMES])
-    parser.add_argument("--remote", action="store_true", help="several coordinators over Kafka and ZooKeeper")
+    parser.set_defaults(simulated=GROUPS)
+    for name, text in (
+        (REMOTE, "several coordinators over Kafka and ZooKeeper"),
+        (CLIENTS, "applications on our own consumers and producers"),
+    ):
+        parser.add_argument(f"--{name}", dest="simulated", action="store_const", const=name, help=text)
     parser.add_argument("--trace", type=int, default=60, help="lines of a failed run's story (default 60)")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave failed plans as they are")
     parser.add_argument("--seed", type=int, help="play and tell this one seed only")
@@ -140,12 +145,12 @@ def parsed() -> argparse.Namespace:
 
 def play_one(options: argparse.Namespace) -> int:
     """One seed, told; 1 when it failed."""
-    plan = planned(options.seed, remote=options.remote)
+    plan = planned(options.seed, options.simulated)
     if options.keep is not None:
         plan = plan.keep(int(number) for number in options.keep.split(",") if number)
     if options.heal_ms is not None:
         plan = plan.until(options.heal_ms)
-    result = run_of(plan, mutant_named(options.mutant), remote=options.remote, tells=True).play()
+    result = run_of(plan, mutant_named(options.mutant), options.simulated, tells=True).play()
     print("\n".join(["the plan:", *map(str, plan.steps), "what happened:", *result.trace[-options.trace :]]))
     print(f"{result.events} events, {result.virtual_ms / 1000:.1f} virtual s: {result.failure or 'clean'}")
     return 1 if result.failure else 0
@@ -154,7 +159,7 @@ def play_one(options: argparse.Namespace) -> int:
 def play_all(options: argparse.Namespace) -> int:
     """Many seeds; 1 when one failed."""
     total = options.seeds
-    tasks = [(seed, options.mutant, options.remote) for seed in range(options.start, options.start + total)]
+    tasks = [(seed, options.mutant, options.simulated) for seed in range(options.start, options.start + total)]
     jobs = options.jobs or os.cpu_count() or 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the other processes end with this one
     tally, console = Tally(), Console(stderr=True)
@@ -174,7 +179,7 @@ def play_all(options: argparse.Namespace) -> int:
             for result in results(tasks, jobs):
                 tally.add(result)
                 if result.failure is not None:
-                    explain(planned(result.seed, remote=options.remote), options)
+                    explain(planned(result.seed, options.simulated), options)
                 progress.update(bar, advance=1, failed=len(tally.failed))
                 if not console.is_terminal and time.monotonic() - said >= LINE_S:
                     said = time.monotonic()
@@ -186,7 +191,7 @@ def play_all(options: argparse.Namespace) -> int:
     print(tally.summary(options.start))
     if interrupted:
         left = total - tally.runs
-        words = "python -m simulation --remote" if options.remote else "python -m simulation"
+        words = f"python -m simulation --{options.simulated}" if options.simulated else "python -m simulation"
         print(f"go on with: {words} --start {options.start + tally.runs} --seeds {left} --jobs {jobs}")
     return 1 if tally.failed or interrupted else 0
 

@@ -7,36 +7,46 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from simulation.clients.mutants import CLIENT_MUTANTS
+from simulation.clients.plan import client_plan
+from simulation.clients.run import ClientRun
 from simulation.mutants import MUTANTS
 from simulation.plan import Draft, Plan
 from simulation.remote.mutants import REMOTE_MUTANTS
 from simulation.remote.run import RemoteRun, remote_plan
 from simulation.run import Result, Run
 
-Task = tuple[int, str, bool]
-"""Seed, mutant by name, and whether there are several coordinators over Kafka."""
-MUTANT_NAMES = [kind.__name__ for kind in (*MUTANTS, *REMOTE_MUTANTS)]
+GROUPS, REMOTE, CLIENTS = "", "remote", "clients"
+"""One coordinator on a disk; several over Kafka; applications on our own clients."""
+Task = tuple[int, str, str]
+"""Seed, mutant by name, and what is simulated."""
+EVERY_MUTANT = (*MUTANTS, *REMOTE_MUTANTS, *CLIENT_MUTANTS)
+MUTANT_NAMES = [kind.__name__ for kind in EVERY_MUTANT]
 
 
 def mutant_named(name: str) -> Any:
     """The mutant, None for the empty name."""
-    return {kind.__name__: kind for kind in (*MUTANTS, *REMOTE_MUTANTS)}.get(name)
+    return {kind.__name__: kind for kind in EVERY_MUTANT}.get(name)
 
 
-def planned(seed: int, *, remote: bool) -> Plan:
+def planned(seed: int, simulated: str) -> Plan:
     """What a seed stands for."""
-    return remote_plan(seed) if remote else Draft(seed).plan()
+    if simulated == CLIENTS:
+        return client_plan(seed)
+    return remote_plan(seed) if simulated == REMOTE else Draft(seed).plan()
 
 
-def run_of(plan: Plan, mutant: Any, *, remote: bool, tells: bool = False) -> Run:
-    """The world of a plan: with one coordinator on a disk, or several over Kafka."""
-    return (RemoteRun if remote else Run)(plan, mutant, tells=tells)
+def run_of(plan: Plan, mutant: Any, simulated: str, *, tells: bool = False) -> Run | ClientRun:
+    """The world of a plan."""
+    if simulated == CLIENTS:
+        return ClientRun(plan, mutant, tells=tells)
+    return (RemoteRun if simulated == REMOTE else Run)(plan, mutant, tells=tells)
 
 
 def play(task: Task) -> Result:
     """One seed, in a process of its own or in this one."""
-    seed, mutant, remote = task
-    return run_of(planned(seed, remote=remote), mutant_named(mutant), remote=remote).play()
+    seed, mutant, simulated = task
+    return run_of(planned(seed, simulated), mutant_named(mutant), simulated).play()
 
 
 def results(tasks: list[Task], jobs: int) -> Iterator[Result]:

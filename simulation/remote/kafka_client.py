@@ -1,18 +1,18 @@
-"""Our own client's core on the way to the simulated Kafka: a coordinator's connections, in virtual time."""
+"""Our own client's core on the way to simulated brokers: its connections, in virtual time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, OpenLink, SendFrame
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConnectionConfig, client_config
-from simulation.network import Connection
-from simulation.remote.kafka import FIRST_PORT, HOST, NODES, Kafka
+from simulation.network import Connection, Network
+from simulation.remote.kafka import FIRST_PORT, HOST, NODES
 from simulation.remote.life import Life
 from simulation.world import Chance, Happening, World
 
@@ -25,6 +25,21 @@ SETTINGS = {
 }
 
 
+class SimulatedBrokers(Protocol):
+    """The brokers that a client connects to.
+
+    Attributes:
+        network: between them and their clients.
+        down: nodes that take no connection.
+    """
+
+    network: Network
+    down: set[int]
+
+    def receive(self, node: int, connection: Connection, frame: bytes, respond: Callable[[memoryview], None]) -> None:
+        """A frame arrives at a node."""
+
+
 class KafkaClient:
     """What a `KafkaJournal` asks of a client (`ClusterLink`).
 
@@ -32,14 +47,22 @@ class KafkaClient:
         cluster: the core.
     """
 
-    def __init__(self, world: World, chance: Chance, kafka: Kafka, life: Life, name: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        chance: Chance,
+        kafka: SimulatedBrokers,
+        life: Life,
+        name: str,
+        config: ConnectionConfig | None = None,
+    ) -> None:
         self._world = world
         self._chance = chance
         self._kafka = kafka
         self._life = life
         self._name = name
         servers = ",".join(f"{HOST}:{FIRST_PORT + node}" for node in NODES)
-        self.cluster = Cluster(client_config(ConnectionConfig, servers, {**SETTINGS, "client_id": name}))
+        self.cluster = Cluster(config or client_config(ConnectionConfig, servers, {**SETTINGS, "client_id": name}))
         runtime = self.cluster.runtime
         runtime.set_time(world.now_ms)
         runtime.elapsed_ms = lambda: world.now_ms
@@ -96,7 +119,8 @@ class KafkaClient:
             delay_ms = self._chance.upto(network.weather.delay_ms)
             self._life.after(delay_ms, partial(self._opened, link, connection))
         elif isinstance(command, CloseLink):
-            self._sockets.pop(command.link).break_()
+            if (closed := self._sockets.pop(command.link, None)) is not None:
+                closed.break_()
         elif isinstance(command, SendFrame) and command.link in self._sockets:
             link, connection = command.link, self._sockets[command.link]
             frame = b"".join(bytes(part) for part in command.parts)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from kohort import Admin, Broker, Producer, TopicPartition
+from kohort import Admin, AsyncProducer, Broker, Producer, TopicPartition
 from kohort.broker.net.fault import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.producer.batches import Batch, PartitionQueue
+from kohort.client.producer.batches import Batch, PartitionQueue, UnseenFailures
 from kohort.columns.encode import Chunk
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
@@ -153,7 +155,7 @@ def test_delivery_timeout(broker: Broker, topic: str) -> None:
         late = producer.send(topic, "0")
         error = late.exception(timeout_ms=10_000)
         assert isinstance(error, TimedOutError)
-        assert "not delivered within 500 ms: it was sent" in str(error)
+        assert "not known to be delivered within 500 ms, may have been written: it was sent" in str(error)
         rule.remove()
         assert producer.send(topic, "1").result(timeout_ms=20_000).offset >= 0
     assert values(broker, topic)[-1] == 1
@@ -193,6 +195,7 @@ class NoOne:
     """Whose batches are never sent."""
 
     lock = threading.Condition()
+    unseen = UnseenFailures()
 
     def explain(self, batch: Batch) -> str:
         return "it is never sent"
@@ -215,3 +218,90 @@ def test_a_batch_is_first_when_nothing_sent_before_it_is_unsettled() -> None:
     assert not queue.is_first(batches[1])
     queue.waiting.clear()
     assert queue.is_first(batches[1]) and not queue.is_first(batches[2])
+
+
+REFUSED = Fault("Produce", "fail", error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, times=None)
+
+
+def leave(broker: Broker, send: Callable[[Producer], None], **settings: Any) -> None:
+    with Producer(broker.bootstrap_servers, **settings) as producer:
+        send(producer)
+
+
+def test_leaving_the_block_raises_what_nobody_asked_about(broker: Broker, topic: str) -> None:
+    broker.faults.add(REFUSED)
+
+    def send_many(producer: Producer) -> None:
+        for number in range(300):
+            producer.send(topic, str(number))
+
+    def send_table(producer: Producer) -> None:
+        producer.send_arrow(topic, pa.record_batch({"value": ["a", "b"]}))
+
+    with pytest.raises(KafkaError, match="300 records were not delivered, and nothing asked"):
+        leave(broker, send_many)
+    with pytest.raises(KafkaError, match="2 records were not delivered"):
+        leave(broker, send_table)
+
+
+def test_leaving_the_asynchronous_block_raises_what_nobody_asked_about(broker: Broker, topic: str) -> None:
+    broker.faults.add(REFUSED)
+
+    async def run(*, asks: bool) -> None:
+        async with AsyncProducer(broker.bootstrap_servers) as producer:
+            delivery = await producer.send(topic, "0")
+            if asks:
+                with pytest.raises(KafkaError):
+                    await delivery
+
+    asyncio.run(run(asks=True))
+    with pytest.raises(KafkaError, match="1 record was not delivered"):
+        asyncio.run(run(asks=False))
+
+
+def test_leaving_the_block_raises_nothing_that_was_asked_about(broker: Broker, topic: str) -> None:
+    broker.faults.add(REFUSED)
+    told: list[KafkaError | None] = []
+    with Producer(broker.bootstrap_servers, linger_ms=50) as producer:
+        looked = producer.send(topic, "0")
+        producer.send(topic, "1", on_delivery=lambda error, _: told.append(error))
+        producer.send(topic, "2").add_done_callback(lambda delivery: told.append(delivery.exception()))
+        table = producer.send_arrow(topic, pa.record_batch({"value": ["a", "b"]}))
+        assert looked.exception() is not None
+        with pytest.raises(KafkaError):
+            table.result()
+    assert len(told) == 2
+    assert None not in told
+
+
+def test_undelivered_records_replace_no_exception_and_close_warns(
+    broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.faults.add(REFUSED)
+
+    def fail(producer: Producer) -> None:
+        producer.send(topic, "0")
+        producer.flush()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave(broker, fail)
+    assert "1 record was not delivered" in caplog.text
+    caplog.clear()
+    producer = Producer(broker.bootstrap_servers)
+    producer.send(topic, "0")
+    producer.close()
+    assert "1 record was not delivered" in caplog.text
+
+
+def test_leaving_the_block_counts_records_of_batches_that_were_split(broker: Broker, topic: str) -> None:
+    with Admin(broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(f"{topic}-small", 1, configs={"max.message.bytes": "300"})]).all()
+
+    def send(producer: Producer) -> None:
+        for number in range(20):
+            producer.send(f"{topic}-small", str(number))
+        producer.send(f"{topic}-small", "x" * 1000)
+
+    with pytest.raises(KafkaError, match="1 record was not delivered"):
+        leave(broker, send, linger_ms=100)

@@ -151,7 +151,7 @@ def test_a_transaction_past_its_timeout_is_over(servers: str, version: int, topi
     partition = TopicPartition(topic, delivered.partition)
     with RangeReader(servers, isolation_level="read_committed") as reader:
         until(lambda: reader.end_offsets([partition])[partition] > delivered.offset, "the transaction is aborted", 30)
-    with pytest.raises(KafkaError) as refused:
+    with pytest.raises(KafkaError, match=r"transaction\.timeout\.ms is 4000: the coordinator ended it") as refused:
         producer.commit_transaction()
     if version == 1:
         assert isinstance(refused.value, FencedError)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Promise, Work
 from kohort.client.net.thread_driver import ClientClosed
-from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata, leaves_of
+from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata, UnseenFailures, leaves_of
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns.encode import Chunk
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
@@ -63,7 +63,9 @@ class Accumulator:
         failure: Why nothing can be sent any more.
         hindrance: Why nothing can be sent yet, empty when it can: there is no producer id.
         refusal: Called before each record is taken, under the lock; raises when it can't be (transactions).
+        unseen: Records that failed and that the application has not asked about; aborted transactions are not counted.
         wake_ms: When the sender looks next by itself.
+        clock_ms: Tells the time, in milliseconds of the clock that the core's runtime is stepped by.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Accumulator:
         wake: Callable[[Callable[[], None]], None],
         kicked: Callable[[], None],
         condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
+        clock_ms: Callable[[], float] = monotonic_ms,
     ) -> None:
         self.config = config
+        self.clock_ms = clock_ms
         self.cluster = cluster
         self.runtime = cluster.runtime
         self._mutex = threading.Lock()
@@ -87,6 +91,7 @@ class Accumulator:
         self.failure: KafkaError | None = None
         self.hindrance = ""
         self.refusal: Callable[[TopicPartition], None] | None = None
+        self.unseen = UnseenFailures()
         self.wake_ms = float("inf")
         self._wake = wake
         self._kick = partial(wake, kicked)
@@ -183,7 +188,7 @@ class Accumulator:
                 self._full(chunk.size, partial(self.add, partition, chunk))
             queue = self._queue(partition)
             queue.close_open()
-            batch = Batch(partition, chunk, self, monotonic_ms())
+            batch = Batch(partition, chunk, self, self.clock_ms())
             batch.size = chunk.size
             self.used += chunk.size
             self.incomplete.add(batch)
@@ -209,7 +214,8 @@ class Accumulator:
         if reason := self.cluster.unreachable() or self.hindrance:
             return reason
         if late.error is not None:
-            return f"it was sent {late.attempts} times and not taken: {late.error}"
+            taken = "" if late.unsure else " and not taken"
+            return f"it was sent {late.attempts} times{taken}: {late.error}"
         if leader is None:
             return "the partition has no leader"
         if is_sent:
@@ -242,7 +248,7 @@ class Accumulator:
 
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
         """A new open batch, and whether the sender would look too late for it."""
-        now = monotonic_ms()
+        now = self.clock_ms()
         batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self, now)
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
@@ -316,6 +322,8 @@ class Accumulator:
         self.used -= batch.size
         self.incomplete.discard(batch)
         whole = batch.whole
+        if whole is None and self.config.transactional_id is None:
+            self.unseen.add(batch)
         if whole is not None and all(part.done for part in whole.parts):
             return [batch, *self.finish(whole, None)]
         return [batch]

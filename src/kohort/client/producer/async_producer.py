@@ -6,6 +6,7 @@ async with AsyncProducer("127.0.0.1:9092") as producer:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -24,12 +25,13 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.config import documented
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+log = logging.getLogger("kohort.client")
 
 
 @checked
@@ -119,21 +121,33 @@ class AsyncProducer:
     async def close(self, *, timeout_ms: float | None = None) -> None:
         """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
 
+        Records that could not be delivered raise nothing here, as with `Producer.close`.
+
         Args:
             timeout_ms: For all of it; None: until all is delivered or has failed.
         """
+        if (undelivered := await self._close(timeout_ms)) is not None:
+            log.warning("%s", undelivered)
+
+    async def _close(self, timeout_ms: float | None) -> KafkaError | None:
+        """Close; gives what was not delivered and not asked about."""
         if self._client.closed:
-            return
+            return None
         try:
             await self._client.call(self._core.close(timeout_ms))
         finally:
             await self._client.close()
+        return self._core.undelivered()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.close(timeout_ms=None if kind is None else self._core.hurried_ms())
+        """Close the producer; raises as `Producer.__exit__` does."""
+        if kind is not None:
+            await self.close(timeout_ms=self._core.hurried_ms())
+        elif (undelivered := await self._close(None)) is not None:
+            raise undelivered
 
     # Inside.
 

@@ -12,11 +12,13 @@ from functools import partial
 from typing import Protocol
 
 from kohort.calls import checked
-from kohort.columns.encode import Chunk
+from kohort.columns.encode import Chunk, restamp
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
+SEQUENCES = 2**31
+"""Sequence numbers of a producer wrap there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,51 @@ class Deliverer(Protocol):
     lock: threading.Condition
     """Guards them, and is notified when some are done."""
 
+    unseen: UnseenFailures
+    """Records that failed and that the application has not asked about."""
+
     def explain(self, batch: Batch) -> str:
         """For error texts: why a batch is not done yet. From any thread, without the lock."""
+
+
+class UnseenFailures:
+    """How many records failed without anyone looking at why. Guarded by the producer's lock.
+
+    Attributes:
+        count: Records.
+        first: Why the first of them failed.
+    """
+
+    __slots__ = ("count", "first")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: KafkaError | None = None
+
+    def add(self, batch: Batch) -> None:
+        """A batch that callers know is done: count its records that failed, but for those that have a callback."""
+        at, failed = 0, set[int]()
+        for leaf in leaves_of(batch):
+            if leaf.error is not None:
+                failed.update(range(at, at + leaf.count))
+                self.first = self.first or leaf.error
+            at += leaf.count
+        batch.unseen = failed.difference(index for index, timestamp, _ in batch.callbacks if timestamp >= 0)
+        self.count += len(batch.unseen)
+
+    def see(self, batch: Batch, index: int | None = None) -> None:
+        """The application looks at one record, or at all of a batch."""
+        seen = batch.unseen if index is None else batch.unseen & {index}
+        self.count -= len(seen)
+        batch.unseen = batch.unseen - seen
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The producer id and epoch that the broker gave; -1 before."""
+
+    producer_id: int = -1
+    epoch: int = -1
 
 
 class Batch:
@@ -57,6 +102,9 @@ class Batch:
         size: Bytes taken from the producer's memory.
         created_ms: On the monotonic clock, when the first record came.
         attempts: How often it was sent.
+        left: A request with it was given to a connection.
+        unseen: Indices of records that failed and that nobody asked about.
+        unsure: An attempt ended so that nobody knows whether it was written.
         not_before_ms: When it may be sent again.
         sequence: The sequence number of its first record; -1 until one is given.
         base_offset: Once delivered.
@@ -79,6 +127,7 @@ class Batch:
         "created_ms",
         "done",
         "error",
+        "left",
         "not_before_ms",
         "owner",
         "partition",
@@ -86,6 +135,8 @@ class Batch:
         "sealed",
         "sequence",
         "size",
+        "unseen",
+        "unsure",
         "whole",
     )
 
@@ -97,6 +148,9 @@ class Batch:
         self.size = 0
         self.created_ms = created_ms
         self.attempts = 0
+        self.left = False
+        self.unsure = False
+        self.unseen: set[int] = set()
         self.not_before_ms = 0.0
         self.sequence = -1
         self.base_offset = -1
@@ -194,6 +248,9 @@ class Delivery:
             if not in_time:
                 why = batch.owner.explain(batch)
                 raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms or 0:g} ms: {why}")
+        if batch.unseen:
+            with batch.owner.lock:
+                batch.owner.unseen.see(batch, self._index)
         return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
@@ -237,6 +294,10 @@ class TableDelivery:
             if late is not None:
                 text = f"{late.partition}: not all rows are delivered yet after {timeout_ms or 0:g} ms"
                 raise TimedOutError(f"{text}: {owner.explain(late)}")
+        for batch in self._batches:
+            if batch.unseen:
+                with batch.owner.lock:
+                    batch.owner.unseen.see(batch)
         leaves = [leaf for batch in self._batches for leaf in leaves_of(batch)]
         for leaf in leaves:
             if leaf.error is not None:
@@ -287,9 +348,21 @@ class PartitionQueue:
         begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any
             as the
             first one: a second batch that is on its way must not come before the first.
+        identity: Under which its batches are numbered.
+        lost_place: The broker takes none of its sequences any more: it sends nothing before it has another identity.
     """
 
-    __slots__ = ("begun", "in_flight", "mended", "next_sequence", "open", "partition", "waiting")
+    __slots__ = (
+        "begun",
+        "identity",
+        "in_flight",
+        "lost_place",
+        "mended",
+        "next_sequence",
+        "open",
+        "partition",
+        "waiting",
+    )
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
@@ -299,10 +372,37 @@ class PartitionQueue:
         self.next_sequence = 0
         self.mended = False
         self.begun = False
+        self.identity = Identity()
+        self.lost_place = False
 
     @property
     def idle(self) -> bool:
         return self.open is None and not self.waiting and not self.in_flight
+
+    def number(self, batch: Batch) -> None:
+        """Give a batch the next sequences."""
+        batch.sequence = self.next_sequence
+        self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
+
+    def take_on(self, identity: Identity) -> bool:
+        """Go over to the producer's identity where that can be; False where nothing can be sent before it is."""
+        if self.identity is identity or self.identity == identity or self.in_flight:
+            return not self.lost_place
+        if self.sent_before and not self.lost_place:
+            return True  # what may be written under the old identity keeps its numbers, or it is written twice
+        self.begun = self.begun and self.identity.producer_id == identity.producer_id
+        self.identity, self.lost_place, self.next_sequence = identity, False, 0
+        for batch in self.waiting:
+            if batch.sequence >= 0:
+                self.number(batch)
+            if batch.sealed is not None:
+                restamp(batch.sealed, identity.producer_id, identity.epoch, batch.sequence)
+        return True
+
+    @property
+    def sent_before(self) -> bool:
+        """Whether a batch that waits was sent before, so that it may have been written."""
+        return any(batch.attempts for batch in self.waiting)
 
     def close_open(self) -> None:
         """Let the open batch go as it is."""
@@ -327,4 +427,4 @@ def _before(one: Batch, other: Batch) -> bool:
     """Whether one was sequenced before the other; sequences wrap at 2^31."""
     if one.sequence < 0 or other.sequence < 0:
         return one.created_ms <= other.created_ms
-    return (other.sequence - one.sequence) % 2**31 < 2**30
+    return (other.sequence - one.sequence) % SEQUENCES < SEQUENCES // 2

@@ -62,6 +62,7 @@ class ProducerCore:
         config: Its settings.
         wake: Has the face's driver step the core, from whatever thread sends.
         condition: What deliveries are waited for with.
+        clock_ms: Tells the time, in milliseconds of the clock that the face's driver steps the core by.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class ProducerCore:
         config: ProducerConfig,
         wake: Callable[[Callable[[], None]], None],
         condition: Callable[[threading.Lock], threading.Condition] = threading.Condition,
+        clock_ms: Callable[[], float] = monotonic_ms,
     ) -> None:
         self.cluster = cluster
         self.config = config
         cluster.auto_create_topics = True
-        self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition)
+        self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition, clock_ms)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
             None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
@@ -187,7 +189,7 @@ class ProducerCore:
 
     def limit_ms(self) -> float:
         """When a `send` that begins to wait now gives up: milliseconds, monotonic."""
-        return monotonic_ms() + self.config.max_block_ms
+        return self.accumulator.clock_ms() + self.config.max_block_ms
 
     # Coroutines.
 
@@ -305,6 +307,16 @@ class ProducerCore:
         for batch in self.accumulator.fail(ClientClosed("the producer is closed")):
             batch.tell()
 
+    def undelivered(self) -> KafkaError | None:
+        """Records that failed and whose deliveries nobody asked about, as an error; None when there are none."""
+        unseen = self.accumulator.unseen
+        with self.accumulator.lock:
+            count, first = unseen.count, unseen.first
+        if not count or first is None:
+            return None
+        some = "1 record was" if count == 1 else f"{count} records were"
+        return error_for(first.code, f"{some} not delivered, and nothing asked their deliveries why: {first.message}")
+
     # Inside.
 
     def start(self) -> None:
@@ -384,7 +396,9 @@ class ProducerCore:
                 raise error_for(code, f"topic {topic}: {code.text}")
 
         try:
-            await self.cluster.retrying(attempt, f"metadata of topic {topic}", max(0.0, until_ms - monotonic_ms()))
+            await self.cluster.retrying(
+                attempt, f"metadata of topic {topic}", max(0.0, until_ms - self.accumulator.clock_ms())
+            )
         except KafkaError:
             if topic not in self._partitions:  # ask for it no more with every refresh
                 self._topics.discard(topic)

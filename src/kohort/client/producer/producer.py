@@ -22,12 +22,15 @@ Offsets read and records written in one step, seen by `read_committed` readers t
 
 `send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while
 `buffer_memory` is full or a topic is not known yet, at most `max_block_ms`.
+
+Records that could not be delivered say so to who asks: their `Delivery`, or the `on_delivery` callback. Leaving the
+`with` block raises when records failed and nothing asked.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
@@ -45,11 +48,13 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.config import documented
+from kohort.errors import KafkaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+log = logging.getLogger("kohort.client")
 _GOODBYE_MS = 5_000
 """How long a producer that nobody closed may take to deliver what was sent, when the interpreter ends."""
 
@@ -80,7 +85,7 @@ class Producer:
                 client.wake()
 
         self._core = ProducerCore(client.cluster, self.config, wake)
-        weakref.finalize(self, _abandon, client, self._core)
+        client.guard(self, _abandon, self._core)
 
     # Records.
 
@@ -176,23 +181,41 @@ class Producer:
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
 
+        Records that could not be delivered raise nothing here: their deliveries and callbacks have the reason. If
+        nothing asked them, the log is warned.
+
         Args:
             timeout_ms: For all of it; None: until all is delivered or has failed.
         """
+        if (undelivered := self._close(timeout_ms)) is not None:
+            log.warning("%s", undelivered)
+
+    def _close(self, timeout_ms: float | None) -> KafkaError | None:
+        """Close; gives what was not delivered and not asked about."""
         if self._client.closed:
-            return
+            return None
         until_s = self._client.until_s(timeout_ms)
         try:
             with contextlib.suppress(ClientClosed):  # in a forked child
                 self._client.call(self._core.close(timeout_ms))
         finally:
             self._client.close(until_s)
+        return self._core.undelivered()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(timeout_ms=None if kind is None else self._core.hurried_ms())
+        """Close the producer.
+
+        Raises:
+            KafkaError: records were not delivered, and neither a callback nor a look at their deliveries told the
+                application. An exception that is under way is not replaced.
+        """
+        if kind is not None:
+            self.close(timeout_ms=self._core.hurried_ms())
+        elif (undelivered := self._close(None)) is not None:
+            raise undelivered
 
     # Inside.
 

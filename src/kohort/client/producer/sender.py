@@ -4,8 +4,11 @@ Order and uniqueness: each batch of an idempotent producer gets the next sequenc
 first sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing
 follows the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must
 be sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the
-order of their sequences. When a sequence is lost for good (a batch failed after it was sent), no later one would be
-taken: the producer waits for what is on its way, raises its epoch and numbers everything from 0.
+order of their sequences. When a batch is given up, nobody may know whether its sequences were used. If they were not,
+the broker refuses the next batch as out of order, which says that neither it nor any later one of its partition was
+written. Only then the producer raises its epoch. Each partition goes over to the new epoch, numbered from 0, when none
+of its batches may still have been written under the old one: until then a batch keeps its numbers, or it would be
+written twice.
 """
 
 from __future__ import annotations
@@ -17,11 +20,10 @@ from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordi
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise
-from kohort.client.producer.accumulator import Accumulator, monotonic_ms
-from kohort.client.producer.batches import Batch, PartitionQueue
+from kohort.client.producer.accumulator import Accumulator
+from kohort.client.producer.batches import Batch, Identity, PartitionQueue
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.split import split
-from kohort.columns.encode import restamp
 from kohort.errors import (
     ErrorCode,
     FencedError,
@@ -38,7 +40,6 @@ from kohort.wire.transactions import InitProducerIdRequest
 
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766
-SEQUENCES = 2**31
 SOON_MS = 20
 """Between questions whether the transaction before is over, which is a matter of milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
@@ -47,6 +48,14 @@ HIGHEST_BY_NAME = 12
 """Above, a transactional Produce takes its partitions into the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
+_NEVER_WRITTEN = (
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+)
+"""Codes that brokers answer before they write. Leaders answer other retriable codes after it, too."""
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _STALE_METADATA = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -57,14 +66,6 @@ _STALE_METADATA = (
     ErrorCode.REPLICA_NOT_AVAILABLE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
-
-
-@dataclass(slots=True)
-class Identity:
-    """The producer id and epoch that the broker gave; -1 before."""
-
-    producer_id: int = -1
-    epoch: int = -1
 
 
 @dataclass(slots=True)
@@ -102,6 +103,7 @@ class Sender:
         implicit: Set by transactions: a Produce takes its partitions into the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; what is on its way fails or not, once.
         on_lost: Set by transactions: told of every batch that failed for good.
+        explained: Set by transactions: the error with what they know of its cause.
     """
 
     def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ProducerConfig) -> None:
@@ -116,9 +118,10 @@ class Sender:
         self.implicit = False
         self.aborting: KafkaError | None = None
         self.on_lost: Callable[[KafkaError], None] | None = None
+        self.explained: Callable[[KafkaError], KafkaError] = lambda error: error
         self._codec = CODECS[config.compression_type]
         self._work: Promise[None] = Promise()
-        self._renumber = False
+        self._used_up = False
         self._answer: list[Batch] = []
 
     def kick(self) -> None:
@@ -138,7 +141,7 @@ class Sender:
                 self._tell(self.accumulator.fail(fault("producer", error)))
                 return
             with self.accumulator.lock:
-                self.accumulator.wake_ms = monotonic_ms() + wait
+                self.accumulator.wake_ms = self.accumulator.clock_ms() + wait
             await runtime.first(self._work, timeout_ms=wait)
 
     # Identity.
@@ -149,8 +152,7 @@ class Sender:
         Raises:
             KafkaError: the broker refuses, or knows no producer ids.
         """
-        exhausted = self._renumber and self.identity.epoch >= EPOCH_MAX
-        if self.identity.producer_id >= 0 and not (exhausted and not any(self.in_flight.values())):
+        if self.identity.producer_id >= 0 and not self._used_up:
             return
         with self.accumulator.lock:
             if not self.accumulator.incomplete:
@@ -175,29 +177,22 @@ class Sender:
         self.become(answer.producer_id, answer.producer_epoch)
 
     def become(self, producer_id: int, epoch: int) -> None:
-        """Go on under this identity, and number everything from 0."""
-        if producer_id != self.identity.producer_id:
-            with self.accumulator.lock:
-                for queue in self.accumulator.queues.values():
-                    queue.begun = False
+        """Go on under this identity: each partition numbers its batches from 0 when it takes it on."""
         self.identity = Identity(producer_id, epoch)
         self.accumulator.hindrance = ""
-        self._renumber_all()
+        self._used_up = False
 
-    def _renumber_all(self) -> None:
-        with self.accumulator.lock:
-            for queue in self.accumulator.queues.values():
-                queue.next_sequence = 0
-                for batch in queue.waiting:
-                    if batch.sequence >= 0:
-                        self._number(queue, batch)
-                    if batch.sealed is not None:
-                        restamp(batch.sealed, self.identity.producer_id, self.identity.epoch, batch.sequence)
-        self._renumber = False
-
-    def _number(self, queue: PartitionQueue, batch: Batch) -> None:
-        batch.sequence = queue.next_sequence
-        queue.next_sequence = (queue.next_sequence + batch.count) % SEQUENCES
+    def _raise_epoch(self, queue: PartitionQueue) -> None:
+        """A partition's sequences lead nowhere any more; what it sent and still has was not written."""
+        if self.config.transactional_id is not None:
+            return  # its transaction can only be aborted, and then the coordinator gives the next epoch
+        queue.lost_place = True
+        if queue.identity != self.identity:
+            return  # there is a newer one
+        if self.identity.epoch >= EPOCH_MAX:
+            self._used_up = True
+        else:
+            self.identity = Identity(self.identity.producer_id, self.identity.epoch + 1)
 
     # Sending.
 
@@ -206,12 +201,6 @@ class Sender:
         with self.accumulator.lock:
             self.accumulator.wake_ms = float("inf")  # whoever opens a batch from here on has to kick
         self._expire(now_ms)
-        if self._renumber:
-            if any(self.in_flight.values()):
-                return float(self.config.request_timeout_ms)
-            if self.config.transactional_id is None:
-                self.identity.epoch += 1
-                self._renumber_all()
         if self.config.enable_idempotence and self.identity.producer_id < 0:
             return float(self.config.retry_backoff_ms)
         while True:
@@ -244,7 +233,9 @@ class Sender:
         if queue.mended:
             if queue.in_flight:
                 return limit
-            queue.mended = any(one.attempts for one in queue.waiting)
+            queue.mended = queue.sent_before
+        if self.config.enable_idempotence and not queue.take_on(self.identity):
+            return limit
         if batch.not_before_ms > now_ms:
             return batch.not_before_ms - now_ms
         if self.gate is not None and not self.gate(queue.partition):
@@ -282,9 +273,10 @@ class Sender:
             return
         assert batch.chunk is not None
         idempotent = self.config.enable_idempotence
+        queue = self.accumulator.queues[batch.partition]
         if idempotent and batch.sequence < 0:
-            self._number(self.accumulator.queues[batch.partition], batch)
-        identity = self.identity
+            queue.number(batch)
+        identity = queue.identity
         batch.sealed = batch.chunk.seal(
             self._codec,
             self.config.compression_level,
@@ -297,6 +289,10 @@ class Sender:
         self.figures.bytes_sent += len(batch.sealed)
 
     async def _deliver(self, parcel: Parcel) -> None:
+        def leaving() -> None:
+            for batch in parcel.batches:
+                batch.left = True
+
         try:
             request = Between(self._request(parcel), highest=self._highest(parcel))
             node, lane = Node(parcel.way[0]), parcel.way[1]
@@ -305,12 +301,13 @@ class Sender:
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
-                self._answered(parcel, await self.cluster.send(request, node, lane=lane))
+                self._answered(parcel, await self.cluster.send(request, node, lane=lane, leaving=leaving))
         except Exception as error:  # noqa: BLE001 - whoever waits for the records is told, whatever it is
             self.cluster.request_metadata()
             told = fault("produce", error)
             for batch in parcel.batches:
                 if batch in self.accumulator.queues[batch.partition].in_flight:
+                    batch.unsure = batch.unsure or batch.left
                     self._failed(batch, told)
         finally:
             self.in_flight[parcel.way] -= 1
@@ -356,12 +353,15 @@ class Sender:
             part = found.get(batch.partition)
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
+                batch.unsure = True
                 self._failed(batch, missing)
             elif part.error_code in _REPEATED:
                 self._delivered(batch, part.base_offset, part.log_append_time_ms)
             else:
                 text = part.error_message or f"{batch.partition}: {ErrorCode.of(part.error_code).text}"
-                self._failed(batch, _error_of(part, text))
+                error = _error_of(part, text)
+                batch.unsure = batch.unsure or (error.code.retriable and error.code not in _NEVER_WRITTEN)
+                self._failed(batch, error)
 
     def _delivered(self, batch: Batch, base_offset: int, append_time_ms: int) -> None:
         batch.base_offset = base_offset
@@ -401,7 +401,7 @@ class Sender:
                 )
             return
         if again:
-            error = TimedOutError(f"{batch.partition}: not delivered after {batch.attempts} attempts: {error}")
+            error = TimedOutError(_not_delivered(batch, f"after {batch.attempts} attempts", str(error)))
         self._lose(batch, error)
 
     def _split(self, batch: Batch) -> None:
@@ -420,7 +420,9 @@ class Sender:
         if self.config.transactional_id is not None:
             return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
         if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
-            self._renumber = True
+            queue = self.accumulator.queues[batch.partition]
+            batch.unsure = False
+            self._raise_epoch(queue)
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
@@ -428,9 +430,11 @@ class Sender:
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """A batch that was sent is given up; its sequences are used or not, no one knows."""
-        if self.config.enable_idempotence:
-            self._renumber = True
+        """A batch that was sent is given up; nobody may know whether its sequences are used."""
+        error = self.explained(error)
+        queue = self.accumulator.queues[batch.partition]
+        if self.config.enable_idempotence and not queue.begun:
+            self._raise_epoch(queue)  # the broker would take the next batch as the first, and this one after it
         with self.accumulator.lock:
             self._settle(batch, error)
         if self.on_lost is not None:
@@ -460,9 +464,7 @@ class Sender:
                     late.append(queue.waiting.popleft())
         for batch in late:
             why = self.accumulator.why_late(batch)
-            error = TimedOutError(
-                f"{batch.partition}: not delivered within {self.config.delivery_timeout_ms} ms: {why}"
-            )
+            error = TimedOutError(_not_delivered(batch, f"within {self.config.delivery_timeout_ms} ms", why))
             if batch.attempts:
                 self._lose(batch, error)
             else:
@@ -478,6 +480,12 @@ class Sender:
     def _tell(self, batches: list[Batch]) -> None:
         for batch in batches:
             batch.tell()
+
+
+def _not_delivered(batch: Batch, when: str, why: str) -> str:
+    if batch.unsure:
+        return f"{batch.partition}: not known to be delivered {when}, may have been written: {why}"
+    return f"{batch.partition}: not delivered {when}: {why}"
 
 
 def _error_of(part: ProduceResponse.TopicProduceResponse.PartitionProduceResponse, text: str) -> KafkaError:

@@ -27,12 +27,15 @@ Two versions of the protocol, chosen by the cluster's finalized feature `transac
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator
+from kohort.client.net.cluster import ANY, Between, Cluster, Coordinator
+from kohort.client.net.coordinators import is_apart
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
@@ -52,6 +55,7 @@ from kohort.errors import (
     error_for,
 )
 from kohort.ids import TopicPartition
+from kohort.wire.cluster import MetadataRequest
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -60,6 +64,9 @@ from kohort.wire.transactions import (
     TxnOffsetCommitRequest,
 )
 
+log = logging.getLogger("kohort.client")
+JOURNAL_TOPIC = "__kohort_groups"
+"""Where coordinators of kohort's over this cluster keep groups, unless they are set otherwise."""
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are the brokers' own."""
 HIGHEST_OFFSETS_BY_NAME = 5
@@ -74,6 +81,14 @@ _DEADLY = (
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING,
 )
+_TIMED_OUT = (
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.TRANSACTION_ABORTABLE,
+)
+"""Answers of coordinators and leaders when a transaction has timed out: the same as to a producer that was fenced."""
+_OVER = "transaction.timeout.ms is"
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
@@ -114,9 +129,12 @@ class Transactions:
         self._fresh_epoch = False
         self._version = 1
         self._adder: Task[None] | None = None
+        self._named: set[str] = set()
+        self._opened_ms = float("inf")
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
         sender.on_lost = self._batch_lost
+        sender.explained = self._explained
 
     # What the application calls.
 
@@ -137,6 +155,7 @@ class Transactions:
         self._sender.aborting = None
         self._added.clear()
         self._asked = self._begun = False
+        self._opened_ms = self._cluster.runtime.now_ms
         self.state = TxnState.OPEN
 
     async def send_offsets(
@@ -154,6 +173,8 @@ class Transactions:
         self._expect(TxnState.OPEN)
         self._check_coordinators()
         group_id = group if isinstance(group, str) else group.group_id
+        if isinstance(group, str):
+            await self._check_named(group)
         try:
             if self._version < 2:
                 await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
@@ -200,6 +221,25 @@ class Transactions:
                 "consumer when the transaction is over (records may then be read again, never skipped), or keep the "
                 "group at Kafka's own coordinator",
             )
+
+    async def _check_named(self, group: str) -> None:
+        """Refuse a group that is at coordinators of kohort's: the offsets would go to Kafka's own, where nobody looks.
+
+        Kafka takes the offsets of a group without members from anyone who names it; it asks a member for its place.
+        """
+        why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
+        todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
+        if is_apart(group, self._cluster.metadata.cluster_id):
+            raise InvalidInputError(f"{why}, but the group is at kohort's coordinators: {todo}")
+        if group in self._named:
+            return
+        self._named.add(group)
+        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=JOURNAL_TOPIC)])
+        request.allow_auto_topic_creation = False
+        with contextlib.suppress(KafkaError):
+            answer = await self._cluster.send(request, ANY)
+            if any(topic.partitions for topic in answer.topics):
+                log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
 
     async def _offsets_of(
         self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
@@ -286,6 +326,15 @@ class Transactions:
             raise error_for(self.cause.code, f"{self.state.value}: {self.cause.message}")
         raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
 
+    def _explained(self, error: KafkaError) -> KafkaError:
+        """Name the transaction's own timeout where it is over: the coordinator has fenced the producer for it."""
+        open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
+        if error.code not in _TIMED_OUT or open_ms < limit_ms or _OVER in error.message:
+            return error
+        why = f"the transaction was open for {open_ms:.0f} ms and {_OVER} {limit_ms}: the coordinator ended it"
+        told = type(error)(f"{why}, unless another producer took {self.id!r} over: {error.message}", error.code)
+        return told.with_traceback(error.__traceback__)
+
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
         self.state = TxnState.DEAD if error.code in _DEADLY else TxnState.FAILED
@@ -304,7 +353,10 @@ class Transactions:
             self._adder.cancel()
 
     async def _asking(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
-        await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
+        try:
+            await self._cluster.retrying(lambda: self._once_free(attempt), what, self._config.max_block_ms)
+        except KafkaError as error:
+            raise self._explained(error) from None
 
     async def _once_free(self, attempt: Callable[[], Awaitable[None]]) -> None:
         """Attempt again soon while the coordinator still writes the end of the transaction before."""

@@ -1,0 +1,293 @@
+"""Properties of what applications saw, each with a checker."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from kohort.errors import KafkaError
+from kohort.ids import TopicPartition
+from simulation.clients.broker import Brokers
+from simulation.clients.partition import Fate, StoredBatch
+from simulation.clients.views import COMMITTED, EARLIEST, View
+from simulation.property import ViolatedError
+from simulation.world import World
+
+MAYBE_WRITTEN = "may have been written"
+
+
+@dataclass(slots=True)
+class SentRecord:
+    """A record that an application sent.
+
+    Attributes:
+        value: names its writer, its writer's life and its number in it.
+        transaction: which of the writer's, -1 outside any.
+        offset: what the application was told; None while it was told nothing.
+        error: why it was not delivered, as the application was told.
+    """
+
+    value: str
+    partition: TopicPartition
+    transaction: int
+    offset: int | None = None
+    error: KafkaError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the application knows what became of it."""
+        return self.offset is not None or self.error is not None
+
+
+class ClientChecker:
+    """One property; the hooks it needs are overridden."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        self.world = world
+        self.brokers = brokers
+
+    def fail(self, text: str) -> None:
+        """The property does not hold."""
+        raise ViolatedError(type(self).__name__, text)
+
+    def on_found(self, partition: TopicPartition, view: View, position: int) -> None:
+        """A consumer knows where to begin."""
+
+    def on_returned(self, partition: TopicPartition, view: View, offset: int, value: str) -> None:
+        """A consumer returned a record."""
+
+    def on_position(self, partition: TopicPartition, view: View, position: int) -> None:
+        """A consumer says where it is."""
+
+    def on_offsets(self, partition: TopicPartition) -> None:
+        """The group's committed offset changed, or whether a transaction is about to move it."""
+
+    def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
+        """A commit is carried out; the number is that of the application's call, -1 for one of its own."""
+
+    def on_acknowledged(self, reader: str, partitions: list[TopicPartition], number: int) -> None:
+        """An application was told that its commit succeeded."""
+
+    def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
+        """A batch is written."""
+
+    def on_told(self, record: SentRecord) -> None:
+        """An application was told what became of a record."""
+
+    def on_ended(self, records: list[SentRecord], outcome: Fate) -> None:
+        """An application was told how its transaction ended."""
+
+    def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
+        """All has been well for long; views are those of consumers that read on, records those of living producers."""
+
+
+class ReadingChecker(ClientChecker):
+    """Each record once, in order, from the position or the last seek on; nothing of an aborted transaction."""
+
+    def on_returned(self, partition: TopicPartition, view: View, offset: int, value: str) -> None:
+        """Compare the record with the next visible one of the log."""
+        model = self.brokers.partitions[partition]
+        if view.expected is None:
+            self.fail(f"{view.reader}: {partition} offset {offset} was returned before its position was known")
+            return
+        wanted = model.next_visible(view.expected, committed=view.committed_only)
+        if offset != wanted:
+            self.fail(f"{view.reader}: {partition} offset {offset} was returned where {wanted} comes next")
+        if value != model.value_at(offset):
+            self.fail(f"{view.reader}: {partition} offset {offset} holds {model.value_at(offset)}, not {value}")
+
+    def on_position(self, partition: TopicPartition, view: View, position: int) -> None:
+        """Refuse a position behind what was returned or sought, or one that passes over a visible record."""
+        if view.expected is None:
+            return
+        wanted = self.brokers.partitions[partition].next_visible(view.expected, committed=view.committed_only)
+        if position < view.expected or (wanted is not None and position > wanted):
+            self.fail(f"{view.reader}: position {position} of {partition}, expected from {view.expected} to {wanted}")
+
+
+class StartChecker(ClientChecker):
+    """A consumer begins at an offset that was committed and stable while it looked, or where its policy says."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._history: dict[TopicPartition, list[tuple[int, int | None, bool]]] = defaultdict(lambda: [(0, None, True)])
+
+    def on_offsets(self, partition: TopicPartition) -> None:
+        """Keep the committed offset and whether it is stable."""
+        value = self.brokers.coordinator.offsets.get(partition)
+        stable = not self.brokers.coordinator.pending(partition)
+        self._history[partition].append((self.world.now_ms, None if value is None else value.offset, stable))
+
+    def on_found(self, partition: TopicPartition, view: View, position: int) -> None:
+        """Compare the position with the offsets that could be found since the consumer looks."""
+        if view.begins_at != COMMITTED:
+            if view.begins_at == EARLIEST and position != 0:
+                self.fail(f"{view.reader}: {partition} begins at {position}, not at its beginning")
+            return
+        history = self._history[partition]
+        values = [
+            (offset, stable)
+            for index, (_, offset, stable) in enumerate(history)
+            if index + 1 == len(history) or history[index + 1][0] >= view.since_ms
+        ]
+        possible = {offset for offset, stable in values if stable or not view.committed_only}
+        if position in possible:
+            return
+        if None in possible and (view.reset != EARLIEST or position == 0):
+            return
+        self.fail(f"{view.reader}: {partition} begins at {position}; stable and committed were {possible}")
+
+
+class CommitChecker(ClientChecker):
+    """Commits of one consumer take effect in the order of its calls, and only for what was returned or sought."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._newest: dict[tuple[str, TopicPartition], int] = {}
+
+    def on_commit(self, partition: TopicPartition, view: View, offset: int, number: int) -> None:
+        """Refuse a commit that takes effect after a later call, or of a record that was not returned."""
+        model = self.brokers.partitions[partition]
+        wanted = model.next_visible(view.reach, committed=view.committed_only)
+        if offset > view.reach and wanted is not None and offset > wanted:
+            self.fail(f"{view.reader}: {offset} of {partition} is committed, returned was up to {view.reach}")
+        if number < 0:
+            return
+        before = self._newest.get((view.reader, partition), -1)
+        if number < before:
+            self.fail(f"{view.reader}: commit {number} of {partition} takes effect after commit {before}")
+        self._newest[view.reader, partition] = number
+
+    def on_acknowledged(self, reader: str, partitions: list[TopicPartition], number: int) -> None:
+        """Refuse an acknowledgement of a commit that never took effect."""
+        for partition in partitions:
+            if self._newest.get((reader, partition), -1) < number:
+                self.fail(f"{reader}: commit {number} of {partition} succeeded, and never took effect")
+
+
+class LogChecker(ClientChecker):
+    """In the log each record stands at most once, in the order of its sends, and where the application was told."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._newest: dict[tuple[str, TopicPartition], int] = {}
+
+    def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
+        """Refuse a record that stands behind a later one of the same producer."""
+        for value in batch.values:
+            writer, _, number = value.rpartition(":")
+            before = self._newest.get((writer, partition), -1)
+            if int(number) <= before:
+                self.fail(f"{partition}: record {number} of {writer} is written after record {before}")
+            self._newest[writer, partition] = int(number)
+
+    def on_told(self, record: SentRecord) -> None:
+        """Compare the record at the offset with what was sent."""
+        if record.offset is None:
+            return
+        value = self.brokers.partitions[record.partition].value_at(record.offset)
+        if record.offset < 0 or value != record.value:
+            self.fail(f"{record.partition}: {record.value} was delivered to {record.offset}, where {value} stands")
+
+
+class SequenceChecker(ClientChecker):
+    """A producer's sequences begin at 0 in each partition and epoch: a broker that knows none takes any."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._next: dict[tuple[TopicPartition, int, int], int] = {}
+
+    def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
+        """Compare the batch with the next sequence."""
+        if batch.fate is Fate.OPEN:
+            return  # a transaction of which a batch was lost can only be aborted, whatever comes behind it
+        key = (partition, batch.producer_id, batch.epoch)
+        wanted = self._next.get(key, 0)
+        if batch.sequence != wanted:
+            self.fail(f"{partition}: sequence {batch.sequence} in epoch {batch.epoch}, expected {wanted}")
+        self._next[key] = wanted + len(batch.values)
+
+
+class ToldChecker(ClientChecker):
+    """An application is not told that a record was not delivered where the record is in the log."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._written: set[str] = set()
+
+    def on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
+        """Keep the records that are written outside transactions."""
+        if batch.fate is Fate.PLAIN:
+            self._written.update(batch.values)
+
+    def on_told(self, record: SentRecord) -> None:
+        """Refuse an error that denies a record which stands in the log."""
+        error = record.error
+        if error is None or MAYBE_WRITTEN in str(error):
+            return
+        if record.value in self._written:
+            self.fail(f"{record.partition}: {record.value} is written, and the application was told: {error}")
+
+
+class TransactionChecker(ClientChecker):
+    """All records of a transaction count, or none; as the application was told, where it was told."""
+
+    def __init__(self, world: World, brokers: Brokers) -> None:
+        super().__init__(world, brokers)
+        self._outcomes: list[tuple[list[SentRecord], Fate]] = []
+
+    def on_ended(self, records: list[SentRecord], outcome: Fate) -> None:
+        """Keep the transaction for the end of the run."""
+        if outcome is Fate.COMMITTED:
+            for record in records:
+                if record.offset is None:
+                    self.fail(f"{record.partition}: {record.value} is not delivered, and its transaction committed")
+        self._outcomes.append((records, outcome))
+
+    def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
+        """Compare the fates of each transaction's records."""
+        fates: dict[str, Fate] = {}
+        for model in self.brokers.partitions.values():
+            for batch in model.batches:
+                fates.update(dict.fromkeys(batch.values, batch.fate))
+        for sent, outcome in self._outcomes:
+            seen = {fates.get(record.value, Fate.ABORTED) for record in sent}
+            if len(seen) > 1 or Fate.OPEN in seen or (outcome is not Fate.OPEN and seen - {outcome}):
+                told = ", ".join(f"{record.value} {fates.get(record.value)}" for record in sent)
+                self.fail(f"a transaction that ended as {outcome.value}: {told}")
+
+
+class LivenessChecker(ClientChecker):
+    """When all is well again, consumers reach the end and every record that was sent is delivered or failed."""
+
+    def at_end(self, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> None:
+        """Refuse a world with something left."""
+        if (text := unfinished(self.brokers, views, records)) is not None:
+            self.fail(text)
+
+
+def unfinished(brokers: Brokers, views: dict[TopicPartition, list[View]], records: list[SentRecord]) -> str | None:
+    """Name a record that is not read, or neither delivered nor failed; None when there is none."""
+    for partition, seen in views.items():
+        model = brokers.partitions[partition]
+        for view in seen:
+            if view.expected is None:
+                return f"{view.reader}: the position of {partition} is not known"
+            if (left := model.next_visible(view.expected, committed=view.committed_only)) is not None:
+                return f"{view.reader}: {partition} is read to {view.expected}, offset {left} is there"
+    if brokers.coordinator.ending:
+        return "the end of a transaction is not written"
+    waiting = next((record for record in records if not record.done), None)
+    return None if waiting is None else f"{waiting.partition}: nothing was told of {waiting.value}"
+
+
+CHECKERS: tuple[type[ClientChecker], ...] = (
+    ReadingChecker,
+    StartChecker,
+    CommitChecker,
+    LogChecker,
+    SequenceChecker,
+    ToldChecker,
+    TransactionChecker,
+    LivenessChecker,
+)

@@ -1,0 +1,195 @@
+"""One plan, one run: applications on the project's own clients, and what goes wrong between them and the brokers."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from kohort.ids import TopicPartition
+from simulation.clients.broker import TOPIC, Brokers
+from simulation.clients.checkers import CHECKERS, ClientChecker, SentRecord, unfinished
+from simulation.clients.partition import StoredBatch
+from simulation.clients.plan import client_plan
+from simulation.clients.reader import ReadingApplication
+from simulation.clients.views import View
+from simulation.clients.writer import WritingApplication
+from simulation.disk_mutants import planted
+from simulation.network import Weather
+from simulation.plan import Plan, Step
+from simulation.property import ViolatedError
+from simulation.run import Result
+from simulation.world import World
+
+HEALING_MS = 45_000
+"""Longer than every timeout of the applications: so long after the last fault all is read and written."""
+LOOK_MS, LOOKS = 1_000, 3
+"""A world that has nothing left at so many looks in a row has healed."""
+
+
+class ClientRun:
+    """The world of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan | int,
+        mutant: Any = None,
+        kinds: Iterable[type[ClientChecker]] = CHECKERS,
+        *,
+        tells: bool = False,
+    ) -> None:
+        self.plan = plan if isinstance(plan, Plan) else client_plan(plan)
+        self.world = World(self.plan.seed, tells=tells)
+        version = self.world.stream("version").choice((1, 2, 2))
+        self.brokers = Brokers(self.world, self.plan.partitions[TOPIC], version)
+        self.checkers = [kind(self.world, self.brokers) for kind in kinds]
+        self.readers: dict[str, ReadingApplication] = {}
+        self.writers: dict[str, WritingApplication] = {}
+        self._mutant = mutant
+        self.brokers.on_append = self._on_append
+        self.brokers.on_commit = self._on_commit
+        self.brokers.coordinator.on_offsets = self._on_offsets
+
+    def play(self) -> Result:
+        """Run to the end, or to the first violation."""
+        result = Result(self.plan.seed, faults=Counter(step.what for step in self.plan.steps))
+        try:
+            with planted(self._mutant):
+                self._play()
+        except ViolatedError as violated:
+            result.failure, result.checker = str(violated), violated.checker
+        except Exception as error:  # noqa: BLE001 - a fault is a finding, and shrinks like one
+            result.failure, result.checker = traceback.format_exc(), type(error).__name__
+        for application in self._applications():
+            application.crash()
+        result.trace = self.world.trace
+        result.events, result.virtual_ms = self.world.happened, self.world.now_ms
+        return result
+
+    def _play(self) -> None:
+        for step in self.plan.steps:
+            if step.at_ms <= self.plan.heal_ms:
+                self.world.after(step.at_ms, partial(self._take, step))
+        self.world.run_until(self.plan.heal_ms)
+        self._heal()
+        end_ms = self.plan.heal_ms + HEALING_MS
+        looks = 0
+        while looks < LOOKS and self.world.now_ms < end_ms:
+            self.world.run_until(self.world.now_ms + LOOK_MS)
+            looks = looks + 1 if unfinished(self.brokers, *self._left()) is None else 0
+        for checker in self.checkers:
+            checker.at_end(*self._left())
+
+    def _left(self) -> tuple[dict[TopicPartition, list[View]], list[SentRecord]]:
+        views: dict[TopicPartition, list[View]] = defaultdict(list)
+        for reader in self.readers.values():
+            for partition, view in reader.views.items():
+                views[partition].append(view)
+        return views, [record for writer in self.writers.values() for record in writer.living]
+
+    def _applications(self) -> list[ReadingApplication | WritingApplication]:
+        return [*self.readers.values(), *self.writers.values()]
+
+    def _take(self, step: Step) -> None:
+        if self.world.tells:
+            self.world.tell(f"plan: {step}")
+        getattr(self, f"do_{step.what}")(**step.details)
+
+    def _heal(self) -> None:
+        self.world.tell("all faults end")
+        self.brokers.network.weather = Weather()
+        self.brokers.network.cut_off.clear()
+        self.brokers.heal()
+        for application in self._applications():
+            application.heal()
+
+    # Events for the checkers.
+
+    def _on_append(self, partition: TopicPartition, batch: StoredBatch) -> None:
+        if self.world.tells:
+            place = f"{partition} offset {batch.offset}, epoch {batch.epoch}, sequence {batch.sequence}"
+            self.world.tell(f"log: {place}: {', '.join(batch.values)} ({batch.fate.value})")
+        for checker in self.checkers:
+            checker.on_append(partition, batch)
+
+    def _on_offsets(self, partition: TopicPartition) -> None:
+        for checker in self.checkers:
+            checker.on_offsets(partition)
+
+    def _on_commit(self, client: str, partition: TopicPartition, offset: int, metadata: str) -> None:
+        view = self.readers[client.partition(".")[0]].seen[client, partition]
+        if self.world.tells:
+            self.world.tell(
+                f"group: offset {offset} of {partition} is committed by {client}, call {metadata or 'none'}"
+            )
+        for checker in self.checkers:
+            checker.on_commit(partition, view, offset, int(metadata) if metadata else -1)
+
+    # Steps.
+
+    def do_read(self, name: str, partitions: tuple[int, ...]) -> None:
+        """An application begins to read."""
+        reader = self.readers[name] = ReadingApplication(name, self.world, self.brokers, self.checkers)
+        reader.assign(tuple(TopicPartition(TOPIC, number) for number in partitions))
+        reader.start()
+
+    def do_write(self, name: str, transactional: bool) -> None:
+        """An application begins to write."""
+        writer = WritingApplication(name, self.world, self.brokers, self.checkers, transactional=transactional)
+        self.writers[name] = writer
+        writer.start()
+
+    def do_seek(self, name: str, partition: int, share: float) -> None:
+        """An application goes on from elsewhere."""
+        if name in self.readers:
+            self.readers[name].seek(TopicPartition(TOPIC, partition), share)
+
+    def do_seek_to(self, name: str, partition: int, where: str) -> None:
+        """An application goes on from the beginning or the end."""
+        if name in self.readers:
+            self.readers[name].seek_to(TopicPartition(TOPIC, partition), where)
+
+    def do_pause(self, name: str, partition: int, duration_ms: int) -> None:
+        """An application pauses a partition."""
+        if name in self.readers:
+            self.readers[name].pause(TopicPartition(TOPIC, partition), duration_ms)
+
+    def do_assign(self, name: str, partitions: tuple[int, ...]) -> None:
+        """An application reads other partitions."""
+        if name in self.readers:
+            self.readers[name].assign(tuple(TopicPartition(TOPIC, number) for number in partitions))
+
+    def do_restart_reader(self, name: str, down_ms: int) -> None:
+        """A reading application is killed, and started again."""
+        if name in self.readers:
+            self.readers[name].restart(down_ms)
+
+    def do_restart_writer(self, name: str, down_ms: int) -> None:
+        """A writing application is killed, and started again."""
+        if name in self.writers:
+            self.writers[name].restart(down_ms)
+
+    def do_weather(self, weather: Weather, fails: float, late_ms: int) -> None:
+        """Another network, and slower or failing brokers."""
+        self.brokers.network.weather, self.brokers.fails, self.brokers.late_ms = weather, fails, late_ms
+
+    def do_move(self, partition: int, away_ms: int) -> None:
+        """A partition gets another leader."""
+        self.brokers.move(TopicPartition(TOPIC, partition), away_ms)
+
+    def do_move_coordinator(self) -> None:
+        """The other node coordinates."""
+        self.brokers.move_coordinator()
+
+    def do_node_down(self, node: int, duration_ms: int) -> None:
+        """A node takes no connection for a while."""
+        self.brokers.down.add(node)
+        self.world.after(duration_ms, lambda: self.brokers.down.discard(node))
+
+    def do_cut_off(self, name: str, duration_ms: int) -> None:
+        """Nothing passes between an application and the brokers."""
+        application = self.readers.get(name) or self.writers.get(name)
+        client = getattr(application, "reader", getattr(application, "writer", ""))
+        self.brokers.network.cut_off[client] = self.world.now_ms + duration_ms

@@ -1,0 +1,109 @@
+"""Applications on our own clients: seeds that must be clean, and planted faults that must not survive."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from simulation.clients.checkers import CHECKERS, ClientChecker, CommitChecker
+from simulation.clients.mutants import CLIENT_MUTANTS, ClientMutant, CommitsOvertake
+from simulation.clients.plan import client_plan, given_up_while_others_wait
+from simulation.clients.run import ClientRun
+from simulation.plan import Plan
+from simulation.run import Result
+from simulation.shrink import Shrinker
+
+from simulation import __main__ as command_line
+
+SEEDS = 60
+PATIENCE = 200
+SEEN_AT = {
+    "CommitsOvertake": 39,
+    "SendsBehindTheFirst": 21,
+    "SendsAgainLast": 1,
+    "LateOffsetUndoesSeek": 5,
+    "ReadsOnAfterSeek": 5,
+    "BeginsAtUnstableOffsets": 3,
+}
+"""The seeds that showed them: looked at first, then all the others."""
+SHOWN_BY: dict[str, Callable[[int], Plan]] = {
+    "NumbersAnewWhileSending": given_up_while_others_wait,
+    "SaysNotDelivered": given_up_while_others_wait,
+}
+"""The kind of plan that shows those which few seeds show."""
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, 20))
+def test_seeds_are_clean(start: int) -> None:
+    for seed in range(start, start + 20):
+        result = ClientRun(seed).play()
+        assert result.failure is None, f"seed {seed}: {result.failure}"
+        assert result.events >= 200
+
+
+@pytest.mark.parametrize(("mutant", "checker"), CLIENT_MUTANTS.items(), ids=lambda kind: kind.__name__)
+def test_mutant_is_killed_by_its_checker(mutant: type[ClientMutant], checker: type[ClientChecker]) -> None:
+    first = SEEN_AT.get(mutant.__name__, 0)
+    for seed in (*range(first, PATIENCE), *range(first)):
+        plan = SHOWN_BY.get(mutant.__name__, client_plan)(seed)
+        result = ClientRun(plan, mutant, (checker,)).play()
+        if result.failure is not None:
+            assert result.checker == checker.__name__, result.failure
+            return
+    pytest.fail(f"{mutant.__name__} survived {PATIENCE} seeds")
+
+
+@pytest.mark.parametrize("mutant", SHOWN_BY)
+def test_plan_that_shows_a_mutant_is_clean_without_it(mutant: str) -> None:
+    for seed in range(5):
+        assert ClientRun(SHOWN_BY[mutant](seed)).play().failure is None
+
+
+def test_every_checker_has_a_mutant() -> None:
+    assert {*CLIENT_MUTANTS.values()} == {*CHECKERS}
+
+
+def test_seed_repeats_itself_in_any_process() -> None:
+    program = (
+        "from simulation.clients.run import ClientRun; r = ClientRun(3, tells=True).play(); "
+        "print(r.events, r.virtual_ms, r.trace)"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) > 1_000
+
+
+def test_failing_plan_shrinks_and_its_command_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(plan: Plan) -> Result:
+        return ClientRun(plan, CommitsOvertake, (CommitChecker,)).play()
+
+    seed = SEEN_AT["CommitsOvertake"]
+    plan = client_plan(seed)
+    shrinker = Shrinker(plan, CommitChecker.__name__, play)
+    small = shrinker.shrink()
+    assert len(small.steps) < len(plan.steps)
+    assert ClientRun(small, CommitsOvertake, (CommitChecker,)).play().checker == CommitChecker.__name__
+    words = ["simulation", "--clients", "--start", str(seed), "--seeds", "1", "--jobs", "1", "--no-shrink"]
+    monkeypatch.setattr(sys, "argv", [*words, "--mutant", "CommitsOvertake"])
+    assert command_line.main() == 1
+    told = capsys.readouterr().out
+    repeat = re.search(r"repeat with: python -m simulation (.*)", told)
+    assert repeat is not None
+    monkeypatch.setattr(sys, "argv", ["simulation", *repeat[1].split()])
+    assert command_line.main() == 1
+    assert "CommitChecker" in capsys.readouterr().out
