@@ -350,7 +350,7 @@ def test_one_that_closes_at_once_is_asked_whether_it_wants_tls(ask: Ask) -> None
 @pytest.mark.parametrize("ask", FACES)
 def test_tls_to_a_broker_without_it_is_told(kohort_broker: Broker, ask: Ask) -> None:
     servers = kohort_broker.bootstrap_servers
-    with pytest.raises(KafkaError, match=f"{servers}: .*security.protocol is SSL: does the broker speak TLS"):
+    with pytest.raises(KafkaError, match=f"{servers}: the broker speaks Kafka without TLS there: .* PLAINTEXT"):
         ask(servers, {"security_protocol": "SSL"})
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from kohort import Admin, AsyncAdmin, AsyncProducer, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
-from kohort.client.net.security import SaslError, Scram
-from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.client.net.security import SaslError, Scram, TlsError
+from kohort.errors import InvalidInputError, KafkaError
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
 
@@ -119,11 +119,16 @@ def ask_asyncio(servers: str, chosen: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("ask", [ask_consumer, ask_member, ask_producer, ask_admin, ask_asyncio])
 def test_a_wrong_password_is_not_tried_again(
-    secured: SecuredKafka, mechanism: str, ask: Callable[[str, dict[str, Any]], None]
+    secured: SecuredKafka,
+    mechanism: str,
+    ask: Callable[[str, dict[str, Any]], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     servers, chosen = secured.client("SASL", sasl_mechanism=mechanism, sasl_password="guess")
     with pytest.raises(SaslError, match=f"{servers} refused {mechanism} of user 'alice': "):
         ask(servers, chosen)
+    assert "calls that need it fail" in caplog.text
+    assert "tried again" not in caplog.text
 
 
 @pytest.mark.kafka
@@ -143,22 +148,48 @@ def test_a_login_that_expires_is_renewed_before(secured: SecuredKafka) -> None:
         assert [health.last_error for health in links._health.values() if health.last_error] == []
 
 
-@pytest.mark.kafka
-def test_an_untrusted_broker_is_refused_by_name(secured: SecuredKafka) -> None:
+def untrusted(secured: SecuredKafka) -> tuple[str, dict[str, Any]]:
     servers, chosen = secured.client("BOTH")
     del chosen["ssl_ca_location"]
-    with (
-        Consumer(servers, default_api_timeout_ms=10_000, **chosen) as consumer,
-        pytest.raises(KafkaError, match="not trusted"),
-    ):
-        consumer.end_offsets([TopicPartition("a", 0)])
+    return servers, chosen
+
+
+WRONG: dict[str, tuple[Callable[[SecuredKafka], tuple[str, dict[str, Any]]], str]] = {
+    "authority": (untrusted, "not trusted.* name the authority that signed it in ssl.ca.location"),
+    "expired": (lambda secured: secured.client("EXPIRED"), "has expired: give the broker one that holds now"),
+    "host": (lambda secured: secured.client("ELSEWHERE"), "mismatch.* use an address that it names"),
+    "plain to TLS": (lambda secured: (secured.client("TLS")[0], {}), "answers in TLS: set security.protocol"),
+    "TLS to plain": (
+        lambda secured: (secured.client("SASL")[0], secured.client("BOTH")[1]),
+        "speaks Kafka without TLS there: .*SASL_PLAINTEXT",
+    ),
+}
+"""Settings that can't work, and what the error says to do."""
 
 
 @pytest.mark.kafka
-def test_plain_text_to_a_tls_listener_is_a_clear_failure(secured: SecuredKafka) -> None:
-    servers = f"127.0.0.1:{secured.ports['TLS']}"
-    with Consumer(servers, default_api_timeout_ms=10_000) as consumer, pytest.raises(TimedOutError, match=servers):
-        consumer.end_offsets([TopicPartition("a", 0)])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("ask", [ask_consumer, ask_member, ask_producer, ask_admin, ask_asyncio])
+def test_wrong_tls_settings_are_final_at_once(
+    secured: SecuredKafka,
+    wrong: str,
+    ask: Callable[[str, dict[str, Any]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings, text = WRONG[wrong]
+    servers, chosen = settings(secured)
+    with pytest.raises(TlsError, match=f"{servers}: .*{text}"):
+        ask(servers, chosen)
+    assert "calls that need it fail" in caplog.text
+    assert "tried again" not in caplog.text
+
+
+@pytest.mark.kafka
+def test_broker_whose_certificate_does_not_hold_is_passed_over_for_another(secured: SecuredKafka) -> None:
+    good, chosen = secured.client("TLS")
+    for servers in ([secured.client("EXPIRED")[0], good], [good, secured.client("EXPIRED")[0]]):
+        with Admin(servers, **chosen) as admin:
+            assert admin.describe_cluster().cluster_id
 
 
 @pytest.mark.kafka

@@ -17,7 +17,7 @@ def openssl(folder: Path, *args: str) -> None:
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority, the broker's certificate and a client's, as PEM files."""
+    """An authority, the broker's certificate and a client's, an expired one and one of another host, as PEM files."""
     new = ("req", "-newkey", "rsa:2048", "-nodes")
     openssl(folder, *new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-days", _DAYS, "-subj", "/CN=trial")
     (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
@@ -27,12 +27,18 @@ def make_certificates(folder: Path) -> None:
         openssl(folder, *sign, "-out", f"{name}.crt", "-days", _DAYS, "-extfile", "ext")
         openssl(folder, "pkcs8", "-topk8", "-nocrypt", "-in", f"{name}.key", "-out", f"{name}.p8")
         (folder / f"{name}.pem").write_text((folder / f"{name}.p8").read_text() + (folder / f"{name}.crt").read_text())
+    (folder / "ext-elsewhere").write_text("subjectAltName=DNS:broker.example")
+    for name, days, extensions in (("expired", "-1", "ext"), ("elsewhere", _DAYS, "ext-elsewhere")):
+        sign = ("x509", "-req", "-in", "broker.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
+        openssl(folder, *sign, "-out", f"{name}.crt", "-days", days, "-extfile", extensions)
+        (folder / f"{name}.pem").write_text((folder / "broker.p8").read_text() + (folder / f"{name}.crt").read_text())
 
 
 class SecuredKafka(ApacheKafka):
     """Listeners beside the plain one.
 
-    TLS, TLS with client certificates, SASL, SASL over TLS, and SASL whose logins last two seconds. Rights by
+    TLS, TLS with client certificates, SASL, SASL over TLS, SASL whose logins last two seconds, TLS with a certificate
+    that has expired, and with one of another host. Rights by
     StandardAuthorizer.
 
     Super users are alice, whose password is "secret", the holder of the client certificate, and whoever comes in plain.
@@ -44,7 +50,7 @@ class SecuredKafka(ApacheKafka):
         super().__init__()
 
     def _format(self) -> None:
-        names = ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT")
+        names = ("TLS", "MUTUAL", "SASL", "BOTH", "SHORT", "EXPIRED", "ELSEWHERE")
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         extra = "".join(f",{name}://127.0.0.1:{port}" for name, port in self.ports.items())
         lines = []
@@ -53,6 +59,7 @@ class SecuredKafka(ApacheKafka):
                 line += extra
             if line.startswith("listener.security.protocol.map="):
                 line += ",TLS:SSL,MUTUAL:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL,SHORT:SASL_PLAINTEXT"
+                line += ",EXPIRED:SSL,ELSEWHERE:SSL"
             lines.append(line)
         self._properties.write_text("\n".join([*lines, *self._security()]) + "\n")
         super()._format()
@@ -72,6 +79,11 @@ class SecuredKafka(ApacheKafka):
             "ssl.truststore.type=PEM",
             f"ssl.truststore.location={self.certificates / 'ca.pem'}",
             "listener.name.mutual.ssl.client.auth=required",
+            *(
+                f"listener.name.{name}.ssl.keystore.{key}"
+                for name in ("expired", "elsewhere")
+                for key in ("type=PEM", f"location={self.certificates / f'{name}.pem'}")
+            ),
             "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
             "listener.name.both.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512",
             *(
@@ -87,7 +99,7 @@ class SecuredKafka(ApacheKafka):
     def client(self, listener: str, **settings: Any) -> tuple[str, dict[str, Any]]:
         """Address and settings for one of the listeners; `settings` go before those of alice and PLAIN."""
         chosen: dict[str, Any] = {}
-        if listener in ("TLS", "MUTUAL", "BOTH"):
+        if listener in ("TLS", "MUTUAL", "BOTH", "EXPIRED", "ELSEWHERE"):
             chosen |= {"ssl_ca_location": str(self.certificates / "ca.pem"), "security_protocol": "SSL"}
         if listener == "MUTUAL":
             chosen["ssl_certificate_location"] = str(self.certificates / "client.crt")

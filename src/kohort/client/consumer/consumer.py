@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
@@ -79,7 +78,7 @@ class Consumer(Lookups, Steering):
         self._user = threading.Lock()
         self._user_thread: int | None = None
         self._close_asked: tuple[float | None] | None = None
-        weakref.finalize(self, _abandon, self._client, self._core)
+        self._client.guard(self, _abandon, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
 
     # What to read.

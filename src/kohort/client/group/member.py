@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -66,7 +65,7 @@ class GroupMember(Lookups):
         self.group_id = group_id
         self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
         self._seen = 0
-        weakref.finalize(self, _abandon, self._client, self._membership)
+        self._client.guard(self, _abandon, self._membership)
         with self._client.lock:
             self._membership.subscribe(subscription)
             self._client.wake()

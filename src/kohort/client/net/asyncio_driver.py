@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import describe
+from kohort.client.net.channel import alert, describe, tls_error
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Work
-from kohort.client.net.security import fetched_mechanism, tls_context
+from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
@@ -192,7 +192,10 @@ class AsyncClient:
             if self.cluster.config.sasl_oauth_token is not None:
                 mechanism = await asyncio.to_thread(fetched_mechanism, self.cluster.config)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
-            self.cluster.links.closed(command.link, describe(error))
+            refusal = None
+            if tls is not None:
+                refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
+            self.cluster.links.closed(command.link, refusal or describe(error))
         else:
             process = told_name(transport.get_extra_info("socket"))
             if not self.cluster.links.opened(command.link, mechanism, process) and command.link in self._channels:
@@ -205,7 +208,7 @@ class AsyncClient:
         self.cluster.links.received(link, frame)
         self.wake()
 
-    def lost(self, link: int, reason: str) -> None:
+    def lost(self, link: int, reason: TlsError | str) -> None:
         if self._channels.pop(link, None) is not None:
             self.cluster.links.closed(link, reason)
             self.wake()
@@ -242,14 +245,15 @@ class _Channel(asyncio.BufferedProtocol):
             for frame in self._reader.filled(nbytes):
                 self._client.received(self._link, frame)
         except KafkaError as error:
-            self._client.lost(self._link, str(error))
+            self._client.lost(self._link, error if isinstance(error, TlsError) else str(error))
             self.close()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._client.lost(self._link, "the broker closed the connection" if error is None else describe(error))
+        reason = "the broker closed the connection" if error is None else alert(error) or describe(error)
+        self._client.lost(self._link, reason)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         if self._transport is not None:

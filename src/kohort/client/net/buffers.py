@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from kohort.client.net.security import TlsError
 from kohort.errors import CorruptDataError
 
 SCRATCH_BYTES = 64 * 1024
@@ -85,6 +86,7 @@ class FrameReader:
 
         Raises:
             CorruptDataError: a frame is longer than the limit or has a negative length.
+            TlsError: the other side speaks TLS.
         """
         if self._body is not None:
             self._have += count
@@ -102,7 +104,7 @@ class FrameReader:
             length = int.from_bytes(self._scratch[start : start + 4], "big", signed=True)
             if not 0 <= length <= self._limit:
                 if self._scratch[start : start + 2] in _TLS_RECORDS:
-                    raise CorruptDataError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
+                    raise TlsError("the broker answers in TLS: set security.protocol to SSL or SASL_SSL")
                 raise CorruptDataError(f"the broker announced an answer of {length} bytes; the limit is {self._limit}")
             there = self._held - start - 4
             if there < length and 4 + length > SCRATCH_BYTES:

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Sequence
 
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.links import Address
+from kohort.client.net.security import TlsError
 from kohort.client.settings import ConnectionConfig
+from kohort.wire import framing
+from kohort.wire.cluster import ApiVersionsRequest
 from kohort.wire.schema import Buffer
 
 _LARGE_WAIT_US = 20_000
@@ -110,6 +113,12 @@ class Channel:
             self.sock.close()
 
 
+_EXPIRED, _OTHER_HOST = (9, 10), (62, 63, 64)
+"""OpenSSL's codes: not valid yet, expired; another host name, e-mail address or IP address."""
+_PROBE, _PROBE_MS = 0x6B6F686F, 2_000
+"""The correlation id of the question whether a listener speaks without TLS, and how long its answer may take."""
+
+
 def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
     """A connected blocking socket, after the TLS handshake where one is configured.
 
@@ -133,10 +142,63 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
     return sock
 
 
+def tls_error(error: BaseException, address: Address, config: ConnectionConfig) -> TlsError | None:
+    """The error, and what to do, where TLS failed for a reason that lasts; None for any other error.
+
+    A listener without TLS only hangs up, as one that restarts does: it is asked in plain whether it is there. Blocks.
+    """
+    if isinstance(error, TlsError):
+        return error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(f"the broker's certificate is not trusted: {error.verify_message}: {_remedy(error)}")
+    hung_up = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
+    if (refused := alert(error)) is not None:
+        return refused
+    if isinstance(error, ssl.SSLError) and not hung_up:
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        protocol = config.security_protocol
+        return TlsError(f"TLS failed: {reason} (security.protocol is {protocol}: does the broker speak TLS there?)")
+    if hung_up and _speaks_plainly(address, config):
+        return TlsError(
+            f"the broker speaks Kafka without TLS there: security.protocol is {config.security_protocol}; set it to "
+            f"{'SASL_PLAINTEXT' if config.uses_sasl else 'PLAINTEXT'}, or use the address of its listener with TLS"
+        )
+    return None
+
+
+def alert(error: BaseException) -> TlsError | None:
+    """The broker's refusal of this client's certificate, which comes after the handshake with TLS 1.3; else None."""
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:
+        return None
+    text = reason.lower().replace("_", " ")
+    return TlsError(f"the broker refuses this client: {text}: look at ssl.certificate.location and ssl.key.location")
+
+
+def _remedy(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _EXPIRED:
+        return "give the broker one that holds now, and look at this machine's clock"
+    if error.verify_code in _OTHER_HOST:
+        return "use an address that it names, or trust any name with ssl.endpoint.identification.algorithm=none"
+    return "name the authority that signed it in ssl.ca.location"
+
+
+def _speaks_plainly(address: Address, config: ConnectionConfig) -> bool:
+    """Whether a listener answers ApiVersions without TLS, which says nothing of the client."""
+    message = ApiVersionsRequest(client_software_name="kohort", client_software_version="")
+    frame = b"".join(bytes(part) for part in framing.encode_request_parts(message, 0, _PROBE, None))
+    try:
+        with socket.create_connection((address.host, address.port), _PROBE_MS / 1000) as sock:
+            sock.settimeout(min(_PROBE_MS, config.socket_connection_setup_timeout_ms) / 1000)
+            sock.sendall(frame)
+            head = sock.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return head[4:] == _PROBE.to_bytes(4, "big")
+
+
 def describe(error: BaseException) -> str:
     """What went wrong on a socket, in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the broker's certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error}"
     if isinstance(error, TimeoutError):

@@ -34,7 +34,7 @@ from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.notices import fault
 from kohort.client.net.reaching import SILENT_MS, NodeHealth, Reaching, explained
 from kohort.client.net.runtime import Promise, Runtime
-from kohort.client.net.security import SaslError, SaslMechanism, sasl_mechanism
+from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
 from kohort.wire import framing
@@ -156,6 +156,10 @@ class Link:
     coordinator_id: int = -1
     claimed: Claimed | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        return self.state is LinkState.READY
+
 
 class Links:
     """All connections of one client.
@@ -240,11 +244,10 @@ class Links:
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
             self.fail(link, reason)
 
-    def closed(self, link_id: int, reason: str) -> None:
-        """The connection ended or could not be made; `reason` is for people."""
-        link = self._links.get(link_id)
-        if link is not None:
-            self._forget(link, reason)
+    def closed(self, link_id: int, reason: str | TlsError) -> None:
+        """The connection ended or could not be made: a `reason` for people, or an error that is not tried again."""
+        if (link := self._links.get(link_id)) is not None:
+            self._refuse(link, reason) if isinstance(reason, TlsError) else self._forget(link, reason)
 
     # What the cluster calls.
 
@@ -334,18 +337,17 @@ class Links:
 
     def load(self, node: int) -> int | None:
         """Requests in flight to a node over all lanes; None when no connection stands."""
-        standing = [link for link in self._links.values() if link.node == node and link.state is LinkState.READY]
-        return sum(len(link.in_flight) for link in standing) if standing else None
+        flights = [len(link.in_flight) for link in self._links.values() if link.node == node and link.is_ready]
+        return sum(flights) if flights else None
 
     def connected(self, nodes: Container[int] | None = None) -> bool:
         """Whether any connection stands; to one of these nodes, None: to any."""
-        standing = (link for link in self._links.values() if link.state is LinkState.READY)
-        return any(nodes is None or link.node in nodes for link in standing)
+        return any(link.is_ready and (nodes is None or link.node in nodes) for link in self._links.values())
 
     def trouble(self, address: Address) -> str:
         """Why an address can't be reached, as far as was seen; empty when a connection stands or none was tried."""
         links = [link for link in self._links.values() if link.address == address]
-        if any(link.state is LinkState.READY for link in links):
+        if any(link.is_ready for link in links):
             return ""
         health = self.health(address)
         if health.failures:
@@ -362,12 +364,7 @@ class Links:
         """Close connections that have been quiet for `connections_max_idle_ms`."""
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
         for link in list(self._links.values()):
-            if (
-                link.claimed is None
-                and link.last_used_ms < oldest
-                and link.state is LinkState.READY
-                and not link.in_flight
-            ):
+            if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:
                 self._commands.append(CloseLink(link.id))
                 self._forget(link, "idle", failed=False)
 
@@ -396,17 +393,22 @@ class Links:
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
-    def _forget(self, link: Link, reason: str, *, failed: bool = True) -> None:
+    def _refuse(self, link: Link, error: SaslError | TlsError) -> None:
+        """Give the error to whoever waits for the connection."""
+        link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
+        self._forget(link, error.message, final=True)
+
+    def _forget(self, link: Link, reason: str, *, failed: bool = True, final: bool = False) -> None:
         was_ready, connected = link.state is LinkState.READY, link.state is LinkState.HANDSHAKE
         link.state = LinkState.CLOSED
         self._links.pop(link.id, None)
         if self._by_lane.get((link.node, link.lane)) is link:
             del self._by_lane[link.node, link.lane]
         if failed:
-            if not was_ready:
+            if not was_ready and not final:
                 reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by)
+            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
             health = self.health(link.address)
             health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
@@ -438,9 +440,8 @@ class Links:
             if self.config.uses_sasl and not link.plain:
                 await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
-            self.health(link.address).last_error = str(error)
-            link.ready.fail(error)
-            self.fail(link, str(error))
+            self._commands.append(CloseLink(link.id))
+            self._refuse(link, error)
         except KafkaError as error:
             self.fail(link, str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits for the connection is told, whatever it is

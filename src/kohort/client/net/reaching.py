@@ -53,7 +53,9 @@ class Reaching:
     def __init__(self, runtime: Runtime) -> None:
         self._sparingly = Sparingly(runtime)
 
-    def failed(self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None) -> None:
+    def failed(
+        self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False
+    ) -> None:
         """A connection could not be made, or has ended.
 
         Args:
@@ -61,12 +63,14 @@ class Reaching:
             reason: why.
             stood: it had been made.
             named_by: the other address at which a broker answers, and says that one is at this.
+            final: trying again does not cure it: calls that need the connection fail.
         """
         if stood:
             log.info("the connection to %s ended: %s", address, reason)
         elif self._sparingly.due(address):
             named = "" if named_by is None else f", named by {named_by}"
-            log.warning("no connection to %s%s: %s; it is tried again", address, named, reason)
+            then = "calls that need it fail" if final else "it is tried again"
+            log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
 
     def reached(self, address: Hashable) -> None:
         """A connection stands."""

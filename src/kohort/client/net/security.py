@@ -27,6 +27,16 @@ class SaslError(NotAuthorizedError):
         super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
 
 
+class TlsError(NotAuthorizedError):
+    """The two sides can't agree on TLS, or the broker's certificate does not hold. Not retried.
+
+    Kafka has no code for that; Java's clients raise an AuthenticationException for both.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
+
+
 class SaslMechanism(ABC):
     """One side of a SASL exchange: `start` gives the first token, `next` takes an answer and gives the next or None.
 

@@ -17,21 +17,22 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import Channel, connect, describe
+from kohort.client.net.channel import Channel, alert, connect, describe, tls_error
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
 from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
-from kohort.client.net.security import SaslMechanism, fetched_mechanism, tls_context
+from kohort.client.net.security import SaslMechanism, TlsError, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.processes import told_name
 
 T = TypeVar("T")
+C = TypeVar("C")
 log = logging.getLogger("kohort.client")
 _JOIN_S, _JOIN_LEAST_S = 5.0, 0.1
 """How long a close waits for the client's thread to end, which a callback of the application may hold up; however
 little is left."""
-Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | str | None]
+Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | TlsError | str | None]
 """A link, its socket, and its SASL exchange; or no socket, and why not."""
 
 
@@ -62,7 +63,16 @@ class ThreadClient:
         self._closed = False
         self._failure: Exception | None = None
         self._calls: dict[Future[Any], Steppable] = {}
+        self._guard: weakref.finalize[..., Any] | None = None
         _OF_THIS_PROCESS.add(self)
+
+    def guard(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
+        """Call `abandon` when the owner is collected, or the interpreter ends, before the client is closed.
+
+        Until then `abandon` keeps client and core. A core may know its owner (by the frames of an error that it keeps),
+        so that the two would stay for ever if a close did not end this.
+        """
+        self._guard = weakref.finalize(owner, abandon, self, core)
 
     def call(self, coro: Work[T], timeout_s: float | None = None) -> T:
         """Run a coroutine of the core and wait for its value.
@@ -155,6 +165,7 @@ class ThreadClient:
             if self._closed:
                 return
             self._closed = True
+            self._unguard()
             self.cluster.close()
             io, self._io = self._io, None
             if io is not None:
@@ -203,6 +214,7 @@ class ThreadClient:
         if failure is not None:
             log.error("the client ended by a fault", exc_info=failure)
             self._failure, self._closed = failure, True
+            self._unguard()
             self.cluster.close()
         for future, task in list(self._calls.items()):
             try:
@@ -212,6 +224,10 @@ class ThreadClient:
                     future.set_exception(error)
             task.cancel()
         self._changed.notify_all()
+
+    def _unguard(self) -> None:
+        if self._guard is not None:
+            self._guard.detach()
 
     def _cancel(self, task: Steppable) -> None:
         with self.lock:
@@ -386,7 +402,8 @@ class _IoThread:
         try:
             sock = connect(command.address, config, None if command.plain else self._tls)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
-            arrived = (link, None, describe(error))
+            tls = None if command.plain or self._tls is None else tls_error(error, command.address, config)
+            arrived = (link, None, tls or describe(error))
         else:
             arrived = (link, sock, fetched_mechanism(config))
         with self._lock:
@@ -400,7 +417,7 @@ class _IoThread:
         while self._arrived:
             link, sock, told = self._arrived.popleft()
             if sock is None:
-                self._cluster.links.closed(link, str(told))
+                self._cluster.links.closed(link, told if isinstance(told, TlsError) else str(told))
                 continue
             channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
@@ -420,10 +437,11 @@ class _IoThread:
                     with self._lock:
                         self._cluster.links.received(channel.link, frame)
         except (OSError, KafkaError) as error:
+            reason = error if isinstance(error, TlsError) else alert(error) or describe(error)
             with self._lock:
-                self._lost(channel, describe(error))
+                self._lost(channel, reason)
 
-    def _lost(self, channel: Channel, reason: str) -> None:
+    def _lost(self, channel: Channel, reason: TlsError | str) -> None:
         self._drop(channel)
         self._cluster.links.closed(channel.link, reason)
 
