@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable
 from enum import IntEnum
@@ -17,6 +18,16 @@ NO_TOPIC_ID: TopicId = uuid.UUID(int=0)
 """What stands for "no topic id" on the wire."""
 NO_POSITION: Offset = -1
 """What stands for "no offset" where a push consumer is started that finds it itself."""
+
+
+TOPIC_NAME_RULE = "1 to 249 of letters, digits, '.', '_' and '-'"
+"""Kafka's rule for names of topics, for error texts."""
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def topic_name_allowed(name: str) -> bool:
+    """Whether a topic may have this name."""
+    return name not in (".", "..") and _TOPIC_NAME.fullmatch(name) is not None
 
 
 class TopicPartition(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import msgspec
 
 from kohort.config import from_properties, parse_value, settings
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
+from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
 from kohort.log.config import LogConfig, StoreLimits, check_together
 
@@ -23,8 +23,6 @@ L = TypeVar("L")
 
 FILE = "topics.json"
 _VERSION = 1
-_NAME_MAX = 249
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +116,9 @@ class Names:
 
     def check(self, name: str) -> None:
         """Kafka's rules for names of new topics. Raises InvalidInputError."""
-        if not name or len(name) > _NAME_MAX or name in (".", "..") or not _NAME.fullmatch(name):
+        if not topic_name_allowed(name):
             raise InvalidInputError(
-                f"topic name {name[:300]!r} is not allowed: 1 to {_NAME_MAX} of letters, digits, '.', '_' and '-'",
+                f"topic name {name[:300]!r} is not allowed: {TOPIC_NAME_RULE}",
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
             )
         other = self._by_metric.get(_metric_name(name))

@@ -24,6 +24,7 @@ from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
+from kohort.client.net.presence import MissingTopics, check_topic_names
 from kohort.client.offset_values import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
 from kohort.client.settings import ConsumerConfig
 from kohort.columns.decoded import Decoded
@@ -69,6 +70,7 @@ class ConsumerCore:
         self._woken = False
         self._closed = False
         self._closing = Closing(cluster.runtime)
+        self._missing = MissingTopics(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
@@ -80,7 +82,7 @@ class ConsumerCore:
         """Join the group for these topics.
 
         Raises:
-            InvalidInputError: no group id, or partitions were assigned by hand.
+            InvalidInputError: no group id, partitions were assigned by hand, or no topic can have such a name.
         """
         if self.config.group_id is None:
             raise InvalidInputError(
@@ -89,6 +91,7 @@ class ConsumerCore:
         if self._manual:
             raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
         subscription = Subscription(tuple(topics), pattern)
+        check_topic_names(subscription.topics)
         self.listener = RebalanceListener() if listener is None else listener
         if self.membership is None:
             self.membership = join_group(self.cluster, self.config, changed=self._changed)
@@ -99,11 +102,12 @@ class ConsumerCore:
         """Read these partitions, without the group's say.
 
         Raises:
-            InvalidInputError: a subscription exists.
+            InvalidInputError: a subscription exists, or no topic can have such a name.
         """
         if self.membership is not None:
             raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
         wanted = list(partitions)
+        check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
         self.partitions.set(wanted)
         self.partitions.note_ids(self.cluster.metadata.topic_id)
@@ -185,6 +189,7 @@ class ConsumerCore:
 
     def _follow_metadata(self, metadata: Metadata) -> None:
         """A topic that was deleted and made again is another one: no position of the old one holds in it."""
+        self._missing.look(metadata, self.subscription(), self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:

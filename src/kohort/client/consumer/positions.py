@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise, Task
-from kohort.client.offset_requests import EARLIEST, LATEST, committed_offsets, list_offsets
+from kohort.client.offset_requests import EARLIEST, LATEST, committed_offsets, gather, list_offsets
 from kohort.client.settings import ConsumerConfig, duration_ms
-from kohort.errors import KafkaError, OffsetError, RetriableError
+from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
@@ -127,7 +128,7 @@ class PositionFinder:
                 wait = self._cluster.links.backoff_ms(
                     failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
                 )
-                await self._cluster.runtime.sleep(wait)
+                await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue
             except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
                 self._error = fault("positions", error)
@@ -169,8 +170,23 @@ class PositionFinder:
         if not wanted:
             return False
         self._asked = {part: self._partitions.of(part).position_version for part in wanted}
+        by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+        for part, policy in wanted.items():
+            by_leader[self._cluster.metadata.leader(part)][part] = self._time_of(policy)
+        leaderless = by_leader.pop(-1, {})
+        await gather([self._cluster.runtime.spawn(self._reset_at(times), "positions") for times in by_leader.values()])
+        if leaderless:  # they may not be there at all: the others do not wait for them
+            self._cluster.request_metadata()
+            for part in leaderless:
+                info = self._cluster.metadata.topics.get(part.topic)
+                if info is not None and info.error and not info.error.retriable:
+                    raise error_for(info.error, f"topic {part.topic!r}: {info.error.text}")
+            raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {', '.join(map(str, leaderless))} is known")
+        return True
+
+    async def _reset_at(self, times: Mapping[TopicPartition, int]) -> None:
+        """Find positions of one leader's partitions."""
         committed_only = self._config.isolation_level == "read_committed"
-        times = {part: self._time_of(policy) for part, policy in wanted.items()}
         found = await list_offsets(self._cluster, times, read_committed=committed_only)
         late = {part: LATEST for part, value in found.items() if value.offset < 0}
         if late:
@@ -180,7 +196,6 @@ class PositionFinder:
                 self._partitions.place(part, Position(value.offset))
         self._changed()
         self._found()
-        return True
 
     def _time_of(self, policy: str | int) -> int:
         if isinstance(policy, int):

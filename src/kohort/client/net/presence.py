@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.metadata import TopicInfo
-from kohort.errors import ErrorCode, error_for
+from kohort.client.net.metadata import Metadata, TopicInfo
+from kohort.client.net.notices import Sparingly
+from kohort.client.net.runtime import Runtime
+from kohort.errors import ErrorCode, InvalidInputError, error_for
+from kohort.ids import TOPIC_NAME_RULE, TopicPartition, topic_name_allowed
+
+log = logging.getLogger("kohort.client")
 
 ASKED = 3
 """How often a topic that no broker knows is asked for: a new one is known to one broker after the other, and each
@@ -44,3 +50,41 @@ async def present_topics(
         if len(found) == len(wanted):
             break
     return found
+
+
+def check_topic_names(topics: Iterable[str]) -> None:
+    """Refuse names that no topic can have.
+
+    Raises:
+        InvalidInputError: INVALID_TOPIC_EXCEPTION, with the name and the rule.
+    """
+    for topic in topics:
+        if not topic_name_allowed(topic):
+            raise InvalidInputError(
+                f"topic name {topic[:300]!r} is not allowed: {TOPIC_NAME_RULE}", ErrorCode.INVALID_TOPIC_EXCEPTION
+            )
+
+
+class MissingTopics:
+    """Warns of topics and partitions that are to be read and are not there: at once, and then sparingly."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._sparingly = Sparingly(runtime)
+
+    def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
+        """Compare what is to be read with what the brokers said last."""
+        topics = {*subscribed, *(partition.topic for partition in partitions)}
+        known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}
+        for topic, info in known.items():
+            if not info.error or info.partitions:
+                if self._sparingly.over(topic):
+                    log.info("topic %r is there now", topic)
+            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._sparingly.due(topic):
+                why = "is not there" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
+                log.warning("topic %r %s: nothing is read of it, and it is looked for again", topic, why)
+        for partition in partitions:
+            count = len(known[partition.topic].partitions) if partition.topic in known else 0
+            if not count or partition.partition in known[partition.topic].partitions:
+                self._sparingly.over(partition)
+            elif self._sparingly.due(partition):
+                log.warning("%s is not there: topic %r has %d partitions", partition, partition.topic, count)
