@@ -9,7 +9,7 @@ import pytest
 from kohort.client.admin.groups import list_groups
 from kohort.client.net.cluster import ANY, Coordinator, Node
 from kohort.client.net.targets import TRANSACTION
-from kohort.errors import KafkaError, TimedOutError
+from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from kohort.wire import framing
 from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
@@ -57,6 +57,12 @@ class Apart(VirtualCluster):
         return ApiVersionsResponse(api_keys=_ranges(keys), coordinator_id=IDS[port])
 
     def _find(self, message: Any, version: int) -> Any:
+        at_coordinator = self.port(self.requests[-1].link) != BROKER
+        if message.key_type == TRANSACTION and at_coordinator:
+            entry = FindCoordinatorResponse.Coordinator(
+                key=message.coordinator_keys[0], node_id=-1, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE
+            )
+            return FindCoordinatorResponse(coordinators=[entry])
         port = BROKER if message.key_type == TRANSACTION else self.owner
         entry = FindCoordinatorResponse.Coordinator(
             key=message.coordinator_keys[0], node_id=IDS[port], host="127.0.0.1", port=port
@@ -96,6 +102,12 @@ def test_groups_are_asked_for_at_coordinators_also_when_the_brokers_are_known() 
 def test_transactional_ids_are_asked_for_at_brokers() -> None:
     world = Apart(topics={"a": 1})
     world.call(world.cluster.describe_topics(["a"]))
+    assert world.call(world.cluster.coordinator(Coordinator("t", TRANSACTION))) == IDS[BROKER]
+    assert world.ports("FindCoordinator") == [BROKER]
+
+
+def test_transactional_ids_are_asked_for_at_brokers_before_anything_else_is_known() -> None:
+    world = Apart()
     assert world.call(world.cluster.coordinator(Coordinator("t", TRANSACTION))) == IDS[BROKER]
     assert world.ports("FindCoordinator") == [BROKER]
 

@@ -10,14 +10,14 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kohort import Admin, AsyncConsumer, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError, KafkaError
 from tests.cluster.running import CoordinatorProcess
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import KOHORT
@@ -62,6 +62,83 @@ def place(apache_kafka: ApacheKafka) -> Place:
 def one(place: Place) -> Iterator[CoordinatorProcess]:
     with place.start() as process:
         yield process
+
+
+def first_transaction(place: Place, address: str) -> None:
+    with Producer(address, transactional_id=f"{place.group}-tx") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(place.topic, b"0", partition=0)
+        producer.commit_transaction()
+
+
+def first_idempotent_record(place: Place, address: str) -> None:
+    with Producer(address) as producer:
+        producer.send(place.topic, b"0").result()
+
+
+def first_look_at_a_transaction(place: Place, address: str) -> None:
+    with Admin(address) as admin:
+        assert list(admin.describe_transactions(["nobody"])) == ["nobody"]
+
+
+def first_fence(place: Place, address: str) -> None:
+    with Admin(address) as admin:
+        assert admin.fence_producers([f"{place.group}-fenced"]).all()
+
+
+def first_topic(place: Place, address: str) -> None:
+    with Admin(address) as admin:
+        admin.create_topics([NewTopic(f"{place.topic}-first", 1)]).all()
+
+
+def first_look_at_offsets(place: Place, address: str) -> None:
+    with Consumer(address) as consumer:
+        assert consumer.end_offsets([TopicPartition(place.topic, 0)])
+
+
+def first_commit(place: Place, address: str) -> None:
+    with Consumer(address, group_id=f"{place.group}-first") as consumer:
+        consumer.commit({TopicPartition(place.topic, 0): 1})
+        assert consumer.committed([TopicPartition(place.topic, 0)])
+
+
+FIRST: list[Callable[[Place, str], None]] = [
+    first_transaction,
+    first_idempotent_record,
+    first_look_at_a_transaction,
+    first_fence,
+    first_topic,
+    first_look_at_offsets,
+    first_commit,
+]
+"""First requests of a new client at a coordinator's address, with nothing known of brokers."""
+
+
+@pytest.mark.parametrize("ask", FIRST)
+def test_first_request_at_a_coordinators_address_gets_its_answer(
+    place: Place, one: CoordinatorProcess, ask: Callable[[Place, str], None]
+) -> None:
+    place.produce(1)
+    ask(place, one.address)
+
+
+def test_offsets_of_a_group_at_coordinators_are_refused_by_its_bare_name(place: Place, one: CoordinatorProcess) -> None:
+    place.produce(4)
+    with (
+        Consumer(one.address, group_id=place.group, auto_offset_reset="earliest") as consumer,
+        Producer(place.kafka.bootstrap_servers, transactional_id=f"{place.group}-copier") as producer,
+    ):
+        consumer.subscribe([place.topic])
+        until(lambda: bool(consumer.poll(300)), "the group reads", 60)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(place.topic, b"9", partition=0).result()
+        with pytest.raises(InvalidInputError, match="at kohort's coordinators: give consumer.group_metadata"):
+            producer.send_offsets_to_transaction(consumer.positions(), place.group)
+        producer.abort_transaction()
+    with Admin(place.kafka.bootstrap_servers) as admin:
+        assert admin.list_consumer_group_offsets(place.group) == {}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -37,7 +37,7 @@ from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.notices import FailureLog
 from kohort.client.net.reaching import unreachable
 from kohort.client.net.runtime import Promise, Runtime, Task
-from kohort.client.net.security import sasl_mechanism
+from kohort.client.net.security import TlsError, sasl_mechanism
 from kohort.client.net.targets import (
     ANY,
     ANY_COORDINATOR,
@@ -82,8 +82,6 @@ __all__ = [
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
-
-
 _NAMELESS_TOPICS_SINCE = 12
 """Metadata from here on may name topics by their ids alone."""
 
@@ -153,7 +151,8 @@ class Cluster:
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         wanted = message if isinstance(message, Between) else Between(message)
         link = await self._link(to, lane, limit)
-        if link.coordinator_id >= 0 and isinstance(to, AnyNode) and wanted.message.API_KEY not in link.versions:
+        elsewhere = isinstance(to, AnyNode) and (to.serves_itself or wanted.message.API_KEY not in link.versions)
+        if link.coordinator_id >= 0 and elsewhere:
             link = await self._broker_link(lane, limit)
         body, version = fitting(link, wanted)
         if leaving is not None:
@@ -388,10 +387,15 @@ class Cluster:
 
     async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> Link:
         deadline = self.runtime.now_ms + limit
+        refused: set[Address] = set()
         while True:
             node, address = self._pick(to)
             try:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
+            except TlsError:
+                refused.add(address)
+                if refused >= {other for _, other in self._nodes(to)}:  # others' certificates may hold
+                    raise
             except TimedOutError:
                 self.links.note_silence(address)
                 raise

@@ -12,13 +12,14 @@ Which it is, the first connection tells (`Links.apart`): it is known before anyt
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from kohort.client.net.links import Address, Links
-from kohort.client.net.metadata import Broker
+from kohort.client.net.metadata import Broker, Metadata
 from kohort.client.net.runtime import Runtime, Task
-from kohort.client.net.targets import ANY, ANY_COORDINATOR, GROUP, Coordinator, Target
+from kohort.client.net.targets import ANY, ANY_BROKER, ANY_COORDINATOR, GROUP, Coordinator, Target
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
 from kohort.wire.coordinators import DescribeCoordinatorsRequest
@@ -60,12 +61,18 @@ class Patience:
             self.ms = min(2 * self.ms, PATIENCE_MAX_MS)
 
 
+def is_apart(group: str, cluster_id: str | None) -> bool:
+    """Whether a client of this process has a group of this cluster at coordinators that are apart from its brokers."""
+    return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
+
+
 class Asking(Protocol):
     """What is needed of the cluster."""
 
     config: ConnectionConfig
     runtime: Runtime
     links: Links
+    metadata: Metadata
 
     async def send(self, message: Request[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
 
@@ -86,6 +93,12 @@ class Coordinators:
         self._found: dict[Coordinator, int] = {}
         self._nodes: dict[int, Broker] = {}
         self._lookups: dict[Coordinator, Task[int]] = {}
+        _OF_THIS_PROCESS.add(self)
+
+    def has_apart(self, group: str, cluster_id: str | None) -> bool:
+        """Whether a group of this cluster was found at a coordinator that is apart from its brokers."""
+        known = self._cluster.links.apart and Coordinator(group, GROUP) in self._found
+        return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
     def node(self, node_id: int) -> Broker | None:
         """Where a node is that coordinates something."""
@@ -150,7 +163,10 @@ class Coordinators:
         if links.apart and to.kind == GROUP:
             answer = await send(request, ANY_COORDINATOR, timeout_ms=ASKED_MS)
         else:
-            answer = await send(request, ANY, timeout_ms=min(ASKED_MS, self._cluster.config.request_timeout_ms))
+            to_ask = ANY if to.kind == GROUP else ANY_BROKER
+            answer = await send(request, to_ask, timeout_ms=min(ASKED_MS, self._cluster.config.request_timeout_ms))
+            if links.apart and to.kind == GROUP:  # the first connection has just told it
+                return await self._look_up(to)
         found = answer.coordinators[0] if answer.coordinators else answer
         if found.error_code:
             text = found.error_message or f"no coordinator of {to.key!r}"
@@ -176,3 +192,6 @@ class Coordinators:
             await self.list()
         except KafkaError:
             return
+
+
+_OF_THIS_PROCESS: weakref.WeakSet[Coordinators] = weakref.WeakSet()

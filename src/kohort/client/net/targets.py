@@ -15,7 +15,13 @@ R = TypeVar("R", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class AnyNode:
-    """Whichever broker is connected and least busy; use the constant `ANY`."""
+    """Whichever broker is connected and least busy; use the constants `ANY` and `ANY_BROKER`.
+
+    Attributes:
+        serves_itself: no coordinator that is apart from the brokers, even if it serves the request for groups.
+    """
+
+    serves_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Coordinator:
 
 
 Target = AnyNode | AnyCoordinator | Node | Controller | Leader | Coordinator
-ANY = AnyNode()
+ANY, ANY_BROKER = AnyNode(), AnyNode(serves_itself=True)
 ANY_COORDINATOR = AnyCoordinator()
 CONTROLLER = Controller()
 GROUP, TRANSACTION = 0, 1
