@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
@@ -279,6 +281,18 @@ def unfinished(brokers: Brokers, views: dict[TopicPartition, list[View]], record
         return "the end of a transaction is not written"
     waiting = next((record for record in records if not record.done), None)
     return None if waiting is None else f"{waiting.partition}: nothing was told of {waiting.value}"
+
+
+def from_callback(world: World, check: Callable[[], None]) -> None:
+    """Check within a callback of the client, which logs what callbacks raise: a violation ends the run right after."""
+
+    def raise_it(violated: ViolatedError) -> None:
+        raise violated
+
+    try:
+        check()
+    except ViolatedError as violated:
+        world.after(0, partial(raise_it, violated))
 
 
 CHECKERS: tuple[type[ClientChecker], ...] = (

@@ -24,6 +24,8 @@ TROUBLE = {
     "cut_off": 6,
 }
 EVERY_MS = (300, 1_000, 3_000)
+DEAFENED = 0.3
+"""So often an application hears nothing for a while, and what it sends arrives."""
 SHORTEST_MS, LONGEST_MS = 4_000, 20_000
 
 
@@ -48,6 +50,10 @@ def client_plan(seed: int) -> Plan:
     while (at_ms := at_ms + chance.expovariate(1 / every_ms)) < heal_ms:
         what = chance.choices(list(TROUBLE), list(TROUBLE.values()))[0]
         add(at_ms, what, **details_of(what, chance, readers, writers, partitions))
+    deaf = Chance(f"{seed}/deaf")
+    if deaf.likely(DEAFENED):
+        name = deaf.choice([*readers, *writers])
+        add(1_000 + deaf.upto(heal_ms - 2_000), "deafen", name=name, duration_ms=deaf.choice((1_000, 5_000, 9_000)))
     steps.sort(key=lambda step: (step.at_ms, step.number))
     return Plan(seed, GroupConfig(), {TOPIC: partitions}, (), tuple(steps), heal_ms)
 
@@ -100,3 +106,12 @@ def given_up_while_others_wait(seed: int) -> Plan:
         Step(2, 3_000 + 50 * (seed % 40), "move", {"partition": 0, "away_ms": 12_000}),
     )
     return Plan(seed, GroupConfig(), {TOPIC: 2}, (), steps, 20_000)
+
+
+def answers_that_never_come(seed: int) -> Plan:
+    """What an application writes arrives, and it hears nothing for longer than its batches are kept."""
+    steps = (
+        Step(0, 0, "write", {"name": "w0", "transactional": False}),
+        Step(1, 2_000 + 50 * (seed % 40), "deafen", {"name": "w0", "duration_ms": 12_000}),
+    )
+    return Plan(seed, GroupConfig(), {TOPIC: 2}, (), steps, 18_000)

@@ -16,7 +16,7 @@ from kohort.columns import decode
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from simulation.clients.broker import NODES, Brokers
-from simulation.clients.checkers import ClientChecker
+from simulation.clients.checkers import ClientChecker, from_callback
 from simulation.clients.views import COMMITTED, EARLIEST, LATEST, View
 from simulation.remote.kafka import FIRST_PORT, HOST
 from simulation.remote.kafka_client import KafkaClient
@@ -213,7 +213,7 @@ class ReadingApplication:
         def told(committed: Any, error: KafkaError | None) -> None:
             if error is None:
                 for checker in self.checkers:
-                    checker.on_acknowledged(self.reader, list(committed), number)
+                    from_callback(self.world, partial(checker.on_acknowledged, self.reader, list(committed), number))
 
         self.world.tell(f"{self.reader}: commit {number}: { ({str(p): v.offset for p, v in offsets.items()}) }")
         self._core.commit_async(offsets, told)

@@ -101,6 +101,7 @@ class ClientRun:
         self.world.tell("all faults end")
         self.brokers.network.weather = Weather()
         self.brokers.network.cut_off.clear()
+        self.brokers.network.deaf.clear()
         self.brokers.heal()
         for application in self._applications():
             application.heal()
@@ -190,6 +191,12 @@ class ClientRun:
 
     def do_cut_off(self, name: str, duration_ms: int) -> None:
         """Nothing passes between an application and the brokers."""
+        self.brokers.network.cut_off[self._client_of(name)] = self.world.now_ms + duration_ms
+
+    def do_deafen(self, name: str, duration_ms: int) -> None:
+        """An application's requests arrive, and it hears nothing."""
+        self.brokers.network.deaf[self._client_of(name)] = self.world.now_ms + duration_ms
+
+    def _client_of(self, name: str) -> str:
         application = self.readers.get(name) or self.writers.get(name)
-        client = getattr(application, "reader", getattr(application, "writer", ""))
-        self.brokers.network.cut_off[client] = self.world.now_ms + duration_ms
+        return str(getattr(application, "reader", getattr(application, "writer", "")))

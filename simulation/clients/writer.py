@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kohort.client.net.runtime import Work
@@ -13,7 +14,7 @@ from kohort.client.producer.transactions import TxnState
 from kohort.errors import KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from simulation.clients.broker import TOPIC, Brokers
-from simulation.clients.checkers import ClientChecker, SentRecord
+from simulation.clients.checkers import ClientChecker, SentRecord, from_callback
 from simulation.clients.partition import Fate
 from simulation.clients.reader import GROUP, SERVERS, SETTINGS
 from simulation.remote.kafka_client import KafkaClient
@@ -162,7 +163,7 @@ class WritingApplication:
         def told(error: KafkaError | None, metadata: RecordMetadata | None) -> None:
             record.error, record.offset = error, None if metadata is None else metadata.offset
             for checker in self.checkers:
-                checker.on_told(record)
+                from_callback(self.world, partial(checker.on_told, record))
 
         try:
             self._core.send(TOPIC, record.value, None, partition.partition, WALL_START_MS + self.world.now_ms, (), told)

@@ -108,7 +108,7 @@ def test_what_a_listener_takes_is_not_taken_from_the_leave() -> None:
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 300, 2_000])
-def test_a_producers_close_takes_no_longer_than_it_may(timeout_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producers_close_takes_no_longer_than_it_may(timeout_ms: float) -> None:
     """Records that no one takes, and a transaction whose end no one answers."""
     world = VirtualCluster(topics={"a": 1})
     config = producer_config("127.0.0.1:9092", {"transactional_id": "t"})
@@ -118,11 +118,7 @@ def test_a_producers_close_takes_no_longer_than_it_may(timeout_ms: float, monkey
     world.handlers["AddPartitionsToTxn"] = lambda message, version: added
     for name in ("Produce", "EndTxn"):
         world.handlers[name] = lambda message, version: PARK
-    for module in ("accumulator", "core", "sender"):
-        monkeypatch.setattr(
-            f"kohort.client.producer.{module}.monotonic_ms", lambda: world.runtime.now_ms, raising=False
-        )
-    core = ProducerCore(world.cluster, config, lambda step: step())
+    core = ProducerCore(world.cluster, config, lambda step: step(), clock_ms=lambda: world.runtime.now_ms)
     world.call(core.init_transactions())
     world.call(core.begin_transaction())
     world.call(core.partitions_for("a"))

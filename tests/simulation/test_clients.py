@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from simulation.clients.checkers import CHECKERS, ClientChecker, CommitChecker
 from simulation.clients.mutants import CLIENT_MUTANTS, ClientMutant, CommitsOvertake
-from simulation.clients.plan import client_plan, given_up_while_others_wait
+from simulation.clients.plan import answers_that_never_come, client_plan, given_up_while_others_wait
 from simulation.clients.run import ClientRun
 from simulation.plan import Plan
 from simulation.run import Result
@@ -32,7 +32,7 @@ SEEN_AT = {
 """The seeds that showed them: looked at first, then all the others."""
 SHOWN_BY: dict[str, Callable[[int], Plan]] = {
     "NumbersAnewWhileSending": given_up_while_others_wait,
-    "SaysNotDelivered": given_up_while_others_wait,
+    "SaysNotDelivered": answers_that_never_come,
 }
 """The kind of plan that shows those which few seeds show."""
 

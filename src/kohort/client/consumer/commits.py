@@ -18,7 +18,14 @@ from kohort.client.net.runtime import Promise, Task
 from kohort.client.offset_requests import GroupIdentity, commit_offsets, known_ids
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
+from kohort.errors import (
+    CommitFailedError,
+    ErrorCode,
+    InvalidInputError,
+    KafkaError,
+    RetriableError,
+    TimedOutError,
+)
 from kohort.ids import TopicPartition
 
 log = logging.getLogger("kohort.client")
@@ -148,8 +155,11 @@ class Commits:
 def tell(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
     """Call the application back. What it raises is logged: it must not end the client's thread."""
     error = done.error
+    told = fault("commit", error) if isinstance(error, Exception) else None
+    if error is not None and told is None:
+        told = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
     try:
-        callback(offsets, fault("commit", error) if isinstance(error, Exception) else None)
+        callback(offsets, told)
     except Exception:
         log.exception("a commit callback failed")
 
