@@ -18,12 +18,12 @@ from kohort.client.consumer.records import Records, to_batch
 from kohort.client.consumer.steering import Steering
 from kohort.client.lookups import Lookups
 from kohort.client.net.faces import blocking
-from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.net.thread_driver import ThreadClient, for_application
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.config import documented
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -238,6 +238,8 @@ class Consumer(Lookups, Steering):
         self._enter()
         try:
             return self._carry_out(script)
+        except KafkaError as error:
+            raise for_application(error)  # noqa: B904 - a copy of it
         finally:
             self._leave()
 

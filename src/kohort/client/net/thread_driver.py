@@ -87,6 +87,8 @@ class ThreadClient:
         future = self.submit(coro)
         try:
             return future.result(timeout_s)
+        except KafkaError as error:
+            raise for_application(error)  # noqa: B904 - a copy of it
         except BaseException:
             future.cancel()
             raise
@@ -262,6 +264,18 @@ def _transfer(promise: Promise[T], future: Future[T]) -> None:
         future.set_exception(promise.error)
 
 
+def for_application(error: KafkaError) -> KafkaError:
+    """A copy of an error that the core may keep.
+
+    A traceback holds the frames of all callers, and so the application's consumer: one that nobody closed would stay.
+    """
+    told = type(error).__new__(type(error))
+    told.args, told.__cause__, told.__suppress_context__ = error.args, error.__cause__, True
+    told.__dict__.update(error.__dict__)
+    error.__traceback__ = None
+    return told
+
+
 def _close_arrived(arrived: Arrived) -> None:
     """A connection that came up after the client was closed."""
     _, sock, _ = arrived
@@ -273,7 +287,7 @@ class _IoThread:
     """The thread, its selector and its sockets."""
 
     def __init__(self, client: ThreadClient, tls: ssl.SSLContext | None) -> None:
-        self._client = weakref.ref(client)
+        self._client = weakref.ref(client, self._collected)
         self._lock = client.lock
         self._cluster = client.cluster
         self._changed = client._changed
@@ -298,6 +312,11 @@ class _IoThread:
             return
         self._awake = True
         with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b"\0")
+
+    def _collected(self, _: object) -> None:
+        """Nobody has the client any more: have the thread see it now. No lock: a garbage collection calls this."""
+        with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
     def send_now(self) -> bool:
