@@ -109,7 +109,7 @@ def given_up_while_others_wait(seed: int) -> Plan:
 
 
 def answers_that_never_come(seed: int) -> Plan:
-    """What an application writes arrives, and it hears nothing for longer than its batches are kept."""
+    """An application that hears nothing for longer than its batches are kept, while what it writes arrives."""
     steps = (
         Step(0, 0, "write", {"name": "w0", "transactional": False}),
         Step(1, 2_000 + 50 * (seed % 40), "deafen", {"name": "w0", "duration_ms": 12_000}),
