@@ -53,9 +53,7 @@ class ConsumerCore:
         self.membership: Membership | None = None
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
-        self.polls = 0
-        self.returned = 0
-        self.news = 0
+        self.polls = self.returned = self.news = 0
         self._options = DecodeOptions(
             columns=tuple(config.columns),
             read_committed=config.isolation_level == "read_committed",
@@ -64,8 +62,7 @@ class ConsumerCore:
         self.handing_out = HandingOut(self.partitions, config)
         self._seen = 0
         self._rebalances_seen = 0
-        self._rebalances_before = 0
-        self._lapses_before = 0
+        self._rebalances_before = self._lapses_before = 0
         self._manual = False
         self._woken = False
         self._closed = False
@@ -91,7 +88,6 @@ class ConsumerCore:
         if self._manual:
             raise InvalidInputError("partitions were assigned by hand: unsubscribe before subscribing")
         subscription = Subscription(tuple(topics), pattern)
-        check_topic_names(subscription.topics)
         self.listener = RebalanceListener() if listener is None else listener
         if self.membership is None:
             self.membership = join_group(self.cluster, self.config, changed=self._changed)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kohort.client.net.metadata import Metadata
+from kohort.client.net.presence import check_topic_names
 from kohort.errors import ErrorCode, InvalidInputError
 
 _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -28,6 +29,7 @@ class Subscription:
     def __post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
             raise InvalidInputError("subscribe to topics or to a pattern, one of both")
+        check_topic_names(self.topics)
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)

@@ -334,9 +334,8 @@ class Cluster:
     def close(self) -> None:
         """Close every connection and end the cluster's own tasks. The driver closes itself after that."""
         self.closed = True
-        for task in (self._refresh, self._upkeep):
-            if task is not None:
-                task.cancel()
+        for task in filter(None, (self._refresh, self._upkeep)):
+            task.cancel()
         self._coordinators.close()
         self.links.close()
 
@@ -386,8 +385,7 @@ class Cluster:
         return self.metadata.controller
 
     async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> Link:
-        deadline = self.runtime.now_ms + limit
-        refused: set[Address] = set()
+        deadline, refused = self.runtime.now_ms + limit, set[Address]()
         while True:
             node, address = self._pick(to)
             try:
@@ -422,8 +420,7 @@ class Cluster:
         return min(turned, key=lambda node: self.links.health(node[1]).retry_at_ms)
 
     def _soonest_ms(self, to: AnyNode | AnyCoordinator) -> float:
-        soonest = min(self.links.health(address).retry_at_ms for _, address in self._nodes(to))
-        return max(0.0, soonest - self.runtime.now_ms)
+        return max(0.0, min(self.links.health(at).retry_at_ms for _, at in self._nodes(to)) - self.runtime.now_ms)
 
     def _rebootstrap(self) -> None:
         """Forget the brokers: one's address is another's by now. The addresses given lead to the cluster. KIP-1242."""
@@ -446,8 +443,7 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
-        failures, patience = 0, Patience()
-        topics = self._wanted()
+        failures, patience, topics = 0, Patience(), self._wanted()
         while True:
             try:
                 return await self._ask_metadata(topics, patience)

@@ -12,6 +12,8 @@ Which it is, the first connection tells (`Links.apart`): it is known before anyt
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
@@ -21,12 +23,17 @@ from kohort.client.net.metadata import Broker, Metadata
 from kohort.client.net.runtime import Runtime, Task
 from kohort.client.net.targets import ANY, ANY_BROKER, ANY_COORDINATOR, GROUP, Coordinator, Target
 from kohort.client.settings import ConnectionConfig
-from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
+from kohort.wire.cluster import MetadataRequest
 from kohort.wire.coordinators import DescribeCoordinatorsRequest
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.message import Message, Request
 
 R = TypeVar("R", bound=Message)
+
+log = logging.getLogger("kohort.client")
+JOURNAL_TOPIC = "__kohort_groups"
+"""Where coordinators of kohort's over this cluster keep groups, unless they are set otherwise."""
 
 LIST_AGE_MS = 10_000
 """A look-up asks for the coordinators anew when they were named longer ago: so long one that is new is not known."""
@@ -64,6 +71,46 @@ class Patience:
 def is_apart(group: str, cluster_id: str | None) -> bool:
     """Whether a client of this process has a group of this cluster at coordinators that are apart from its brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
+
+
+def check_transactional(cluster: Asking) -> None:
+    """Refuse offsets within transactions where the group's coordinator is apart from the transaction's.
+
+    Raises:
+        KafkaError: UNSUPPORTED_VERSION.
+    """
+    if cluster.links.apart:
+        raise error_for(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "kohort's coordinators over a Kafka cluster take no offsets within transactions: commit them with the "
+            "consumer when the transaction is over (records may then be read again, never skipped), or keep the "
+            "group at Kafka's own coordinator",
+        )
+
+
+async def check_named(cluster: Asking, group: str, *, warned: set[str]) -> None:
+    """Refuse a group that is at coordinators of kohort's: the offsets would go to Kafka's own, where nobody looks.
+
+    Kafka takes the offsets of a group without members from anyone who names it; it asks a member for its place.
+
+    Args:
+        cluster: Where the offsets would go.
+        group: A bare name.
+        warned: Groups that need no warning any more.
+    """
+    why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
+    todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
+    if is_apart(group, cluster.metadata.cluster_id):
+        raise InvalidInputError(f"{why}, but the group is at kohort's coordinators: {todo}")
+    if group in warned:
+        return
+    warned.add(group)
+    request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=JOURNAL_TOPIC)])
+    request.allow_auto_topic_creation = False
+    with contextlib.suppress(KafkaError):
+        answer = await cluster.send(request, ANY)
+        if any(topic.partitions for topic in answer.topics):
+            log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
 
 
 class Asking(Protocol):

@@ -27,15 +27,13 @@ Two versions of the protocol, chosen by the cluster's finalized feature `transac
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from uuid import UUID
 
-from kohort.client.net.cluster import ANY, Between, Cluster, Coordinator
-from kohort.client.net.coordinators import is_apart
+from kohort.client.net.cluster import Between, Cluster, Coordinator
+from kohort.client.net.coordinators import check_named, check_transactional
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
@@ -55,7 +53,6 @@ from kohort.errors import (
     error_for,
 )
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataRequest
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -64,9 +61,6 @@ from kohort.wire.transactions import (
     TxnOffsetCommitRequest,
 )
 
-log = logging.getLogger("kohort.client")
-JOURNAL_TOPIC = "__kohort_groups"
-"""Where coordinators of kohort's over this cluster keep groups, unless they are set otherwise."""
 HIGHEST_ADD_PARTITIONS = 3
 """Later versions are the brokers' own."""
 HIGHEST_OFFSETS_BY_NAME = 5
@@ -88,7 +82,6 @@ _TIMED_OUT = (
     ErrorCode.TRANSACTION_ABORTABLE,
 )
 """Answers of coordinators and leaders when a transaction has timed out: the same as to a producer that was fenced."""
-_OVER = "transaction.timeout.ms is"
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
@@ -130,6 +123,7 @@ class Transactions:
         self._version = 1
         self._adder: Task[None] | None = None
         self._named: set[str] = set()
+        self._told: KafkaError | None = None
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
@@ -171,10 +165,10 @@ class Transactions:
             KafkaError: UNSUPPORTED_VERSION: the group's coordinator takes part in no transactions; this one stays open.
         """
         self._expect(TxnState.OPEN)
-        self._check_coordinators()
+        check_transactional(self._cluster)
         group_id = group if isinstance(group, str) else group.group_id
         if isinstance(group, str):
-            await self._check_named(group)
+            await check_named(self._cluster, group, warned=self._named)
         try:
             if self._version < 2:
                 await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
@@ -194,7 +188,7 @@ class Transactions:
         Where one is refused, the transaction can only be aborted.
         """
         self._expect(TxnState.OPEN)
-        self._check_coordinators()
+        check_transactional(self._cluster)
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
         try:
@@ -212,34 +206,6 @@ class Transactions:
             if why.code in _DEADLY or isinstance(why, RetriableError):
                 raise why
         return refused
-
-    def _check_coordinators(self) -> None:
-        if self._cluster.links.apart:
-            raise error_for(
-                ErrorCode.UNSUPPORTED_VERSION,
-                "kohort's coordinators over a Kafka cluster take no offsets within transactions: commit them with the "
-                "consumer when the transaction is over (records may then be read again, never skipped), or keep the "
-                "group at Kafka's own coordinator",
-            )
-
-    async def _check_named(self, group: str) -> None:
-        """Refuse a group that is at coordinators of kohort's: the offsets would go to Kafka's own, where nobody looks.
-
-        Kafka takes the offsets of a group without members from anyone who names it; it asks a member for its place.
-        """
-        why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
-        todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
-        if is_apart(group, self._cluster.metadata.cluster_id):
-            raise InvalidInputError(f"{why}, but the group is at kohort's coordinators: {todo}")
-        if group in self._named:
-            return
-        self._named.add(group)
-        request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=JOURNAL_TOPIC)])
-        request.allow_auto_topic_creation = False
-        with contextlib.suppress(KafkaError):
-            answer = await self._cluster.send(request, ANY)
-            if any(topic.partitions for topic in answer.topics):
-                log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
 
     async def _offsets_of(
         self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
@@ -329,11 +295,12 @@ class Transactions:
     def _explained(self, error: KafkaError) -> KafkaError:
         """Name the transaction's own timeout where it is over: the coordinator has fenced the producer for it."""
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
-        if error.code not in _TIMED_OUT or open_ms < limit_ms or _OVER in error.message:
+        if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._told:
             return error
-        why = f"the transaction was open for {open_ms:.0f} ms and {_OVER} {limit_ms}: the coordinator ended it"
-        told = type(error)(f"{why}, unless another producer took {self.id!r} over: {error.message}", error.code)
-        return told.with_traceback(error.__traceback__)
+        why = f"the transaction was open for {open_ms:.0f} ms and transaction.timeout.ms is {limit_ms}"
+        why += f": the coordinator ended it, unless another producer took {self.id!r} over"
+        self._told = type(error)(f"{why}: {error.message}", error.code).with_traceback(error.__traceback__)
+        return self._told
 
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
