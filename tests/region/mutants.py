@@ -215,6 +215,20 @@ def _marks_alone_count(folder: ParquetFolder) -> int:
     return folder._last_marked() if folder._is_owned() else 0
 
 
+def _counts_whatever_it_contributed(machine: Any, sequence: int, retired: int, *, counts: bool) -> bool:
+    del counts
+    return _COMPLETE(machine, sequence, retired, counts=True)
+
+
+def _waits_for_the_last_reset(plane: Plane, why: Any, cause: str, member: str = "", **kind: bool) -> None:
+    if resets._waits(plane):
+        plane.pending = None
+    _ASK(plane, why, cause, member, **kind)
+
+
+_ASK = resets.ask
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -259,6 +273,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a table that is left undone counts": _instead(Flow, "put_back", _puts_back_nothing),
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
     "a state that has a table that is left undone is saved": _instead(Flow, "put_back", _is_never_dirty),
+    "a reset to the beginning that waits is forgotten for another": _instead(resets, "ask", _waits_for_the_last_reset),
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(cuts, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
@@ -277,3 +292,10 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),
 }
+
+SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a contribution counts though the control plane says that it does not": _instead(
+        handlers, "complete", _counts_whatever_it_contributed
+    ),
+}
+"""Faults that need a history which the world hardly ever has; each has a test of its own."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.region.mutants import MUTANTS
+from kohort.region import messages as told
+from tests.region import test_member
+from tests.region.mutants import MUTANTS, SEEN_BY_A_TEST
 from tests.region.world.world import World
 
 SEEDS = 150
@@ -27,6 +29,13 @@ SEEN_AT = {
     "who leaves is not needed before the topic has a reset": 35,
 }
 """Looked at first."""
+TESTS = {
+    "a contribution counts though the control plane says that it does not": (
+        lambda: test_member.test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(
+            told.Completed(3, 8, 6, counts=False)
+        )
+    ),
+}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 25))
@@ -50,3 +59,10 @@ def test_each_planted_fault_is_seen(name: str) -> None:
             except Exception:  # noqa: BLE001 - a violation, or the machine's own assertion
                 return
     pytest.fail(f"{name}: not seen in {SEEDS} runs")
+
+
+@pytest.mark.parametrize("name", SEEN_BY_A_TEST)
+def test_each_planted_fault_that_the_world_hardly_meets_is_seen_by_a_test(name: str) -> None:
+    TESTS[name]()
+    with SEEN_BY_A_TEST[name](), pytest.raises((AssertionError, ValueError)):
+        TESTS[name]()

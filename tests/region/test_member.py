@@ -185,6 +185,20 @@ def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     assert driven.effects(happens.GoOn), "a new control plane does not know of the cut"
 
 
+@pytest.mark.parametrize("says", [told.Completed(3, 8, 6, counts=False), told.Welcome(4, 5, 8, ("m1",), counts=False)])
+def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says: told.Order) -> None:
+    """The control plane has completed the sequence without it: with another's of its name, say."""
+    driven = contributed(holds_back=True)
+    driven.do(happens.Revoked((P1,)))
+    driven.do(says)
+    assert driven.effects(happens.Retire) == [
+        happens.Retire(8, says.retired if isinstance(says, told.Completed) else 0, counts=False)
+    ]
+    assert {position.partition: position.offset for position in driven.machine.holds()} == {0: 70, 1: 71}
+    assert not driven.effects(happens.Release)
+    assert driven.machine.sequence == 8 and driven.stands(MemberState.RECORDS_FETCHED)
+
+
 def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven = reading(holds_back=True)
     driven.do(happens.Revoked((P1,)))

@@ -651,6 +651,19 @@ def test_who_leaves_and_alone_can_publish_in_its_sink_does_so_first() -> None:
     assert driven.orders(2, told.Stop) and driven.machine.plane.names() == ("m1",)
 
 
+def test_reset_to_the_initial_state_that_waits_outlives_the_resets_that_are_asked_for_meanwhile() -> None:
+    driven = two()
+    cut = _contributed(driven)
+    assert driven.stands(RegionState.COMMITTING)
+    driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    driven.say(2, told.AskReset("what is behind it has failed"))
+    driven.say(2, told.AskReset("partitions were revoked", forced=True))
+    driven.do(happens.CommitEnded(cut))
+    (manifest,) = [fact for fact in driven.facts if isinstance(fact, Manifest)]
+    assert manifest.empties and driven.stands(RegionState.RESETTING)
+    assert not driven.machine.plane.positions
+
+
 def test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published_to() -> None:
     driven = Driven(replace(KNOWN, places=("before", "s")))
     driven.join(1, "m1")

@@ -130,7 +130,10 @@ class Plane:
 
     def step(self, event: plane_events.Event) -> None:
         before, waits = self.machine.state, self._late_by_their_sinks_alone()
+        pending = self.machine.plane.pending
         effects = self.machine.step(event, self.clock.now_ms)
+        if pending is not None and pending.initial:
+            self._check_is_not_forgotten()
         if self.machine.state is not before:
             self.clock.tell(f"term {self.term}: {before.name} to {self.machine.state.name} by {type(event).__name__}")
             self.world.seen.add((before, self.machine.state))
@@ -157,6 +160,13 @@ class Plane:
         since_ms = [self.clients[member.connection].waits_since_ms for member in late]
         waits = all(since is not None and since < self.clock.now_ms - SAID_MS for since in since_ms)
         return [member.name for member in late] if waits else []
+
+    def _check_is_not_forgotten(self) -> None:
+        """A reset to the initial state that waits is carried out, whatever else is asked for meanwhile."""
+        plane = self.machine.plane
+        waits = plane.pending is not None and plane.pending.initial
+        if not waits and not plane.emptying and plane.state is not RegionState.STOPPED:
+            raise ViolatedError(f"the initial state was asked for, and the region is {plane.state.name} without it")
 
     def _check_all_are_back(self) -> None:
         """The region runs when everyone has gone back; who closes may have left before it was asked again."""
