@@ -79,7 +79,7 @@ def work_through(servers: str, name: str, sink: Sink, records: int) -> int:
                 consumer.submit(table.select(["value"]))
                 seen += table.num_rows
                 if seen >= records:
-                    break
+                    consumer.close()  # the loop ends when this table is in the output
         return consumer.sequence
 
 
