@@ -21,7 +21,8 @@ _CITED_SCENARIO = re.compile(r"\bscenarios?\s+(\d+)")
 _CITED_ISSUE = re.compile(r"\bKAFKA-\d+")
 _SOURCE = re.compile(r"(?<!class )\bSource:\s+((?:(?!\n\s*\n|\"\"\").)*)", re.DOTALL)
 KNOWN_SOURCES = re.compile(
-    r"KIP-\d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|proc_pid_stat\(5\)|\(\d{4}\)"
+    r"KIP-\d+|\bspec\s\d|\bscenario\s\d|KAFKA-\d+|RFC\s\d+|\bKafka('s)?\s|Spark, \"|Spark's\s|Java SE|"
+    r"proc_pid_stat\(5\)|\(\d{4}\)"
 )
 """What a reader can look up: a KIP, this page, an issue of Kafka's, a standard, other projects' documents, a paper's
 year."""

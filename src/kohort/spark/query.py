@@ -219,7 +219,9 @@ class Query:
         """Whether `minOffsetsPerTrigger` has so few records wait for more.
 
         As in Spark's own source, `maxTriggerDelay` counts from the last trigger that did not hold back, and a run's
-        first trigger does not. Source: KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
+        first trigger does not.
+
+        Source: Apache Spark's KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
         """
         least = self._options.min_offsets_per_trigger
         if least is None or self._targets is not None:
