@@ -151,6 +151,7 @@ def install() -> None:
         else:
             _wrap(wrapped, "option", _option)
             _wrap(wrapped, "outputMode", _mode)
+            _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
 
 
@@ -182,13 +183,33 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     told.is_kafka = isinstance(source, str) and source.lower() == KAFKA and CHANGES.covers(session)
     if not told.is_kafka:
         return original(end, source)
+    _register(session)
+    CHANGES.note(f'{type(end).__name__}.format("kafka") became format("kohort")')
+    return original(end, "kohort")
+
+
+def _register(session: Any) -> None:
     if session not in CHANGES.registered:
         from kohort.spark import register
 
         register(session)
         CHANGES.registered.add(session)
-    CHANGES.note(f'{type(end).__name__}.format("kafka") became format("kohort")')
-    return original(end, "kohort")
+
+
+def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
+    """Cover the session of each batch too: Spark hands over a clone of the query's session, in an object of its own."""
+    session = _session(end)
+    if not CHANGES.covers(session) or "connect" in type(end).__module__:
+        return original(end, function)
+    _register(session)
+
+    @functools.wraps(function)
+    def covered(batch: DataFrame, number: int) -> None:
+        CHANGES.sessions.add(batch.sparkSession)
+        CHANGES.registered.add(batch.sparkSession)
+        function(batch, number)
+
+    return original(end, covered)
 
 
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:
