@@ -23,6 +23,16 @@ LATE = "worker failed to connect back"
 
 def main(folder: Path, jars: str) -> None:
     """Run every read of `reads.json` by both formats."""
+    spark = session(jars)
+    outcomes: dict[str, Any] = {"options": options_of_sparks_source(spark), "reads": {}}
+    for number, (name, read) in enumerate(json.loads((folder / "reads.json").read_text()).items()):
+        outcomes["reads"][name] = {kind: surely(spark, kind, folder / f"{number}-{kind}", read) for kind in FORMATS}
+        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    spark.stop()
+
+
+def session(jars: str) -> SparkSession:
+    """A small session that has both sources."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", jars)
@@ -32,14 +42,11 @@ def main(folder: Path, jars: str) -> None:
         .config("spark.driver.memory", "768m")
         .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "1")
         .getOrCreate()
     )
     register(spark)
-    outcomes: dict[str, Any] = {"options": options_of_sparks_source(spark), "reads": {}}
-    for number, (name, read) in enumerate(json.loads((folder / "reads.json").read_text()).items()):
-        outcomes["reads"][name] = {kind: surely(spark, kind, folder / f"{number}-{kind}", read) for kind in FORMATS}
-        (folder / "outcomes.json").write_text(json.dumps(outcomes))
-    spark.stop()
+    return spark
 
 
 def surely(spark: SparkSession, kind: str, folder: Path, read: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ LONG = tuple(
         "cluster/test_group_door.py",
         "cluster/test_broker_zookeeper.py",
         "peers/test_tools_alike.py",
+        "spark/test_public_jobs.py",
         "spark/test_ports.py",
         "spark/test_topic_pattern.py",
         "spark/test_reasons.py",
