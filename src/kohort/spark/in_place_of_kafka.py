@@ -144,12 +144,14 @@ def install() -> None:
         _wrap(wrapped, "format", _format)
         if kind == "reader":
             _wrap(wrapped, "option", _option)
+            _wrap(wrapped, "options", _options)
             _wrap(wrapped, "load", _load)
         elif kind == "writer":
             _wrap(wrapped, "mode", _mode)
             _wrap(wrapped, "save", _save)
         else:
             _wrap(wrapped, "option", _option)
+            _wrap(wrapped, "options", _options)
             _wrap(wrapped, "outputMode", _mode)
             _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
@@ -215,6 +217,11 @@ def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[D
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:
     _told(end).options[key] = value
     return original(end, key, value)
+
+
+def _options(end: Any, original: Callable[..., Any], **options: Any) -> Any:
+    _told(end).options.update(options)
+    return original(end, **options)
 
 
 def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
