@@ -28,13 +28,15 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
 
         title = f"Java ProducerPerformance, {_SIZE} B, by broker"
         if options.only in title:
-            contenders = [Contender(place.name, on_fresh_topic(place, produce(place))) for place in places]
+            contenders = [
+                Contender(place.name, on_fresh_topic(place, produce(place)), place.warm_s) for place in places
+            ]
             yield compare(title, contenders, rounds=options.rounds, baseline=baseline, console=console)
 
         title = f"Java ConsumerPerformance, {_SIZE} B, by broker"
         if options.only in title:
             topics = {place.name: filled_topic(place, options.records(_CONSUMED), _SIZE) for place in places}
-            contenders = [Contender(place.name, consume(place, topics[place.name])) for place in places]
+            contenders = [Contender(place.name, consume(place, topics[place.name]), place.warm_s) for place in places]
             yield compare(title, contenders, rounds=options.rounds, baseline=baseline, console=console)
             for place in places:
                 drop_topic(place, topics[place.name])

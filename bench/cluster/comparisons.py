@@ -7,7 +7,6 @@ better.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from bench.cluster.site import KAFKAS, Site, site, site_of_three
 from bench.coordinator.comparisons import Scenario, commit_rate, play
 from bench.coordinator.places import Coordinator, shorter
 from bench.coordinator.quiet import Quiet
-from bench.harness import Contender, Figure, NotHere, Options, RunFailed, Sample, compare
+from bench.harness import Contender, Figure, NotHere, Options, Sample, compare, warmed
 
 _REQUESTS = 2_000
 _OFFSETS = 100_000
@@ -51,13 +50,6 @@ def _shown(
     return compare(title, contenders, rounds=options.rounds, unit=unit, baseline=baseline, console=console)
 
 
-def _warm(contenders: list[Contender]) -> None:
-    """Run each once before it counts: Kafka's virtual machine compiles what it is asked to do."""
-    for each in contenders:
-        with suppress(RunFailed):  # told in the rounds that count
-            each.run()
-
-
 def _latency_titles(where: str) -> dict[str, int]:
     """The titles of latencies that are asked for, with how many others do the same meanwhile."""
     return {f"a commit, {where}, idle": 0, f"a commit, {where}, under {latency.OTHERS} others": latency.OTHERS}
@@ -82,8 +74,7 @@ def latencies(here: Site, options: Options, console: Console, where: str = ONE) 
             with here.ours() as ours:
                 many = options.records(_REQUESTS)
                 found = latency.contenders(here, ours, many, others)
-                _warm(found)
-                yield _shown(title, found, options, console)
+                yield _shown(title, warmed(found), options, console)
 
 
 def commits(here: Site, options: Options, console: Console) -> Taken:
@@ -97,8 +88,7 @@ def commits(here: Site, options: Options, console: Console) -> Taken:
             with here.ours() as ours:
                 found = [Contender(ours.name, partial(_both, scenario, ours, here.kafkas))]
                 found.append(Contender(KAFKAS, partial(play, scenario, here.kafkas)))
-                _warm(found)
-                yield _shown(title, found, options, console, "commits/s", base=1)
+                yield _shown(title, warmed(found), options, console, "commits/s", base=1)
 
 
 def _both(scenario: Scenario, ours: Coordinator, kafka: Coordinator) -> Sample:

@@ -142,7 +142,10 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
         with coordinators() as places:
             yield compare(
                 scenario.title,
-                [Contender(place.name, partial(play, scenario, place)) for place in places],
+                [
+                    Contender(place.name, partial(play, scenario, place), 0.0 if scenario.restarts else place.warm_s)
+                    for place in places
+                ],
                 rounds=options.rounds,
                 unit=scenario.unit,
                 baseline=places[-1].name,
