@@ -48,8 +48,8 @@ def ours(batch: int, spans: Mapping[TopicPartition, tuple[int, int]], **more: An
     return BatchOffset("q", batch, spans=found, **{"group": "", **more}).to_json()
 
 
-def no_group(group: str, topics: object) -> dict[TopicPartition, int]:
-    raise AssertionError(f"nothing is to be asked of group {group!r} and {topics}")
+def no_group(group: str) -> dict[TopicPartition, int]:
+    raise AssertionError(f"nothing is to be asked of group {group!r}")
 
 
 def source_lines(folder: Path, batch: int) -> list[str]:
@@ -102,17 +102,64 @@ def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: P
 @pytest.mark.parametrize("done", [5, 4], ids=["finished", "unfinished"])
 def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Path, done: int) -> None:
     folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, done)
-    asked: list[object] = []
+    asked: list[str] = []
 
-    def committed(group: str, topics: object) -> dict[TopicPartition, int]:
-        asked.append((group, topics))
+    def committed(group: str) -> dict[TopicPartition, int]:
+        asked.append(group)
         return {T0: 9, T1: 6}
 
     Checkpoint(folder).convert("kafka", committed).write()
-    assert asked == [("etl", ["t"])]
-    assert source_lines(folder, 5)[-1] == ('{"t":{"0":9,"1":6}}' if done == 5 else '{"t":{"0":7,"1":6}}')
+    assert asked == ["etl"]
+    assert source_lines(folder, 5)[-1] == '{"t":{"0":9,"1":6}}'
     if done == 4:
-        assert source_lines(folder, 4)[-1] == '{"t":{"0":2,"1":6}}'
+        assert source_lines(folder, 4)[-1] == '{"t":{"0":9,"1":6}}', "others have read the batch"
+
+
+def test_an_unfinished_batch_of_a_group_that_has_not_moved_keeps_its_ranges(tmp_path: Path) -> None:
+    folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, 4)
+    Checkpoint(folder).convert("kafka", lambda group: {T0: 2}).write()
+    assert source_lines(folder, 4)[-1] == '{"t":{"0":2}}'
+    assert source_lines(folder, 5)[-1] == '{"t":{"0":7}}'
+
+
+def test_topics_of_the_group_that_no_batch_names_have_to_be_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, group="etl")}, 0)
+    offsets = {T0: 7, TopicPartition("u", 0): 900, TopicPartition("others", 0): 1}
+    with pytest.raises(InvalidInputError, match="has offsets of others, u too.*--topic"):
+        Checkpoint(folder).convert("kafka", lambda group: offsets)
+    Checkpoint(folder, ["t", "u"]).convert("kafka", lambda group: offsets).write()
+    assert source_lines(folder, 0)[-1] == '{"t":{"0":7},"u":{"0":900}}'
+
+
+def test_topics_of_earlier_batches_count(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, {0: ours(1, {TopicPartition("u", 0): (0, 5)}, group="etl"), 1: ours(2, {T0: (2, 7)}, group="etl")}, 1
+    )
+    Checkpoint(folder).convert("kafka", lambda group: {T0: 7, TopicPartition("u", 0): 9}).write()
+    assert source_lines(folder, 1)[-1] == '{"t":{"0":7},"u":{"0":9}}'
+
+
+def test_a_source_that_has_read_nothing_is_not_converted(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: BatchOffset("q").to_json()}, 0)
+    with pytest.raises(InvalidInputError, match="has not read anything yet"):
+        Checkpoint(folder).convert("kafka", no_group)
+
+
+def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) -> None:
+    """The other source had data before: this one has no offset in the entries before."""
+    folder = write(tmp_path, {0: "-", 1: {"t": {"0": 5}}}, 0, {T0: 2})
+    (seen,) = Checkpoint(folder).seen(1)
+    assert (seen.starts, seen.ends) == ({T0: 2}, {T0: 5})
+    Checkpoint(folder).convert("kohort", no_group).write()
+    assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: Span(2, 5)}
+
+
+def test_the_copy_of_the_original_outlives_a_second_conversion(tmp_path: Path) -> None:
+    folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, 0)
+    before = source_lines(folder, 0)
+    Checkpoint(folder).convert("kafka", no_group).write()
+    Checkpoint(folder).convert("kohort", no_group).write()
+    assert (folder / "offsets" / f".0{BEFORE}").read_text().split("\n") == before
 
 
 @pytest.mark.parametrize("done", [1, 0, -1], ids=["finished", "unfinished", "a first batch"])

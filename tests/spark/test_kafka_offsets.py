@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from tests.spark.queries import Checkpoint, Place, Run, own_signals, place
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
+from kohort import Consumer
 from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_lines import LogFile
+from kohort.spark.checkpoint_move import Checkpoint as Moved
 from kohort.spark.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
 
 __all__ = ["own_signals", "place"]
@@ -103,6 +107,42 @@ def test_a_group_that_is_ahead_is_refused_with_both_offsets(place: Place) -> Non
         run.read(1)
 
 
+def test_partitions_of_other_members_go_on_where_the_checkpoint_is(place: Place) -> None:
+    """The other member knows nothing of the checkpoint: without a commit it would begin where its own options say."""
+    filled(place)
+    stop = threading.Event()
+    with Consumer(place.servers, group_id=place.group, auto_offset_reset="latest", enable_auto_commit=False) as other:
+        other.subscribe([place.topic()])
+
+        def poll() -> None:
+            while not stop.is_set():
+                other.poll(timeout_ms=50)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            until(lambda: len(other.assignment()) == 2, "the other member has all", STILL_S)
+            with Run(options(place), Checkpoint([offset(place, 3, 5)], finished=1)) as run:
+                planned = run.plan()
+                assert planned is not None
+                assert place.committed() == {0: 3, 1: 5}
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_an_empty_range_of_a_converted_first_batch_is_not_read_again(place: Place, tmp_path: Path) -> None:
+    filled(place)
+    for folder in ("offsets", "sources/0"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sources/0/0").write_bytes(initial_bytes(dict(zip(place.partitions(), (3, 5), strict=True))))
+    (tmp_path / "offsets/0").write_text("v1\n{}\n" + offset(place, 10, 5))
+    Moved(tmp_path).convert("kohort", lambda group: {}).write()
+    converted = (tmp_path / "offsets/0").read_text().split("\n")[-1]
+    with Run(options(place), Checkpoint([converted])) as run:
+        assert run.read(12) == LEFT
+
+
 @GROUPED
 def test_a_partition_that_the_checkpoint_does_not_name_is_read_from_its_beginning(place: Place, grouped: bool) -> None:
     filled(place)
@@ -152,11 +192,16 @@ def test_the_form_of_sparks_source_round_trips(positions: dict[TopicPartition, i
     assert read_initial(initial_bytes(positions)) == positions
 
 
+def test_a_topic_may_be_named_kohort_and_a_pattern_may_have_matched_nothing() -> None:
+    assert is_kafka_offset({"kohort": {"0": 5}})
+    assert is_kafka_offset({})
+
+
 def test_initial_offsets_of_spark_2_have_no_version() -> None:
     assert read_initial(b'{"t":{"0":7}}') == {TopicPartition("t", 0): 7}
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x00v1\n", b"\x00v1\n[1]", b"\x00v1\n{}", b'\x00v1\n{"t":{"0":-1}}', b"\xff"])
+@pytest.mark.parametrize("raw", [b"", b"\x00v1\n", b"\x00v1\n[1]", b'\x00v1\n{"t":{"0":-1}}', b"\xff"])
 def test_initial_offsets_that_are_something_else_are_refused(raw: bytes) -> None:
     with pytest.raises(CorruptDataError, match="initial offsets of Spark's Kafka source"):
         read_initial(raw)
@@ -169,7 +214,6 @@ def test_initial_offsets_that_are_something_else_are_refused(raw: bytes) -> None
         "-",
         5,
         [],
-        {},
         {"kohort": 2, "topics": {}},
         {"logOffset": 3},
         {"t": {"x": 1}},

@@ -50,7 +50,12 @@ def show_(directory: Path, *, json: _Flag = False) -> int:
 
 @checkpoint.command
 def convert(
-    directory: Path, *, to: Literal["kafka", "kohort"], execute: _Flag = False, common: Common = _COMMON
+    directory: Path,
+    *,
+    to: Literal["kafka", "kohort"],
+    topic: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    execute: _Flag = False,
+    common: Common = _COMMON,
 ) -> int:
     """Rewrite the last entry of a stopped query's checkpoint, so that the other source goes on with it.
 
@@ -61,18 +66,15 @@ def convert(
     Args:
         directory: the query's checkpointLocation, a local folder. Stop the query first.
         to: the format that goes on.
+        topic: a topic that the query reads; may be given again. Else the topics that the checkpoint names.
         execute: do it; without this it is only shown.
     """
-    found = _opened(directory)
+    found = _opened(directory, topic)
 
-    def committed(group: str, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+    def committed(group: str) -> Mapping[TopicPartition, int]:
         with common.admin() as admin:
             offsets = admin.list_consumer_group_offsets(group).all()
-        return {
-            partition: position.offset
-            for partition, position in offsets.items()
-            if position is not None and partition.topic in topics
-        }
+        return {partition: position.offset for partition, position in offsets.items() if position is not None}
 
     planned = found.convert(to, committed)
     if not execute or common.json:
@@ -86,11 +88,11 @@ def convert(
     return DONE
 
 
-def _opened(directory: Path) -> Checkpoint:
+def _opened(directory: Path, topics: Sequence[str] = ()) -> Checkpoint:
     from kohort.spark.checkpoint_move import Checkpoint
 
     try:
-        return Checkpoint(directory)
+        return Checkpoint(directory, topics)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
 

@@ -65,11 +65,11 @@ def _take_over_from_kafka_source(
         )
     to = f" and commits them to the group {options.group_id}" if options.group_id else ""
     log.warning(
-        "the checkpoint was written by Spark's Kafka source: the query goes on at its offsets%s. "
-        "`kohort spark checkpoint convert` leads back",
+        "the checkpoint was written by Spark's Kafka source: the query goes on at its offsets%s. To return to that "
+        "source later, run `kohort spark checkpoint convert --to kafka`",
         to,
     )
-    return start.ends() | {partition: span.start for partition, span in last.spans.items() if span.offsets}
+    return start.ends() | {partition: span.start for partition, span in last.spans.items()}
 
 
 def described(options: SourceOptions) -> str:

@@ -38,8 +38,8 @@ from kohort.spark.kafka_offsets import (
 
 Kind: TypeAlias = Literal["kafka", "kohort"]
 Positions: TypeAlias = dict[TopicPartition, int]
-GroupOffsets: TypeAlias = Callable[[str, Sequence[str]], Mapping[TopicPartition, int]]
-"""From a group and topics to the group's committed offsets in these topics."""
+GroupOffsets: TypeAlias = Callable[[str], Mapping[TopicPartition, int]]
+"""From a group to all its committed offsets."""
 
 BEFORE: Final = ".before-convert"
 """Ends the name of the copy of a replaced file; the name begins with a dot, so that Spark passes over the copy."""
@@ -89,8 +89,9 @@ class Conversion:
         """Replace the files, each by a rename, and keep a copy of what stood there before."""
         for path, content in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                path.with_name(f".{path.name}{BEFORE}").write_bytes(path.read_bytes())
+            kept = path.with_name(f".{path.name}{BEFORE}")
+            if path.exists() and not kept.exists():  # what an interrupted conversion kept is the original
+                kept.write_bytes(path.read_bytes())
             fresh = path.with_name(f".{path.name}.convert")
             fresh.write_bytes(content)
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the earlier content
@@ -100,13 +101,17 @@ class Conversion:
 class Checkpoint:
     """The offset log of a checkpoint folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, topics: Sequence[str] = ()) -> None:
         """Look which batches there are.
+
+        Args:
+            folder: the query's checkpointLocation.
+            topics: all topics that the query reads; without any, those that its batches name.
 
         Raises:
             InvalidInputError: the folder is no checkpoint of a query.
         """
-        self.folder = folder
+        self.folder, self.topics = folder, tuple(topics)
         self.batches = _numbers(folder / "offsets")
         if not self.batches:
             raise InvalidInputError(f"{folder} has no batches: name the checkpointLocation of a query that has run")
@@ -132,11 +137,11 @@ class Checkpoint:
                 yield BatchSeen(batch, batch in self.done, line.name, "kohort", starts, told.ends(), told.group or "")
 
     def _starts(self, batch: int, source: str, before: SourceLine | None) -> Positions:
-        if before is not None:
-            found = before.offset
+        found = None if before is None else before.offset
+        if found is not None:
             return positions_of(found) if is_kafka_offset(found) else BatchOffset.from_json(found).ends()
         path = self.folder / "sources" / source / "0"
-        return read_initial(path.read_bytes()) if batch == 0 and path.exists() else {}
+        return read_initial(path.read_bytes()) if path.exists() else {}
 
     def convert(self, to: Kind, committed: GroupOffsets) -> Conversion:
         """Plan what has to be written so that the other source goes on.
@@ -160,7 +165,7 @@ class Checkpoint:
             else:
                 seen = self._to_kafka(seen, log, committed)
                 log = log.with_offset(seen.source, kafka_offset(seen.ends))
-                if not seen.done and before is not None:
+                if not seen.done and before is not None and self._has_begun(before, seen.source):
                     before = before.with_offset(seen.source, kafka_offset(seen.starts))
                 elif not seen.done:
                     first[self.folder / "sources" / seen.source / "0"] = initial_bytes(seen.starts)
@@ -173,6 +178,14 @@ class Checkpoint:
         planned.files[self.folder / "offsets" / str(last)] = log.to_bytes()
         return planned
 
+    def _has_begun(self, before: LogFile, source: str) -> bool:
+        return any(line.name == source and line.offset is not None for line in before.sources)
+
+    def _topics(self, source: str) -> set[str]:
+        """Return the topics that any batch of the log names for a source."""
+        seen = (seen for batch in self.batches for seen in self.seen(batch) if seen.source == source)
+        return {partition.topic for batch in seen for partition in batch.ends}
+
     def _to_kafka(self, seen: BatchSeen, log: LogFile, committed: GroupOffsets) -> BatchSeen:
         line = next(line for line in log.sources if line.name == seen.source)
         told = BatchOffset.from_json(line.offset)
@@ -182,12 +195,23 @@ class Checkpoint:
                 "converted alone"
             )
         starts, ends = dict(seen.starts), dict(seen.ends)
-        group = committed(seen.group, sorted({partition.topic for partition in ends})) if seen.group else {}
+        group = committed(seen.group) if seen.group else {}
+        topics = set(self.topics) or self._topics(seen.source)
+        others = sorted({partition.topic for partition in group} - topics)
+        if others and not self.topics:
+            raise InvalidInputError(
+                f"{self.folder}: the group {seen.group} has offsets of {', '.join(others)} too, which no batch of the "
+                "checkpoint names: say by --topic which topics the query reads, each of them"
+            )
         for partition, offset in group.items():
-            if partition not in ends:
-                starts[partition] = ends[partition] = offset
-            elif seen.done:
-                ends[partition] = max(ends[partition], offset)
+            if partition.topic in topics:
+                starts[partition] = max(starts.get(partition, offset), offset)
+                ends[partition] = max(ends.get(partition, offset), offset)
+        if not ends:
+            raise InvalidInputError(
+                f"{self.folder}: source {seen.source} has not read anything yet, and Spark's source would begin at "
+                "offset 0: use a fresh checkpointLocation and startingOffsets"
+            )
         return BatchSeen(seen.batch, seen.done, seen.source, "kafka", starts, ends, seen.group)
 
     def _to_kohort(

@@ -2,7 +2,7 @@
 
 Spark hands a source the end of such a batch alone: the beginning is in a file of the source's own, `sources/I/0`, and a
 Python source is not told where its checkpoint is. The application is, so the source asks it: "which of your queries has
-a batch with this end in its `offsets/0`, and where does that batch begin?"
+planned a batch with this end, and where does that batch begin?"
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
@@ -62,12 +64,12 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
         for root in _checkpoints(session):
             try:
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
-            except (KafkaError, OSError, ValueError) as error:
+            except (KafkaError, OSError, ValueError, Py4JError) as error:
                 log.warning("the checkpoint %s can't be read: %s", root, error)
     if not found:
-        return {"why": "no query of this application has such a batch"}
+        return {"why": "no source of this application has such a batch"}
     if any(start != found[0] for start in found):
-        return {"why": "several queries of this application have such a batch"}
+        return {"why": "several sources of this application have such a batch"}
     return {"start": kafka_offset(found[0])}
 
 
@@ -78,22 +80,32 @@ def _checkpoints(session: SparkSession) -> Iterator[str]:
 
 def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict[TopicPartition, int]]]:
     """Yield the end and the beginning of the first batch, for each Kafka source of one checkpoint."""
-    raw = _read(session, f"{root}/offsets/0")
-    for name, end in () if raw is None else LogFile.parse("offsets/0", raw).kafka_sources():
+    last = max((int(name) for name in _names(session, f"{root}/offsets") if name.isdecimal()), default=0)
+    raw = _read(session, f"{root}/offsets/{last}")
+    for name, end in () if raw is None else LogFile.parse(f"offsets/{last}", raw).kafka_sources():
         initial = _read(session, f"{root}/sources/{name}/0")
         if initial is not None:
             yield end, read_initial(initial)
 
 
+def _place(session: SparkSession, name: str) -> tuple[Any, Any]:
+    """Return a path and its file system by Hadoop, which reaches every place that a checkpoint may be in."""
+    path = session._jvm.org.apache.hadoop.fs.Path(name)
+    return path, path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def _names(session: SparkSession, folder: str) -> list[str]:
+    path, system = _place(session, folder)
+    return [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
+
+
 def _read(session: SparkSession, name: str) -> bytes | None:
-    """Read a file by Hadoop, which reaches every place that a checkpoint may be in; None if there is none."""
-    jvm = session._jvm
-    path = jvm.org.apache.hadoop.fs.Path(name)
-    system = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    """Read a file; None if there is none."""
+    path, system = _place(session, name)
     if not system.exists(path):
         return None
     stream = system.open(path)
     try:
-        return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        return bytes(session._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
     finally:
         stream.close()

@@ -140,7 +140,8 @@ class GroupPlace:
     def _take(self, held: Held, known: Mapping[TopicPartition, int], batch: int) -> dict[TopicPartition, int] | None:
         """Find where to go on in each partition, and say so to the group. None: the group has moved on meanwhile."""
         group = self._group
-        self._found = self._topics.valid(group.committed(held.partitions)) if group is not None else {}
+        looked = sorted({*held.partitions, *self._brought})
+        self._found = self._topics.valid(group.committed(looked)) if group is not None else {}
         refuse_passing_over(self._options, self._query, self._brought, self._found)
         if not self._restarted and not self._noted:
             self._note_what_is_set_aside(held)
@@ -163,17 +164,32 @@ class GroupPlace:
             return None  # a topic has gone since it was looked at
         refuse_beyond(first, beginnings, ends)
         positions = within(positions | first, beginnings, ends, self._catalog, self._options)
-        if not self._claim(held, positions, batch):
+        if not self._claim(held, positions | self._left_to_others(held), batch):
             return None
         self._brought.clear()
         self._topics.again -= {tp.topic for tp in positions}
         self._restarted = self._restarted or bool(positions)
         return positions
 
+    def _left_to_others(self, held: Held) -> dict[TopicPartition, int]:
+        """Return where the checkpoint goes on in partitions that other members have: it tells the group for them.
+
+        Whoever has such a partition goes on at the group's offset, and knows nothing of this checkpoint.
+        """
+        if self._group is None:
+            return {}
+        others = [tp for tp in self._brought if tp not in held.partitions]
+        left = {}
+        for tp in self._catalog.beginnings(others) if others else ():
+            found, at = self._found.get(tp), self._brought[tp]
+            if found is None or (self._from_kafka_source and found.offset < at):
+                left[tp] = at
+        return left
+
     def _note_what_is_set_aside(self, held: Held) -> None:
         """Say once, of a fresh checkpoint, that the group's offsets count before `startingOffsets`."""
         note = set_aside(self._options, {tp: self._found.get(tp) for tp in held.partitions})
-        self._noted = True
+        self._noted = bool(held.partitions)
         if note is not None:
             log.warning("%s", note)
 

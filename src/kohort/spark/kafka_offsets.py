@@ -28,8 +28,12 @@ _HEAD: Final = b"\x00v1\n"
 
 
 def is_kafka_offset(found: object) -> bool:
-    """Whether parsed JSON has the form of Spark's Kafka source: topics, each with offsets by partition number."""
-    if not isinstance(found, dict) or not found or "kohort" in found:
+    """Whether parsed JSON has the form of Spark's Kafka source: topics, each with offsets by partition number.
+
+    `{}` counts too: a pattern that has matched no topic yet. A topic may be named kohort; in kohort's own form that key
+    has a number.
+    """
+    if not isinstance(found, dict):
         return False
     return all(
         isinstance(numbers, dict)

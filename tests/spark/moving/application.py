@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pyspark.errors.exceptions.base import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -98,9 +97,9 @@ class Moving:
         """Convert both checkpoints, as `kohort spark checkpoint convert DIR --to kafka --execute` does."""
         with Admin(self.servers) as admin:
 
-            def committed(group: str, topics: Any) -> dict[TopicPartition, int]:
+            def committed(group: str) -> dict[TopicPartition, int]:
                 found = admin.list_consumer_group_offsets(group).all()
-                return {part: at.offset for part, at in found.items() if at is not None and part.topic in topics}
+                return {part: at.offset for part, at in found.items() if at is not None}
 
             for name in ("values", "counts"):
                 Checkpoint(self.folder / name).convert("kafka", committed).write()
