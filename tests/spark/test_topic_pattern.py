@@ -101,6 +101,7 @@ def test_what_a_coordinator_can_not_look_for_is_for_classic_groups_alone(pattern
         ("orders.*", None),
         ("[ab]c*", None),
         ("(orders)*", None),
+        (r"orders-\d*", None),
     ],
 )
 def test_a_pattern_like_a_glob_is_explained(pattern: str, words: str | None) -> None:

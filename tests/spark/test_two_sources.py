@@ -18,7 +18,8 @@ from kohort import Broker
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.producer.producer import Producer
-from kohort.spark.read_twice import read_twice
+from kohort.spark.read_twice import ReadTwice, read_twice
+from kohort.spark.sole import Claim, Load
 from kohort.spark.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
@@ -169,13 +170,46 @@ HERE = {"kafka.bootstrap.servers": "a:1,b:2", "group.id": "g"}
         ({"subscribe": "t", "group.id": "h"}, False),
         ({"subscribe": "t", "kafka.bootstrap.servers": "b:2,a:1"}, True),
         ({"subscribe": "t", "kafka.bootstrap.servers": "c:3"}, False),
+        ({"subscribe": "t", "kafka.bootstrap.servers": "b:2"}, True),
         ({"assign": '{"t": [0]}'}, False),
-        ({"subscribe": "t", "no.such.option": "1"}, False),
+        ({"subscribe": "t", "maxOffsetsPerTrigger": "many"}, False),
     ],
 )
 def test_a_topic_that_two_loads_share_in_one_group_is_read_twice(second: dict[str, str], twice: bool) -> None:
     loads = [HERE | {"subscribe": "t"}, HERE | second, HERE | {"subscribe": "v"}]
     assert read_twice(loads) == (loads[:2] if twice else [])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "twice"),
+    [
+        ("orders.*", "^orders", True),
+        ("^orders", "^orders-eu", True),
+        ("^orders-us", "^orders-eu", False),
+        (r"^a\.cdc", r"^b\.cdc", False),
+        ("^ab*", "^ac", True),
+        ("^a|b", "^b", True),
+        (".*", "^b", True),
+    ],
+)
+def test_two_patterns_of_one_group_are_apart_only_if_names_begin_otherwise(
+    first: str, second: str, twice: bool
+) -> None:
+    loads = [HERE | {"subscribePattern": pattern} for pattern in (first, second)]
+    assert bool(read_twice(loads)) == twice
+
+
+def test_a_query_that_is_started_again_at_once_is_refused_again() -> None:
+    """Spark tells of the end of the first run after the second one has started."""
+    loads = [HERE | {"subscribe": "t", "group.id": "again"}] * 2
+    name = f"twice-{Load.of(loads[0]).likeness}"
+    twice = ReadTwice()
+    for run in ("first", "second"):
+        twice.started(run, loads)
+    twice.terminated("first")
+    assert Claim.is_held(name)
+    twice.terminated("second")
+    assert not Claim.is_held(name)
 
 
 @pytest.mark.spark

@@ -64,7 +64,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
         raise UsageError("--key-separator parts lines of text: it must not be empty, nor go with --format json")
     check_names("topic", topic)
     if by_key and partition is not None:
-        raise UsageError("--by-key and --partition are two answers: give one")
+        raise UsageError("--by-key and --partition exclude each other")
     with ExitStack() as open_files:
         source: BinaryIO = sys.stdin.buffer if file is None else open_files.enter_context(file.open("rb"))
         with _producer(common, compression, acks) as producer:

@@ -1,6 +1,7 @@
 """Records as lines of JSON, both ways: `consume --format json` writes what `produce --format json` reads.
 
-A record that goes out and in again keeps its key, value, headers, timestamp and partition exactly.
+A record that goes out and in again keeps its key, value, headers, timestamp and partition exactly. A record that has no
+time (-1, as very old producers send it) has null there, and gets the time at which it is sent again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kohort.errors import InvalidInputError
 
 Fields = dict[str, Any]
 """Arguments of `Producer.send` besides the topic."""
+NO_TIMESTAMP = -1
+"""The timestamp of a record that has none."""
 FIELDS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "timestamp_ms")
 """The fields of a line: those that `consume` writes, and `timestamp_ms`, which is easier to write by hand."""
 
@@ -52,7 +55,9 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _time(milliseconds: int) -> Any:
-    """ISO 8601 in UTC; a number of milliseconds where the year has no four digits."""
+    """ISO 8601 in UTC; a number of milliseconds where the year has no four digits; None for a record without a time."""
+    if milliseconds == NO_TIMESTAMP:
+        return None
     if _FIRST_MS <= milliseconds <= _LAST_MS:
         return _EPOCH + timedelta(milliseconds=milliseconds)
     return milliseconds
@@ -97,7 +102,7 @@ def fields_of(line: bytes) -> Fields:
     fields: Fields = {name: _bytes(name, given[name]) for name in ("key", "value") if name in given}
     _typed(given, "topic", str, "text")
     _number(given, "offset")
-    _number(given, "timestampType", most=1)
+    _number(given, "timestampType", most=1, least=-1)
     partition = _number(given, "partition", most=2**31 - 1)
     if partition is not None:
         fields["partition"] = partition
@@ -122,10 +127,10 @@ def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: 
     raise InvalidInputError(f"field {inside}{name} must be {called}, not {_shown(given[name])}")
 
 
-def _number(given: dict[str, Any], name: str, most: int = 2**63 - 1) -> int | None:
-    called = f"an integer from 0 to {most}"
+def _number(given: dict[str, Any], name: str, most: int = 2**63 - 1, least: int = 0) -> int | None:
+    called = f"an integer from {least} to {most}"
     value: int | None = _typed(given, name, int, called)
-    if value is not None and not 0 <= value <= most:
+    if value is not None and not least <= value <= most:
         raise InvalidInputError(f"field {name} must be {called}, not {_shown(given[name])}")
     return value
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kohort.client.net.security import sasl_mechanism
+from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
 from kohort.config import from_properties, nearest_key, settings
 from kohort.errors import InvalidInputError
@@ -122,6 +123,10 @@ ASSIGNORS = {
 }
 """The classes of Java's assignors, and their names here."""
 OF_CONSUMERS = frozenset(settings(ConsumerConfig)) - frozenset(settings(ConnectionConfig))
+OF_PRODUCERS = frozenset(settings(ProducerConfig)) - frozenset(settings(ConnectionConfig)) | {
+    "key.serializer",
+    "value.serializer",
+}
 _LEVELS = {f"compression.{codec}.level": codec for codec in ("gzip", "lz4", "zstd")}
 _SECURITY = ("ssl.", "sasl.", "security.", "config.providers.")
 
@@ -161,6 +166,8 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
         if name in _LEVELS and side == "sink":
             if kafka.get("compression.type") == _LEVELS[name]:
                 found.taken["compression.level"] = value
+            else:
+                by_reason.setdefault("of another codec than compression.type", []).append(KAFKA_PREFIX + name)
             continue
         reason = WITHOUT_EFFECT.get(name)
         if reason is None and name in known:
@@ -196,6 +203,8 @@ def _why_ignored(name: str, config: type, known: set[str]) -> str:
     """
     if name in OF_CONSUMERS:
         return "settings of a consumer"
+    if name in OF_PRODUCERS:
+        return "settings of a producer"
     meant = meant_name(name, [*known, *WITHOUT_EFFECT, *REFUSED])
     if meant is None and name.startswith(_SECURITY) and not name.startswith("sasl.oauthbearer."):
         near = nearest_key(name, settings(config))

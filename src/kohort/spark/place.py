@@ -76,7 +76,7 @@ class Place(Protocol):
             at: where the query goes on in what it held before.
 
         Returns:
-            None: nothing may be read now, which is no question of waiting (a region says so).
+            None: a region forbids planning now, and waiting would not help.
 
         Raises:
             TimedOutError: what may be read is not known within `joinTimeoutMs`.

@@ -52,7 +52,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """As whom a commit is made: which batch of which query, as what generation, of which topics."""
+    """The identity of a commit: query, batch, generation and topic ids."""
 
     query: str
     batch: int
@@ -417,7 +417,7 @@ class OffsetKeeper:
         return self._held
 
     def still(self, held: Held) -> bool:
-        """Nobody takes anything away."""
+        """Always true: assigned partitions are never revoked."""
         return True
 
     def read(self) -> bool:
@@ -425,7 +425,7 @@ class OffsetKeeper:
         return True
 
     def begin(self, held: Held) -> bool:
-        """Nobody takes anything away."""
+        """Always true: assigned partitions are never revoked."""
         del held
         return True
 

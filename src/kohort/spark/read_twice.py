@@ -9,6 +9,7 @@ On Spark Connect the application does not see plans: there, `sole.py` warns of e
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -42,7 +43,10 @@ def loads_of(plan: Any) -> list[dict[str, str]]:
 
 
 def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """The loads that share a topic and a group with another one, but for those whose options are refused anyway."""
+    """The loads that share a topic and a group with another one.
+
+    Loads with invalid options are left out: their sources refuse them.
+    """
     parsed = [(raw, options) for raw in loads if (options := _member(raw)) is not None]
     twice = [pair for pair in combinations(parsed, 2) if _overlap(pair[0][1], pair[1][1])]
     return [raw for raw, _ in parsed if any(raw is of for pair in twice for of, _ in pair)]
@@ -60,15 +64,35 @@ def _member(raw: Mapping[str, str]) -> SourceOptions | None:
 
 def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
     """Whether two members share a group and, as far as their options say, a topic."""
-    if first.group_id != second.group_id or _brokers(first) != _brokers(second):
+    if first.group_id != second.group_id or _brokers(first).isdisjoint(_brokers(second)):
         return False
     if first.subscribe_pattern is not None and second.subscribe_pattern is not None:
-        return first.subscribe_pattern == second.subscribe_pattern
+        return not _are_disjoint(first.subscribe_pattern, second.subscribe_pattern)
     for pattern, topics in ((first, second), (second, first)):
         if pattern.subscribe_pattern is not None:
             finds = topic_pattern(pattern.subscribe_pattern).finds
             return any(finds(topic) for topic in topics.subscribe or ())
     return bool(set(first.subscribe or ()) & set(second.subscribe or ()))
+
+
+def _are_disjoint(first: str, second: str) -> bool:
+    """Whether two patterns are known to find no topic in common: names begin with other letters for each.
+
+    Patterns of any other form may find the same topic, perhaps one that is made later.
+    """
+    one, other = _beginning(first), _beginning(second)
+    return not (one.startswith(other) or other.startswith(one))
+
+
+def _beginning(pattern: str) -> str:
+    """Return the letters that every name found begins with; empty where that can't be told."""
+    if "|" in pattern:
+        return ""
+    found = re.match(r"\^((?:[\w-]|\\.)*)([*?{+]?)", pattern)
+    if found is None:
+        return ""
+    letters = found[1].replace("\\", "")
+    return letters[:-1] if found[2] else letters
 
 
 def _brokers(options: SourceOptions) -> frozenset[str]:
@@ -101,7 +125,8 @@ class ReadTwice:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[str, list[Claim]] = {}
+        self._claims: dict[str, Claim] = {}  # by name: a run that is started again has the names of the one before
+        self._runs: dict[str, set[str]] = {}
 
     def started(self, run: str, loads: Iterable[Mapping[str, str]]) -> None:
         """Have the sources of a run refused that read a topic twice.
@@ -110,14 +135,20 @@ class ReadTwice:
             OSError: files can't be locked here.
         """
         names = {_name(Load.of(raw)) for raw in read_twice(list(loads))}
-        claims = [claim for name in sorted(names) if (claim := Claim.of(name)) is not None]
-        if claims:
-            with self._lock:
-                self._claims[run] = claims
+        if not names:
+            return
+        with self._lock:
+            self._runs[run] = names
+            for name in sorted(names - self._claims.keys()):
+                claim = Claim.of(name)
+                if claim is not None:
+                    self._claims[name] = claim
 
     def terminated(self, run: str) -> None:
-        """Forget a run."""
+        """Forget a run; names that another run has too stay claimed."""
         with self._lock:
-            claims = self._claims.pop(run, [])
+            names = self._runs.pop(run, set())
+            left = names.difference(*self._runs.values())
+            claims = [claim for name in sorted(left) if (claim := self._claims.pop(name, None)) is not None]
         for claim in claims:
             claim.release()

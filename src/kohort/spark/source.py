@@ -130,7 +130,7 @@ class KohortDataSource(DataSource):
         from kohort.spark.readers import KohortStreamReader
 
         if is_table(self._raw):
-            raise InvalidInputError("a table is read by spark.read, each time anew; a stream of it is not there")
+            raise InvalidInputError("tables can't be streamed: use spark.read, which reads them anew each time")
         options = self._options(streaming=True)
         columns = columns_of(options)
         values = _values(options, schema, columns)

@@ -58,7 +58,7 @@ def set_aside(options: SourceOptions, found: Mapping[TopicPartition, Committed |
     topics = ", ".join(sorted({tp.topic for tp in found}))
     return (
         f"group {options.group_id} has committed offsets for {committed} of {len(found)} partitions of {topics}: "
-        f"{_said_start(options)} applies {rest}; to read them again use "
+        f"{_said_start(options)} applies {rest}. To read them again, use "
         f"a new group.id, or `kohort groups reset-offsets {options.group_id}` while the group has no members"
     )
 

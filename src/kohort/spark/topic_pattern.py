@@ -119,7 +119,7 @@ def topic_pattern(pattern: str) -> TopicPattern:
 
 def as_glob(pattern: str) -> str | None:
     """What a pattern that looks like a glob means as a regular expression; None: it does not look like one."""
-    star = re.search(r"([\w-])\*", pattern)
+    star = re.search(r"(?<!\\)([\w-])\*", pattern)
     if star is None or re.search(r"\\Q|\[", pattern):
         return None
     start, repeated = pattern[: star.end() - 1], star[1]

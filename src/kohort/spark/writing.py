@@ -160,7 +160,7 @@ def _sent(producer: Producer, topic: str, piece: pa.RecordBatch, names: ColumnNa
         return producer.send_arrow(topic, piece, columns=names)
     except InvalidInputError as error:
         asked = ""
-        if names.partition is not None:
+        if names.partition is not None and piece.column(names.partition).null_count < piece.num_rows:
             numbers = piece.column(names.partition)
             asked = f", of rows whose column `partition` says {pc.min(numbers)} to {pc.max(numbers)}"
         raise InvalidInputError(f"topic {topic}{asked}: {error.message}", error.code) from None

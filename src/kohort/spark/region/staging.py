@@ -61,7 +61,7 @@ class StagingTask:
     def _stage(self, unit: int, batches: list[pa.RecordBatch]) -> tuple[int, pa.RecordBatch]:
         """Stage a unit, as often as it takes while the sink is away; gives the next one's number, and the key.
 
-        The batch waits, and no checkpoint with it: those go on without the batch. Each attempt has a key of its own,
+        Only this batch waits; checkpoints continue without it. Each attempt has a key of its own,
         for something of one that failed may be there.
         """
         table, wait = pa.Table.from_batches(batches).cast(self.schema), SinkWait(self.member)
