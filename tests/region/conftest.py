@@ -107,7 +107,7 @@ class Collected:
 
     def empty(self, sequence: int, floor: int) -> None:
         with self.lock:
-            if self.published() < sequence:
+            if self.published() <= sequence:
                 self.sequences = {sequence: ()}
 
     def published(self) -> int:

@@ -264,6 +264,39 @@ def killed_while_emptied(place: Place, root: Path) -> None:
         _nothing_comes_back(died)
 
 
+def killed_while_emptied_as_a_number_that_is_shown(place: Place, root: Path) -> None:
+    """The topic is from an older copy: the place has the number of the reset from a sequence that the copy lacks."""
+    trials = begun(place, root)
+    sink = trials.place.sink()
+    publish(sink)
+    sink.publish(3, NEXT)
+    sink.stage(AGAIN, table(STAGED[AGAIN]))
+    assert trials.place.rows() and sink.published() == 3
+    for died in trials.deaths(_empty):
+        _nothing_comes_back(died)
+
+
+def emptied_by_two(place: Place, root: Path) -> None:
+    """A process that empties is held at each call, while another does the same and publishes the next sequence."""
+
+    def act(sink: Sink) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the other was faster: it is repeated below
+            _empty(sink)
+
+    def go_on(trial: Place, number: int) -> None:
+        with contextlib.suppress(RetriableError):
+            _empty(trial.sink())
+            trial.sink().publish(4, (AGAIN,))
+
+    for trial in _half_way(place, root).holds(act, go_on):
+        sink = trial.sink()
+        if sink.published() < 4:
+            _nothing_comes_back(trial)
+        assert same(trial.rows(), merged(trial, STAGED[AGAIN]))
+        _empty(sink)
+        assert same(trial.rows(), merged(trial, STAGED[AGAIN])) and sink.published() == 4
+
+
 def emptied_under_a_publisher(place: Place, root: Path) -> None:
     """One that publishes what is void by now is held at each call, meanwhile all is emptied."""
 
@@ -388,6 +421,8 @@ RUNS: tuple[Callable[[Place, Path], None], ...] = (
     failing_disk,
     sweeps_at_each_moment,
     killed_while_emptied,
+    killed_while_emptied_as_a_number_that_is_shown,
+    emptied_by_two,
     emptied_under_a_publisher,
     emptied_under_the_first_publisher,
     a_publisher_while_it_is_emptied,

@@ -112,14 +112,14 @@ def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def _what_is_shown_goes_first(patch: pytest.MonkeyPatch) -> None:
-    whole = ParquetFolder.empty
-
     def empty(self: ParquetFolder, sequence: int, floor: int) -> None:
         for number in range(1, sequence + 1):
-            if not self._is_marked(sequence) and self._stands(number):
+            if self._stands(number):
                 self._discard(self._folder(number))
+        for name in self._names():
+            if self._is_void(name, floor):
+                files.remove(self._files, f"{self.path}/_staging/{name}")
         self._mark(sequence)
-        whole(self, sequence, floor)
 
     patch.setattr(ParquetFolder, "empty", empty)
 

@@ -21,6 +21,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, Retri
 from kohort.region.sinks import Keep, Sink, delta_table, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
@@ -178,6 +179,21 @@ def test_before_bind_and_check_it_says_what_to_do(place: Place) -> None:
         sink.stage(StagedKey(OTHER, 1, "a", 1), table([(1, "a")]))
 
 
+def test_place_that_shows_the_number_of_a_reset_is_emptied(place: Place, sink: Sink) -> None:
+    """The topic is from an older copy, without the sequence that the place shows: its rows stayed, and came again."""
+    sink.stage(key(1), table([(1, "a")]))
+    sink.publish(1, [key(1)])
+    sink.stage(key(2), table([(2, "b")]))
+    sink.publish(3, [key(2)])
+    sink.stage(key(3, epoch=2), table([(1, "again")]))
+    for _ in range(2):
+        sink.empty(3, 2)
+        assert place.rows() == [] and sink.published() == 3
+    sink.publish(4, [key(3, epoch=2)])
+    sink.empty(3, 2)
+    assert place.rows() == [(1, "again")] and sink.published() == 4, "who is late takes nothing out"
+
+
 def test_another_region(place: Place, sink: Sink) -> None:
     sink.stage(key(1), table([(1, "a")]))
     sink.publish(1, [key(1)])
@@ -305,13 +321,13 @@ def _refused_by_the_log_is_done(patch: Patch) -> None:
 
 
 def _delta_marks_first(patch: Patch) -> None:
-    whole = DeltaTable._until_there
+    whole = DeltaTable._bring
 
-    def until_there(self: DeltaTable, sequence: int, commit: Any) -> None:
+    def bring(self: DeltaTable, sequence: int, staged: Any, lost: str) -> None:
         delta_table.marks.mark(self._files, self._own, sequence)
-        whole(self, sequence, commit)
+        whole(self, sequence, staged, lost)
 
-    patch.setattr(DeltaTable, "_until_there", until_there)
+    patch.setattr(DeltaTable, "_bring", bring)
 
 
 def _delta_removes_before_it_is_marked(patch: Patch) -> None:
@@ -337,8 +353,8 @@ def _no_settling(patch: Patch) -> None:
 
 def _nothing_to_take_out_is_not_said(patch: Patch) -> None:
     whole = DeltaLog.commit
-    patch.setattr(DeltaLog, "commit", lambda self, at, sequence, actions, rows: (
-        whole(self, at, sequence, actions, rows) if actions else True
+    patch.setattr(DeltaLog, "commit", lambda self, at, sequence, actions, *rest: (
+        whole(self, at, sequence, actions, *rest) if actions else True
     ))  # fmt: skip
 
 
@@ -392,6 +408,24 @@ def _sql_says_nothing_of_emptying(patch: Patch) -> None:
     patch.setattr(sql_table._Cursor, "run", run)
 
 
+def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
+    for kind in (ParquetFolder, DeltaTable, SqlTable):
+        patch.setattr(kind, "empty", _empties_what_shows_less(kind.empty))
+
+
+def _empties_what_shows_less(whole: Callable[[Any, int, int], None]) -> Callable[[Any, int, int], None]:
+    def empty(sink: Sink, sequence: int, floor: int) -> None:
+        if sink.published() < sequence:
+            whole(sink, sequence, floor)
+
+    return empty
+
+
+def _a_later_number_is_not_seen(patch: Patch) -> None:
+    patch.setattr(DeltaLog, "is_emptied", lambda self, table, sequence: False)
+    patch.setattr(DeltaTable, "_is_marked", lambda self, sequence: False)
+
+
 def _made_anew(place: Place, root: Path) -> None:
     place.at(root / "first")
     place.sink().check(SCHEMA)
@@ -429,6 +463,11 @@ MUTANTS: tuple[Mutant, ...] = (
     (_sequence_is_not_asked, "sqlite", runs.killed_publishers),
     (_sql_sweeps_all, "sqlite", runs.sweeps_at_each_moment),
     (_sql_says_nothing_of_emptying, "sqlite", runs.killed_while_emptied),
+    *(
+        (_its_own_number_is_taken_for_emptied, kind, runs.killed_while_emptied_as_a_number_that_is_shown)
+        for kind in KINDS
+    ),
+    (_a_later_number_is_not_seen, "delta", runs.emptied_by_two),
 )
 
 

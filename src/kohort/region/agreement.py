@@ -6,6 +6,9 @@ says that every sink shows this one. So the number that a sink shows lies betwee
 A sink that is ahead would take the next sequences for published already, and lose their rows without a word: the topic
 is then from an older copy (a backup, a mirror, a power loss). A sink that is behind has lost rows itself: the place was
 removed, or is from an older copy. Neither mends itself: a person adopts what the sink shows, or brings a copy back.
+
+A reset to the initial state is numbered without a look at sinks where no member writes. Such a sink may show that very
+number from another history. The numbers agree then, and that is no harm: a sink is emptied whatever it holds (`Sink`).
 """
 
 from __future__ import annotations

@@ -89,6 +89,10 @@ class Sink(Protocol):
     def empty(self, sequence: int, floor: int) -> None:
         """Take out all that was published, as this sequence: of those before it nothing is shown any more, for ever.
 
+        A place that shows this number may hold rows nevertheless: the topic may be from an older copy, and the place
+        has the number from a sequence that the copy lacks. So nothing is to be done only where the place was emptied
+        as this sequence, or shows a later one.
+
         What was staged in epochs before `floor` is void; in later ones members stage meanwhile. Durable when it
         returns, and repeated as `publish` is; also while somebody still publishes a sequence before it, who then may be
         told that it can't be done, or that it is done.

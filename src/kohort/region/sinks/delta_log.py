@@ -74,15 +74,32 @@ class DeltaLog:
         """How many rows the region has added to this version of the table."""
         return table.transaction_version(f"{self._app}:rows") or 0
 
+    def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
+        """Whether this version of the table was emptied as the sequence, or has a later one."""
+        return self.last(table) > sequence or table.transaction_version(f"{self._app}:emptied") == sequence
+
     def commit(
-        self, table: deltalake.DeltaTable, sequence: int, actions: list[AddAction | RemoveAction], rows: int
+        self,
+        table: deltalake.DeltaTable,
+        sequence: int,
+        actions: list[AddAction | RemoveAction],
+        rows: int,
+        empties: bool = False,
     ) -> bool:
-        """Make the next version of the table; False: another has made one. `rows`: as `counted` says it from now on."""
+        """Make the next version of the table; False: another has made one.
+
+        Args:
+            table: in the version before.
+            sequence: that it shows from now on.
+            actions: the files that come and go.
+            rows: as `counted` says it from now on.
+            empties: as `is_emptied` says it from now on.
+        """
         with _told(self._path):
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), table.metadata().partition_columns,
-                    commit_properties=self._properties(sequence, rows),
+                    commit_properties=self._properties(sequence, rows, empties=empties),
                 )  # fmt: skip
             except CommitFailedError:
                 return False
@@ -100,10 +117,14 @@ class DeltaLog:
                 return False
         return True
 
-    def _properties(self, sequence: int, rows: int | None = None) -> deltalake.CommitProperties:
+    def _properties(
+        self, sequence: int, rows: int | None = None, *, empties: bool = False
+    ) -> deltalake.CommitProperties:
         said = [deltalake.Transaction(self._app, sequence)]
         if rows is not None:
             said.append(deltalake.Transaction(f"{self._app}:rows", rows))
+        if empties:
+            said.append(deltalake.Transaction(f"{self._app}:emptied", sequence))
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
     def settle(self, newest: int, synced: re.Pattern[str]) -> None:

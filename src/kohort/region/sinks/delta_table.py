@@ -343,13 +343,15 @@ class DeltaTable(InFolder):
                 lost = str(error)  # because another has published and swept it: the log says so
                 return False
 
-        self._until_there(sequence, commit)
+        self._until_there(lambda table: self._log.has(table, sequence), commit)
 
-    def _until_there(self, sequence: int, commit: Callable[[deltalake.DeltaTable], bool]) -> None:
-        """Try until a commit of this sequence is in the log and durable, whoever made it."""
+    def _until_there(
+        self, is_there: Callable[[deltalake.DeltaTable], bool], commit: Callable[[deltalake.DeltaTable], bool]
+    ) -> None:
+        """Try until a commit of the sequence is in the log and durable, whoever made it."""
         for _ in range(COMMITS_MAX):
             table = self._log.load()
-            if self._log.has(table, sequence):
+            if is_there(table):
                 return self._log.settle(table.version(), _DATA)
             before = table.version()  # a merge has the table itself move on
             if commit(table):
@@ -389,8 +391,11 @@ class DeltaTable(InFolder):
         """See `Sink`. One commit takes the region's files out and says so under the sequence."""
         if not self._is_claimed():
             return
-        if not self._is_marked(sequence):
-            self._until_there(sequence, lambda table: self._log.commit(table, sequence, self._removals(table), 0))
+        if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
+            self._until_there(
+                lambda table: self._log.is_emptied(table, sequence),
+                lambda table: self._log.commit(table, sequence, self._removals(table), 0, True),
+            )
         marks.mark(self._files, self._own, sequence)
         self.sweep(Keep(floor))
 

@@ -257,7 +257,7 @@ class ParquetFolder(InFolder):
         if not self._is_owned():
             return
         files, staging = self._files, f"{self.path}/_staging"
-        if not self._is_marked(sequence):
+        if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
                 if self._is_void(name, floor):
                     remove(files, f"{staging}/{name}")
