@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kohort import AsyncConsumer, Broker, Consumer, Producer, TopicPartition
+from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
 from kohort.errors import KafkaError
 from tests.support.waiting import until
 
@@ -217,3 +217,78 @@ def test_async_consumer_does_not_commit_what_was_not_finished(
     with pytest.raises((LeftError, asyncio.CancelledError)):
         asyncio.run(read())
     assert committed(servers, topic) == expected
+
+
+# -- a record that nobody has seen
+
+
+class DeserializerError(Exception):
+    """The schema registry is away."""
+
+
+def refuse_the_twelfth(raw: bytes | None) -> bytes | None:
+    if raw == str(HANDED_OUT - 1).encode():
+        raise DeserializerError
+    return raw
+
+
+def test_a_record_whose_deserializer_raises_is_not_committed(servers: str, topic: str) -> None:
+    def read() -> None:
+        with Consumer(servers, group_id=topic, value_deserializer=refuse_the_twelfth, **SETTINGS) as consumer:
+            consumer.subscribe([topic])
+            for _ in consumer:
+                pass
+
+    with pytest.raises(DeserializerError):
+        read()
+    assert committed(servers, topic) == HANDED_OUT - 1
+
+
+def test_an_asyncio_consumer_commits_no_record_whose_deserializer_raises(servers: str, topic: str) -> None:
+    async def read() -> None:
+        async with AsyncConsumer(
+            servers, group_id=topic, value_deserializer=refuse_the_twelfth, **SETTINGS
+        ) as consumer:
+            consumer.subscribe([topic])
+            async for _ in consumer:
+                pass
+
+    with pytest.raises(DeserializerError):
+        asyncio.run(read())
+    assert committed(servers, topic) == HANDED_OUT - 1
+
+
+@pytest.mark.parametrize("by", ["another task", "the loop"])
+def test_an_asyncio_consumer_that_another_task_closes_does_not_commit_the_record_in_hand(
+    servers: str, topic: str, by: str
+) -> None:
+    async def read() -> None:
+        consumer = AsyncConsumer(servers, group_id=topic, **SETTINGS)
+        consumer.subscribe([topic])
+        handed_out = 0
+        async for _ in consumer:
+            handed_out += 1
+            if handed_out == HANDED_OUT:
+                closing = consumer.close()
+                await (asyncio.create_task(closing) if by == "another task" else closing)
+                break
+
+    asyncio.run(read())
+    assert committed(servers, topic) == (HANDED_OUT - 1 if by == "another task" else HANDED_OUT)
+
+
+def test_a_close_by_another_thread_ends_a_poll_and_leaves_the_group(servers: str, topic: str) -> None:
+    consumer = Consumer(servers, group_id=topic, **SETTINGS)
+    consumer.subscribe([topic])
+    while not consumer.poll(1000):
+        pass
+    closer = threading.Timer(0.2, consumer.close)
+    closer.start()
+    with suppress(KafkaError):  # the poll after the one that was ended finds the consumer closed
+        while True:
+            consumer.poll(60_000)
+    closer.join()
+    with Admin(servers) as admin:
+        (group,) = admin.describe_consumer_groups([topic]).all().values()
+    assert group.members == ()
+    assert committed(servers, topic) == RECORDS

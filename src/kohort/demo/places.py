@@ -144,7 +144,10 @@ def summed(offsets: pa.Table) -> Sums:
 
 
 class Faltering:
-    """A sink that runs out of room whenever a file lies where it looks for one; it takes the file away."""
+    """A sink that loses its rights whenever a file lies where it looks for one; it takes the file away.
+
+    A full disk would not do: the region waits for it, and nobody goes back.
+    """
 
     def __init__(self, sink: Sink, omen: Path) -> None:
         self._sink, self._omen = sink, omen
@@ -167,7 +170,7 @@ class Faltering:
         with contextlib.suppress(FileNotFoundError):
             if table.num_rows:
                 self._omen.unlink()
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, as the demo has it", self.place)
+                raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)}, as the demo has it", self.place)
         self._sink.stage(key, table)
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
@@ -193,4 +196,4 @@ class Faltering:
 
 def omen(folder: Path) -> Path:
     """The file that makes a faltering sink fail once."""
-    return folder / "the-disk-is-full"
+    return folder / "the-rights-are-gone"

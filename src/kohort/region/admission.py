@@ -88,7 +88,7 @@ def _refuse_new_group(region: str, saved: Saved, applicant: Applicant, place: st
     contributions = [given for members in saved.contributions.values() for given in members.values()]
     for position in positions:
         before = [given for given in contributions if given.group == position.group]
-        theirs = any(given.sink == place or given.member == applicant.member for given in before)
+        theirs = any((place and given.sink == place) or given.member == applicant.member for given in before)
         unknown = not before and place in last.places
         if (theirs or unknown) and _reads(applicant, position.topic):
             raise InvalidInputError(

@@ -27,7 +27,7 @@ from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
-from kohort.region.consuming.staging import AWAY, SinkWait, Stager
+from kohort.region.consuming.staging import AWAY, SinkWait, Stager, is_away
 from kohort.region.member import events as happens
 from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.states import MemberState
@@ -176,21 +176,30 @@ class RegionConsumer:
 
     def _add(self, table: pa.Table) -> None:
         """Take rows in, as soon as the sink is there."""
-        wait = SinkWait(self.name)
-        while not self._flow.void:
-            try:
-                self._stager.add(table)
-                break
-            except RowRefusedError as error:
-                piece = self._flow.in_hand
-                if error.offset is not None or piece is None:
-                    raise
-                raise RowRefusedError(f"{error.message}; {_made_of(piece)}", error.row, error.column) from error
-            except AWAY as error:
-                self._events.sink_waits(wait.failed(error))
-                self._flow.wait_void(wait.again_s - time.monotonic())
-        if wait.ended():
-            self._events.sink_waits("")
+        wait, taken = SinkWait(self.name), False
+        try:
+            while not taken and not self._flow.void:
+                taken = self._try_to_add(table, wait)
+        finally:
+            if wait.ended(works=taken):
+                self._events.sink_waits("")
+
+    def _try_to_add(self, table: pa.Table, wait: SinkWait) -> bool:
+        """Whether the sink took the rows; else it is away, and was waited for."""
+        try:
+            self._stager.add(table)
+        except RowRefusedError as error:
+            piece = self._flow.in_hand
+            if error.offset is not None or piece is None:
+                raise
+            raise RowRefusedError(f"{error.message}; {_made_of(piece)}", error.row, error.column) from error
+        except AWAY as error:
+            if not is_away(error):
+                raise
+            self._events.sink_waits(wait.failed(error))
+            self._flow.wait_void(wait.again_s - time.monotonic())
+            return False
+        return True
 
     # -- what it asks of the region
 

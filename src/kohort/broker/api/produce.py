@@ -91,13 +91,14 @@ def _compress(
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.hold(held)
 
-    def done(name: str, part: _Data, answer: _Partition, result: bytes | KafkaError) -> None:
+    def done(name: str, part: _Data, answer: _Partition, target: object, result: bytes | KafkaError) -> None:
         nonlocal left
         if isinstance(result, KafkaError):
             found = _refusal(request, part.index, result)
         else:
             part.records = result
-            found = _write(node, request, name, part, now_ms, node.store.get(name, part.index))
+            now = node.store.get(name, part.index)  # another one where the topic was deleted and made again meanwhile
+            found = _write(node, request, name, part, now_ms, now if now is target else None)
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
@@ -110,7 +111,9 @@ def _compress(
         assert target is not None
         part.records = bytes(part.records)  # the frame's memory is not kept
         partition = TopicPartition(name, part.index)
-        node.recompression.take(partition, part.records, target.config, now_ms, partial(done, name, part, answer))
+        node.recompression.take(
+            partition, part.records, target.config, now_ms, partial(done, name, part, answer, target)
+        )
 
 
 def _name_by_id(node: Node, topic_id: UUID) -> str | None:

@@ -56,6 +56,7 @@ class AsyncConsumer(Steering):
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
         self._polling = False
+        self._iterating: asyncio.Task[Any] | None = None  # whose loop has a record in hand
 
     # What to read.
 
@@ -88,6 +89,7 @@ class AsyncConsumer(Steering):
             for record in self._core.handing_out.give(
                 await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
             ):
+                self._iterating = asyncio.current_task()
                 yield record
 
     # Offsets.
@@ -115,13 +117,15 @@ class AsyncConsumer(Steering):
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
         What was returned counts as processed: call `close` when it is. What was returned last does not count when an
-        exception, a cancellation too, leaves the `async with`: it comes again.
+        exception, a cancellation too, leaves the `async with`: it comes again. Nor does the record that a loop has in
+        hand when another task closes the consumer, as a signal's handler does.
 
         Args:
             timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        await self._close(timeout_ms, unfinished=False)
+        in_hand = self._core.handing_out.giving and asyncio.current_task() is not self._iterating
+        await self._close(timeout_ms, unfinished=in_hand)
 
     async def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed:

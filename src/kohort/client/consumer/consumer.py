@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
+_OTHER_THREAD_S = 10.0
+"""How long a close waits for another thread to return from a call of this consumer."""
 
 
 @checked
@@ -176,10 +178,36 @@ class Consumer(Lookups, Steering):
             self.wakeup()
             return
         until_s = self._client.until_s(timeout_ms)
+        if not self._enter_to_close(timeout_ms, until_s):
+            return
         try:
-            self._run(self._core.close(timeout_ms, unfinished=unfinished))
+            self._carry_out(self._core.close(timeout_ms, unfinished=unfinished))
+        except KafkaError as error:
+            raise for_application(error)  # noqa: B904 - a copy of it
         finally:
+            self._leave()
             self._client.close(until_s)
+
+    def _enter_to_close(self, timeout_ms: float | None, until_s: float | None) -> bool:
+        """Become the thread that closes; a poll of another thread ends, and closes the consumer itself.
+
+        Returns:
+            False if the other thread has closed it.
+
+        Raises:
+            InvalidInputError: the other thread does not return in time; nothing is closed.
+        """
+        if not self._user.acquire(blocking=False):
+            self._close_asked = (timeout_ms,)
+            self.wakeup()
+            limit_s = _OTHER_THREAD_S if until_s is None else max(0.0, until_s - time.monotonic())
+            if not self._user.acquire(timeout=limit_s):
+                raise InvalidInputError("another thread is using this consumer, and did not return to let it close")
+        self._user_thread = threading.get_ident()
+        if self._client.closed:
+            self._leave()
+            return False
+        return True
 
     def _close_if_asked(self) -> bool:
         asked, self._close_asked = self._close_asked, None

@@ -41,7 +41,7 @@ class HandingOut:
         Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
         has not seen then comes again.
         """
-        self.open, self._returned = {}, {}
+        self.open, self._returned, self._record = {}, {}, None
         for part in slices:
             state = self._partitions.get(part.partition)
             if state is not None and state.position is not None and part.partition not in self.open:
@@ -92,9 +92,9 @@ class HandingOut:
             if state.paused or self.halted:
                 self._take_back(partition, position_version)
                 return
+            self._record, self.giving = record, True  # before anything that may raise: nobody has seen it yet
             state.position = Position(record.offset + 1, epoch)
             apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
-            self._record, self.giving = record, True
             yield record
             self._record = None
         self.giving = False

@@ -21,7 +21,7 @@ from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_of, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import AWAY, SinkWait, Stager
+from kohort.region.consuming.staging import SinkWait, Stager, is_away
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect
@@ -306,14 +306,14 @@ class EventThread(MemberThread):
             return
         try:
             keys = self._stager.give()
-        except AWAY as error:
-            self.sink_waits(self._sink_wait.failed(error))
-            return
         except Exception as error:
+            if is_away(error):
+                self.sink_waits(self._sink_wait.failed(error))
+                return
             log.exception("%s: could not save its state", self.name)
             self._not_saved(cut, error)
             return
-        self._saves_no_more()
+        self._saves_no_more(works=True)
         try:
             state = self._callbacks.on_checkpoint(cut.sequence)
             if not isinstance(state, bytes):
@@ -330,9 +330,9 @@ class EventThread(MemberThread):
         self._saves_no_more()
         self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
 
-    def _saves_no_more(self) -> None:
+    def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
-        if self._sink_wait.ended():
+        if self._sink_wait.ended(works=works):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:

@@ -87,10 +87,11 @@ class Flow:
                 if self._error is not None:
                     raise self._error
                 return None
+            before, self.dirty = self.dirty, True  # an interruption here leaves records in no place: all go back
             self._busy, self._void = self._gather(), False
             self._records -= self._busy.table.num_rows
             self.bytes -= self._busy.bytes
-            piece = self._busy
+            piece, self.dirty = self._busy, before
         self._changed()  # there may be room again
         return piece
 

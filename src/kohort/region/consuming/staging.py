@@ -19,10 +19,17 @@ log = logging.getLogger("kohort.region")
 UNIT_BYTES = 64 * 1024 * 1024
 AWAY = (OSError, RetriableError)
 """Errors of a sink that is away: what was to be staged is staged again, and nobody goes back for it."""
+LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""Errors of a place that was removed or has other rights: waiting does not end them, so the region resets and stops."""
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds to wait before the sink is tried again; the last one from then on."""
 SAY_S = 30.0
 """Seconds between two log lines of one wait."""
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a sink that raised this may take the same again later."""
+    return isinstance(error, AWAY) and not isinstance(error, LASTING)
 
 
 class SinkWait:
@@ -43,9 +50,9 @@ class SinkWait:
         self.failures += 1
         return cause
 
-    def ended(self) -> bool:
-        """Whether it had failed before: it works now."""
-        if self.failures:
+    def ended(self, *, works: bool = True) -> bool:
+        """End the wait, and return whether there was one; `works`: the sink has taken what was to be staged."""
+        if self.failures and works:
             log.info("%s: the sink takes what is staged again, after %s failures", self._name, self.failures)
         failed, self.failures, self.again_s = bool(self.failures), 0, 0.0
         return failed

@@ -213,6 +213,7 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
         plane.by_connection.pop(member.connection, None)
         plane.close(member.connection)
     member.connection, member.lost_ms = connection, None
+    member.waits_for = ""  # one that still waits says so again: what it said last may have been lost
     plane.by_connection[connection] = member.name
     plane.due.pop(f"lost {member.name}", None)
     plane.asked = [one for one in plane.asked if one.member != member.name]

@@ -193,7 +193,7 @@ class SparkRegion:
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
             topics = options.subscribe or ()
-            who = Applicant(name, str(options.group_id), topics, options.subscribe_pattern, declared.reads_again)
+            who = Applicant(name, str(options.group_id), topics, options.pattern_text(), declared.reads_again)
             region_id, bound = self._region.admit(who, declared.into if number == LEAD else None)
             sink = bound or sink
         state = self._region.state_of(declared.name)

@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.consuming.staging import AWAY, SinkWait
+from kohort.region.consuming.staging import AWAY, SinkWait, is_away
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 
@@ -71,6 +71,8 @@ class StagingTask:
             try:
                 self.sink.stage(key, table)
             except AWAY as error:
+                if not is_away(error):
+                    raise
                 wait.failed(error)
                 time.sleep(max(0.0, wait.again_s - time.monotonic()))
             else:
