@@ -284,7 +284,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "an unknown outcome is taken for an abort": _instead(Pen, "settle", lambda pen: 0),
     "a sink that is ahead of the topic is taken": _instead(members, "compare", _compares_one_way(ahead=True)),
     "a sink that lacks what it has shown is taken": _instead(members, "compare", _compares_one_way(ahead=False)),
-    "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
         book, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
     ),
@@ -297,5 +296,6 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
         handlers, "complete", _counts_whatever_it_contributed
     ),
+    "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
 }
 """Faults that need a history which the world hardly ever has; each has a test of its own."""

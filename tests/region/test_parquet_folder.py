@@ -93,6 +93,20 @@ def test_a_key_that_nobody_staged_is_lost_output(sink: ParquetFolder) -> None:
     assert not os.path.exists(f"{sink.path}/sequence=1")
 
 
+def test_a_sequence_that_stands_without_its_mark_is_published(sink: ParquetFolder) -> None:
+    """Its publisher ended between the two: the next sequence under this number would be taken for done."""
+    assert_a_sequence_without_its_mark_counts(sink)
+
+
+def assert_a_sequence_without_its_mark_counts(sink: ParquetFolder) -> None:
+    for number in (1, 2):
+        sink.stage(key(number), table(number))
+        sink.publish(number, [key(number)])
+    (mark,) = [path for path in Path(sink.path, "_region").iterdir() if path.name.endswith("2")]
+    mark.unlink()
+    assert sink.published() == 2
+
+
 def test_staged_again_the_last_counts(sink: ParquetFolder) -> None:
     sink.stage(key(1), table(1))
     sink.stage(key(1), table())
