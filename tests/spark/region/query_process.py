@@ -71,7 +71,7 @@ class Folder(ParquetFolder):
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         time.sleep(self.batch_s)
         if random.random() < self.fails:
-            raise OSError("no space left on a device of this test")
+            raise PermissionError("the device of this test takes nothing more")
         super().stage(key, table)
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
