@@ -62,6 +62,7 @@ def test_a_bad_time_and_a_good_one(first: int) -> None:
             raise
 
 
+@pytest.mark.timeout(900)  # one that is rarely shown takes a hundred worlds
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_planted_fault_is_seen(name: str) -> None:
     first = SEEN_AT.get(name, 0)

@@ -159,7 +159,7 @@ def test_options_that_can_not_be(more: dict[str, str], words: str) -> None:
 
 def test_a_stream_of_a_table_is_refused() -> None:
     source = KohortDataSource({"table": "lag", "kafka.bootstrap.servers": "127.0.0.1:1"})
-    with pytest.raises(InvalidInputError, match=r"read by spark\.read"):
+    with pytest.raises(InvalidInputError, match=r"use spark\.read"):
         source.streamReader(declared(source)).initialOffset()
 
 

@@ -130,7 +130,7 @@ class ProducerCore:
             self._too_large(size)
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
-        elif type(timestamp_ms) is not int or timestamp_ms < 0:
+        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 63:
             timestamp_ms = SEND.take("timestamp_ms", timestamp_ms)
         record = (timestamp_ms, key, value, headers)
         return self._put(topic, partition, record, size, on_delivery)
