@@ -77,7 +77,7 @@ def test_scenario_13_pending_positions_keep_theirs_and_their_group() -> None:
 
 
 def test_a_group_that_has_only_offsets_of_an_open_transaction_stays() -> None:
-    """Its generation too: one that is issued twice could not fence a member of the first one."""
+    """The generation stays too: one that is issued twice could not fence a member of the first one."""
     trial = make_trial()
     members, generation = trial.stable(1)
     trial.leave(members[0])

@@ -22,7 +22,7 @@ from tests.region.postgres import Server, programs, running
 from tests.support.waiting import until
 
 FAILURES = 5
-"""As many resets in a row would have stopped the region."""
+"""Number of resets in a row that would have stopped the region."""
 
 
 @pytest.fixture
@@ -111,7 +111,9 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
         until(lambda: read() == Counter(range(100)), "what was there is published")
         ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free))
         fill(own_servers, name, range(100, 300))
-        until(lambda: any(one.waits_for for one in region.describe().members), "the region says what it waits for")
+        until(
+            lambda: any(member.waits_for for member in region.describe().members), "the region says what it waits for"
+        )
         until(lambda: unit_bytes == 1 or failures(worker) >= FAILURES, "it tries again and again")
         ballast.unlink()
         until(lambda: read() == Counter(range(300)), "all is published")

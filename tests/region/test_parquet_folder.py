@@ -94,7 +94,7 @@ def test_a_key_that_nobody_staged_is_lost_output(sink: ParquetFolder) -> None:
 
 
 def test_a_sequence_that_stands_without_its_mark_is_published(sink: ParquetFolder) -> None:
-    """Its publisher ended between the two: the next sequence under this number would be taken for done."""
+    """The publisher ended between the two: the next sequence under this number would be taken for done."""
     assert_a_sequence_without_its_mark_counts(sink)
 
 

@@ -126,7 +126,7 @@ OF_SOURCE: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every read ends with, by both sources."""
+    """The last part of every read, by both sources."""
     folder = tmp_path_factory.mktemp("ports")
     jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False).glob("*.jar")
     with Broker(folder / "data", {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}) as broker:

@@ -1,4 +1,4 @@
-"""What a query says of its start and of what went wrong: the reason first, with the names that help."""
+"""Messages of a query about its start and of what went wrong: the reason first, with the names that help."""
 
 from __future__ import annotations
 

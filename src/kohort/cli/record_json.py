@@ -78,7 +78,7 @@ def _readable(data: bytes | None) -> Any:
 
 
 def fields_of(line: bytes) -> Fields:
-    """What a line says of a record, as arguments of `Producer.send`.
+    """Return the record of a line as arguments of `Producer.send`.
 
     Topic, offset and timestampType say where a record came from: their types are checked, and they are not used.
 

@@ -64,7 +64,7 @@ class WholeWrites(io.RawIOBase):
 
 
 def whole_stream(stream: TextIO) -> TextIO:
-    """The same stream with whole writes; the stream itself where no descriptor is behind it."""
+    """Return the stream with whole writes; the stream itself where no descriptor is behind it."""
     try:
         out = WholeWrites(stream.fileno())
     except (AttributeError, OSError):  # None where the caller closed it, or a stand-in without a descriptor

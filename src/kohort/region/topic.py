@@ -307,5 +307,5 @@ def transactional_id_of(region: str) -> str:
 
 
 def client_id_of(region: str, member: str) -> str:
-    """As whom a member of a region reads: no region's name has a `/`."""
+    """The name under which a member of a region reads: no region's name has a `/`."""
     return f"{region}/{member}"

@@ -133,7 +133,7 @@ _SECURITY = ("ssl.", "sasl.", "security.", "config.providers.")
 
 @dataclass(slots=True)
 class ClientSettings:
-    """What is left of the options with the prefix `kafka.`.
+    """The outcome for the options with the prefix `kafka.`.
 
     Attributes:
         taken: settings that a client here honours, by name.

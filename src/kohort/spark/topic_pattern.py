@@ -118,7 +118,7 @@ def topic_pattern(pattern: str) -> TopicPattern:
 
 
 def as_glob(pattern: str) -> str | None:
-    """What a pattern that looks like a glob means as a regular expression; None: it does not look like one."""
+    """The meaning of a glob-like pattern as a regular expression; None: it does not look like one."""
     star = re.search(r"(?<!\\)([\w-])\*", pattern)
     if star is None or re.search(r"\\Q|\[", pattern):
         return None
@@ -389,7 +389,7 @@ class _Parser:
         return self._escape()
 
     def _escape(self) -> str | Letters:
-        """What stands behind a backslash: a character, or a class of them."""
+        """The term behind a backslash: a character, or a class of them."""
         letter = self._take()
         if letter in "pP":
             return self._property(letter == "P")

@@ -221,7 +221,7 @@ class Member:
         self.look_whether_idle()
 
     def submit(self, table: pa.Table) -> None:
-        """As `RegionConsumer.submit`, but for the waits: again a moment later while the sink is away."""
+        """Submit as `RegionConsumer.submit` does, but for the waits: again a moment later while the sink is away."""
         if self.flow.is_idle():
             self.ends_by(InvalidInputError("no table is in hand"))
             return

@@ -46,7 +46,7 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
 def _plan(
     host: GroupHost, message: TxnOffsetCommitRequest, by_id: bool
 ) -> CommitPlan[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]:
-    """What is to be committed, of topics by their ids or by their names."""
+    """The offsets to commit, of topics by their ids or by their names."""
     if by_id:
         known_by_id = host.topics.by_id
         return CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
