@@ -232,7 +232,7 @@ def test_a_nearer_replica_is_read_from_when_the_leader_names_one() -> None:
 
 def test_what_was_fetched_for_a_partition_that_went_and_came_back_is_not_used() -> None:
     log = Log({A0: 100})
-    log.world.run(100)
+    log.world.run(10)
     assert log.core.fetcher.ready
     log.core.assign([])
     log.core.assign([A0])
@@ -260,7 +260,7 @@ def test_figures_count_what_happened() -> None:
 def test_an_answer_to_what_was_asked_before_a_seek_does_not_move_the_next_fetch() -> None:
     log = Log({A0: 100})
     log.world.handlers["Fetch"] = lambda message, version: PARK
-    log.world.run(100)
+    log.world.run(10)
     (request,) = log.world.parked_named("Fetch")
     log.core.seek(A0, Position(70))
     log.world.handlers["Fetch"] = log.fetch
@@ -272,7 +272,7 @@ def test_an_answer_that_comes_when_another_broker_has_long_answered_is_not_used(
     """The leader stood still, and was replaced; when it woke it answered, and its records were handed out again."""
     log = Log({A0: 100})
     log.world.handlers["Fetch"] = lambda message, version: PARK
-    log.world.run(100)
+    log.world.run(10)
     (late,) = log.world.parked_named("Fetch")
     metadata = log.world.handlers["Metadata"]
 

@@ -45,7 +45,7 @@ def test_bounds_by_offset_by_time_and_by_the_group(spark: Any, stage: Stage) -> 
         return sorted(int(row[0]) for row in read(spark, stage, columns="value", **options).collect())
 
     assert values() == list(range(100))
-    some = json.dumps({stage.topic: {"0": 20, "1": -2, "2": -1, "3": 24}})
+    some = json.dumps({stage.topic: {"0": 20, "1": -2, "2": 25, "3": 24}})
     assert values(startingOffsets=some) == sorted([*range(80, 100, 4), *range(1, 100, 4), 99])
     assert values(startingTimestamp=str(BORN + 90), endingTimestamp=str(BORN + 95)) == [90, 91, 92, 93, 94]
     late = json.dumps({stage.topic: dict.fromkeys(map(str, range(PARTITIONS)), BORN + 1_000_000)})

@@ -51,14 +51,27 @@ def admit(
         KafkaError: no right to do this, or no control plane.
     """
     home.look_at_group(applicant.group)
-    saved = home.saved()
-    region_id = uuid4() if saved.birth is None else saved.birth.region_id
-    sink = _looked_at(region, home, region_id, into)
+    saved, region_id, sink = _before_birth(region, home, into)
     _refuse_new_group(region, saved, applicant, "" if sink is None else sink.place)
     if region_id != (born := home.region_id(reach)):
         region_id, sink = born, _looked_at(region, home, born, into)
     home.claim(applicant.group)
     return region_id, sink
+
+
+def _before_birth(region: str, home: Home, into: Sink | None) -> tuple[Saved, UUID, Sink | None]:
+    """What stands of the region, its id (any, where it has none yet), and the sink that was looked at under that id.
+
+    A sink that is refused may be this region's own: another of its applications has begun it in this moment.
+    """
+    while True:
+        saved = home.saved()
+        region_id = uuid4() if saved.birth is None else saved.birth.region_id
+        try:
+            return saved, region_id, _looked_at(region, home, region_id, into)
+        except InvalidInputError:
+            if saved.birth is not None or home.saved().birth is None:
+                raise
 
 
 def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> Sink | None:

@@ -257,7 +257,7 @@ def test_a_right_that_is_missing(
 
     mine = make("rights")
     declare(mine, stage, "q", "rights", "rights")
-    monkeypatch.setattr("kohort.region.book.Home.admit", refused)
+    monkeypatch.setattr("kohort.region.book.Home.claim", refused)
     with pytest.raises(KafkaError, match="Describe, Read and Write on topic"):
         mine.run()
     with pytest.raises(InvalidInputError, match="closed"):

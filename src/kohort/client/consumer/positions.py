@@ -118,7 +118,7 @@ class PositionFinder:
             looked = self._looked
             try:
                 await self._committed()
-                again = await self._reset()
+                again = await self._reset(looked)
                 failures = 0
                 if again:
                     continue
@@ -165,7 +165,8 @@ class PositionFinder:
         self._changed()
         self._found()
 
-    async def _reset(self) -> bool:
+    async def _reset(self, looked: Promise[None]) -> bool:
+        """Find positions by policy. True: look again at once. A look that is wanted meanwhile ends the wait for leaders."""
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
@@ -175,8 +176,10 @@ class PositionFinder:
             by_leader[self._cluster.metadata.leader(part)][part] = self._time_of(policy)
         leaderless = by_leader.pop(-1, {})
         await gather([self._cluster.runtime.spawn(self._reset_at(times), "positions") for times in by_leader.values()])
-        if leaderless:  # they may not be there at all: the others do not wait for them
-            self._cluster.request_metadata()
+        if leaderless:  # they may not be there at all: others that are wanted meanwhile do not wait for them
+            await self._cluster.runtime.first(self._cluster.request_metadata(), looked)
+            if any(self._cluster.metadata.leader(part) >= 0 for part in leaderless):
+                return True
             for part in leaderless:
                 info = self._cluster.metadata.topics.get(part.topic)
                 if info is not None and info.error and not info.error.retriable:
