@@ -20,7 +20,7 @@ TOPIC = "t"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(4)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """A decode of whole runs of offsets, as kohort.columns gives it."""
 
@@ -36,6 +36,10 @@ class Block:
             rows.append(RowRange(at, at + stop - start, stop + self.gap, leader_epoch=7, one_epoch=not self.mixed))
             at += stop - start
         return rows
+
+    @property
+    def nbytes(self) -> int:
+        return 10 * sum(stop - start for _, start, stop in self.runs)
 
     def position(self, index: int, row: int) -> int:
         rows = self.ranges[index]
@@ -234,6 +238,8 @@ class Polling(RuleBasedStateMachine):
             assert self.partitions.paused == set(self.partitions) - set(going)
             assert self.buffer.records == sum(self.buffer.count(partition) for partition in self.partitions)
             assert self.buffer.records >= 0
+            held = {chunk.block for queue in self.buffer._queues.values() for chunk in queue}
+            assert self.buffer.nbytes == sum(block.nbytes for block in held)
 
 
 TestPolling = Polling.TestCase

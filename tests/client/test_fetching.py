@@ -88,6 +88,32 @@ def test_bytes_that_wait_are_bounded() -> None:
     assert len(log.fetches()) == 1
 
 
+def test_what_is_decoded_counts_among_the_bytes_that_wait() -> None:
+    """Each decode is larger than the bound: while records of it are left, nothing is fetched."""
+    free, bounded = Log({A0: 200}), Log({A0: 200}, queued_max_bytes=700)
+    assert len(free.poll(30)) == len(bounded.poll(30)) == 30
+    assert bounded.core.buffer.nbytes > 700
+    assert len(free.fetches()) == 4
+    assert len(bounded.fetches()) == 3  # the third left while the first was being decoded
+    seen = []
+    while records := bounded.poll(30, timeout_ms=50):
+        seen += offsets(records, A0)
+    assert seen == list(range(30, 200))
+    assert bounded.core.buffer.nbytes == 0
+
+
+def test_what_only_paused_partitions_have_keeps_nobody_waiting() -> None:
+    log = Log({A0: 100, A1: 0}, queued_max_bytes=700)
+    assert len(log.poll(5)) == 5
+    assert log.core.buffer.nbytes > 700
+    log.core.pause([A0])
+    log.ends[A1] = 100
+    seen = []
+    while records := log.poll(30, timeout_ms=50):
+        seen += offsets(records, A1)
+    assert seen == list(range(100))
+
+
 def test_a_partition_that_gave_data_goes_to_the_end_of_the_next_request() -> None:
     log = Log({A0: 1000, A1: 0})
     log.core.fetcher.unbounded = True

@@ -38,6 +38,7 @@ def assert_same(sets: list[RecordSet], chosen: DecodeOptions) -> None:
     fast = decoded(_kernel.decode_block, sets, chosen)
     slow = decoded(reference.decode_block, sets, chosen)
     assert fast.ranges == slow.ranges
+    assert fast.nbytes == slow.nbytes
     assert [_kernel.extent(one.buffer) for one in sets] == [reference.extent(one.buffer) for one in sets]
     batch = fast.to_arrow()
     batch.validate(full=True)

@@ -284,7 +284,7 @@ class ConsumerConfig(ConnectionConfig):
         128 * 1024 * 1024,
         low=1,
         unit="bytes",
-        why="no fetch is sent while this much is fetched and not returned",
+        why="no fetch is sent while this much is fetched or decoded and not returned; a decode ends at it too",
     )
     enable_auto_commit: bool = knob(
         "enable.auto.commit", True, why="commit what poll returned before, in the background and at close"

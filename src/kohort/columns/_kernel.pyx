@@ -130,6 +130,13 @@ cdef inline object cell(Binary* column, int64_t row):
     )
 
 
+# Of a row: offset, timestamp, partition, timestamp type, and where key, value and headers end; of a header: where its
+# name and content end.
+cdef enum:
+    ROW_BYTES = 36
+    ENTRY_BYTES = 8
+
+
 @cython.final
 cdef class Columns:
     """The block of the compiled decoder.
@@ -175,6 +182,12 @@ cdef class Columns:
         self.owners["headers", "ends"] = take_over(<void**>&out.header_ends, (rows + 1) * 4, room * 4)
         self.kept = True
         self.owners["headers", "valid"] = take_over(<void**>&out.header_valid, (rows + 7) // 8, room // 8)
+
+    @property
+    def nbytes(self):
+        cdef Marks* marks = &self.out.marks
+        cdef int64_t rows = self.rows * ROW_BYTES + self.entries * ENTRY_BYTES
+        return rows + marks.key_bytes + marks.value_bytes + marks.name_bytes + marks.content_bytes
 
     def offset(self, int64_t row):
         if not 0 <= row < self.rows:

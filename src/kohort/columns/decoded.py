@@ -25,6 +25,10 @@ _DAMAGE_TEXT = {
 class Block(Protocol):
     """The columns of one decode, however they are kept."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns take, without what rounding leaves over."""
+
     def arrow_arrays(self, options: DecodeOptions) -> list[Any]:
         """One pyarrow.Array per column of `options.columns`, over memory that the block owns."""
 
@@ -57,6 +61,11 @@ class Decoded:
 
     def __len__(self) -> int:
         return self.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the decoded columns take."""
+        return self._block.nbytes
 
     @property
     def finished(self) -> bool:

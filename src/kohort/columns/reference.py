@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from crc32c import crc32c
@@ -48,6 +49,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 ABORT_MARKER = 0
 
+_ROW_BYTES, _HEADER_BYTES = 36, 8
+"""Of the columns of the compiled decoder: numbers and ends of a row, ends of a header."""
 _PER_MS = {"ms": 1, "us": 1000}
 
 
@@ -150,6 +153,15 @@ class Rows:
         """Forget the rows from `length` on."""
         for column in self.lists():
             del column[length:]
+
+    @property
+    def nbytes(self) -> int:
+        headers = [header for row in self.headers for header in row] if "headers" in self.columns else []
+        columns = [column for name, column in (("key", self.key), ("value", self.value)) if name in self.columns]
+        contents = [*chain(*columns), *(content for _, content in headers)]
+        sizes = sum(len(content) for content in contents if content is not None)
+        names = sum(len(name.encode()) for name, _ in headers)
+        return sizes + names + _ROW_BYTES * len(self.offsets) + _HEADER_BYTES * len(headers)
 
     def offset(self, row: int) -> int:
         return self.offsets[row]

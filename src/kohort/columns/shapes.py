@@ -24,6 +24,8 @@ COLUMNS = (
 """Every column, in the order and under the names of Spark's Kafka source."""
 
 INT64_MAX = 2**63 - 1
+DECODED_BYTES = 2**30
+"""Decompressed bytes of one decode, unless the options say otherwise."""
 BYTES_MAX = 2**31 - 1
 """Arrow's plain binary columns index their bytes with int32."""
 
@@ -79,7 +81,7 @@ class DecodeOptions:
     timestamp_unit: str = "us"
     timestamp_zone: str | None = "UTC"
     max_records: int | None = None
-    max_bytes: int = 2**30
+    max_bytes: int = DECODED_BYTES
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.columns if name not in COLUMNS]

@@ -399,7 +399,9 @@ def test_processes_killed_at_each_call(query: Path) -> None:
 # -- places, and what is over
 
 
-@pytest.mark.parametrize("place", ["s3a://bucket/regions", "hdfs://name/regions", "file://host/regions", "dbfs:/regions"])
+@pytest.mark.parametrize(
+    "place", ["s3a://bucket/regions", "hdfs://name/regions", "file://host/regions", "dbfs:/regions"]
+)
 def test_urls_are_refused_with_the_reason(place: str) -> None:
     with pytest.raises(InvalidInputError, match="needs hard links and atomic renames"):
         check_place(place)

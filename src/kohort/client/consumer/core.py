@@ -28,7 +28,7 @@ from kohort.client.net.presence import MissingTopics, check_topic_names
 from kohort.client.offset_values import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
 from kohort.client.settings import ConsumerConfig
 from kohort.columns.decoded import Decoded
-from kohort.columns.shapes import DecodeOptions
+from kohort.columns.shapes import DECODED_BYTES, DecodeOptions
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 
@@ -58,10 +58,10 @@ class ConsumerCore:
             columns=tuple(config.columns),
             read_committed=config.isolation_level == "read_committed",
             check_crcs=config.check_crcs,
+            max_bytes=min(DECODED_BYTES, config.queued_max_bytes),
         )
         self.handing_out = HandingOut(self.partitions, config)
-        self._seen = 0
-        self._rebalances_seen = 0
+        self._seen = self._rebalances_seen = 0
         self._rebalances_before = self._lapses_before = 0
         self._manual = False
         self._woken = False

@@ -44,6 +44,9 @@ class Rows(Protocol):
     @property
     def ranges(self) -> Sequence[RangeFacts]: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def records(self, start: int, stop: int) -> Sequence[Record]: ...
 
     def to_arrow(self, start: int, stop: int) -> pa.RecordBatch: ...
@@ -96,6 +99,7 @@ class FetchBuffer:
 
     Attributes:
         records: How many are kept altogether, those of paused partitions too.
+        nbytes: Memory of the decodes that they are part of; a decode counts whole until its last row is returned.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -104,7 +108,8 @@ class FetchBuffer:
         self._rotation: deque[TopicPartition] = deque()
         self._counts: Counter[TopicPartition] = Counter()
         self._voided_seen = -1
-        self.records = 0
+        self.records = self.nbytes = 0
+        self._chunks_of: Counter[Rows] = Counter()
 
     def add(self, partition: TopicPartition, block: Rows, index: int, position_version: int) -> None:
         """Keep the rows of one record set of a decode."""
@@ -114,6 +119,9 @@ class FetchBuffer:
             queue = self._queues[partition] = deque()
             self._rotation.append(partition)
         queue.append(Chunk(block, index, rows.start, rows.stop, position_version))
+        if block not in self._chunks_of:
+            self.nbytes += block.nbytes
+        self._chunks_of[block] += 1
         self._count(partition, rows.stop - rows.start)
         state = self._partitions.get(partition)
         if state is None or state.position_version != position_version:
@@ -150,16 +158,14 @@ class FetchBuffer:
             state = self._partitions.get(partition)
             queue = self._queues[partition]
             while queue and (state is None or queue[0].position_version != state.position_version):
-                chunk = queue.popleft()
-                self._count(partition, chunk.row - chunk.stop)
+                self._drop_chunk(partition)
             if not queue:
                 self._forget(partition)
 
     def clear(self) -> None:
         for partition in list(self._rotation):
             while self._queues[partition]:
-                chunk = self._queues[partition].popleft()
-                self._count(partition, chunk.row - chunk.stop)
+                self._drop_chunk(partition)
             self._forget(partition)
 
     # Inside.
@@ -236,7 +242,7 @@ class FetchBuffer:
         self._count(partition, start - stop)
         state.position = position_at(chunk.block, chunk.index, stop)
         if stop == chunk.stop:
-            queue.popleft()
+            self._drop_chunk(partition)
             self._used_up(partition, chunk)
         return Slice(partition, chunk.block, chunk.index, start, stop)
 
@@ -251,6 +257,15 @@ class FetchBuffer:
             self._rotation.append(partition)
         else:
             del self._queues[partition]
+
+    def _drop_chunk(self, partition: TopicPartition) -> None:
+        """Let the first chunk of a partition go, with what is left of it, and its decode behind its last chunk."""
+        chunk = self._queues[partition].popleft()
+        self._count(partition, chunk.row - chunk.stop)
+        self._chunks_of[chunk.block] -= 1
+        if not self._chunks_of[chunk.block]:
+            del self._chunks_of[chunk.block]
+            self.nbytes -= chunk.block.nbytes
 
     def _forget(self, partition: TopicPartition) -> None:
         del self._queues[partition]

@@ -2,7 +2,7 @@
 
 A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so
 that the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded,
-the second only behind a small one, and nothing is asked for while `queued_max_bytes` are waiting altogether. With a
+the second only behind a small one. Nothing is asked for while `queued_max_bytes` wait, decoded or not. With a
 bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is
 used up: begun with the last poll of it, the application would wait as long as the answer is on its way. Source: spec
 2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
@@ -195,7 +195,7 @@ class Fetcher:
 
     def pump(self) -> None:
         """Ask every broker that may be asked for what may be fetched from it."""
-        if self._closed or self.queued_bytes >= self.config.queued_max_bytes:
+        if self._closed or self._is_full():
             return
         wanted = self._enough()
         if wanted is None:
@@ -219,6 +219,13 @@ class Fetcher:
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
+
+    def _is_full(self) -> bool:
+        """Whether enough bytes wait. What only paused partitions have does not keep the others waiting."""
+        most = self.config.queued_max_bytes
+        if self.queued_bytes >= most:
+            return True
+        return self.queued_bytes + self.buffer.nbytes >= most and self.available_records() > 0
 
     def _full_nodes(self) -> set[int]:
         """Brokers of which enough waits to be decoded."""

@@ -166,7 +166,7 @@ class PositionFinder:
         self._found()
 
     async def _reset(self, looked: Promise[None]) -> bool:
-        """Find positions by policy. True: look again at once. A look that is wanted meanwhile ends the wait for leaders."""
+        """Find positions by policy; True: look again at once. `looked` ends a wait for leaders."""
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
