@@ -14,11 +14,12 @@ from unittest import mock
 
 from kohort.errors import RetriableError
 from kohort.region import book
-from kohort.region.agreement import Bounds, Disagreement, adopt, compare
+from kohort.region.agreement import Bounds, Disagreement, Last, adopt, compare
 from kohort.region.book import Pen
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.staging import Stager
+from kohort.region.facts import Manifest
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
@@ -229,6 +230,13 @@ def _waits_for_the_last_reset(plane: Plane, why: Any, cause: str, member: str = 
 _ASK = resets.ask
 
 
+def _numbers_resets_alike(plane: Plane) -> Manifest:
+    return replace(_TO_INITIAL(plane), sequence=plane.sequence + 1)
+
+
+_TO_INITIAL = resets._to_initial
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -286,6 +294,12 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a sink that lacks what it has shown is taken": _instead(members, "compare", _compares_one_way(ahead=False)),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
         book, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
+    ),
+    "what another place is to show is numbered anew with the sequence": _instead(
+        Last, "number_in", lambda last, known: last.sequence
+    ),
+    "two resets to the initial state on their way have one number": _instead(
+        resets, "_to_initial", _numbers_resets_alike
     ),
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None

@@ -30,6 +30,8 @@ SEEN_AT = {
     "where the region has published is forgotten": 13,
     "who is late is waited for": 42,
     "who leaves is not needed before the topic has a reset": 35,
+    "what another place is to show is numbered anew with the sequence": 389,
+    "two resets to the initial state on their way have one number": 754,
 }
 """Looked at first."""
 
@@ -60,6 +62,12 @@ def test_a_bad_time_and_a_good_one(first: int) -> None:
         except Exception as error:
             error.add_note(f"seed {seed}\n" + "\n".join(world.clock.story[-60:]))
             raise
+
+
+@pytest.mark.parametrize("seed", [389, 754])
+def test_histories_that_had_a_fault_are_clean(seed: int) -> None:
+    """389: a sink was adopted while another was owed a sequence; 754: two resets to the initial state at once."""
+    World(seed).play()
 
 
 @pytest.mark.timeout(900)  # one that is rarely shown takes a hundred worlds

@@ -664,6 +664,38 @@ def test_reset_to_the_initial_state_that_waits_outlives_the_resets_that_are_aske
     assert not driven.machine.plane.positions
 
 
+def test_resets_to_the_initial_state_that_are_on_their_way_have_numbers_of_their_own() -> None:
+    """What a sink says of the first was taken for the second."""
+    driven = Driven(replace(KNOWN, places=("s",), shown={"s": Shown("r", "s", 7, 0)}))
+    driven.join(1, "m1", sink="s", shows=7)
+    driven.saves = False
+    for _ in range(2):
+        driven.say(1, told.AskReset("a person", forced=True, initial=True))
+    assert [fact.sequence for fact in driven.facts if isinstance(fact, Manifest)] == [8, 9]
+
+
+@pytest.mark.parametrize("shows", [6, 7])
+def test_place_that_is_owed_a_sequence_that_was_numbered_anew_knows_it_by_its_first_number(shows: int) -> None:
+    """It may show it already, and then nothing is staged any more that could be published under the new one."""
+    key = StagedKey(REGION_ID, 5, "m1", 0)
+    shown = {"s": Shown("r", "s", 6, 0), "ahead": Shown("r", "ahead", 20, 0)}
+    known = replace(KNOWN, sequence=20, made_as=7, places=("ahead", "s"), shown=shown, keys={"s": (key,)})
+    driven = Driven(known)
+    driven.join(1, "m1", sink="s", shows=shows)
+    assert [order.sequence for order in driven.orders(1, told.Publish)] == [7]
+    driven.say(1, told.Published(7))
+    assert not driven.machine.plane.owed and driven.machine.plane.published == 20
+
+
+@pytest.mark.parametrize("shows", [8, 19, 20])
+def test_number_between_the_two_of_a_sequence_is_of_another_history(shows: int) -> None:
+    known = replace(KNOWN, sequence=20, made_as=7, places=("s",), keys={"s": ()})
+    driven = Driven(known)
+    driven.join(1, "m1", sink="s", shows=shows)
+    assert driven.stands(RegionState.STOPPED)
+    assert "knows of sequence 7 there" in driven.orders(1, told.Stop)[0].cause
+
+
 def test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published_to() -> None:
     driven = Driven(replace(KNOWN, places=("before", "s")))
     driven.join(1, "m1")

@@ -42,21 +42,43 @@ class Bounds:
         return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
 
 
-def bounds_of(place: str, sequence: int, owed: Collection[str], shown: Mapping[str, Shown], *, empties: bool) -> Bounds:
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last complete sequence, as far as its number in each place goes.
+
+    Attributes:
+        sequence: its number; 0: there is none.
+        empties: it is published by emptying the sinks.
+        made_as: the number that it had before it was numbered anew; 0: the same.
+    """
+
+    sequence: int
+    empties: bool = False
+    made_as: int = 0
+
+    def number_in(self, known: Shown | None) -> int:
+        """The number under which a place shows this sequence, by what the place is known to show.
+
+        A place that a sequence was staged for may show it already when a person adopts another place, which is ahead.
+        So it keeps its first number there. Between the two numbers lies what another history has published.
+        """
+        shows = 0 if known is None else known.sequence
+        return self.made_as if self.made_as and shows <= self.made_as else self.sequence
+
+
+def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> Bounds:
     """The bounds of a place.
 
     Args:
         place: its name.
-        sequence: the last complete one.
+        last: the last complete sequence.
         owed: places where that is not known to be published.
         shown: what each place is known to show.
-        empties: the last sequence is published by emptying the sinks.
     """
     known = shown.get(place)
     least = 0 if known is None else known.sequence
-    is_owed = place in owed
-    emptied = (is_owed and empties) or (known is not None and known.empty)
-    return Bounds(least, sequence if is_owed else least, emptied)
+    emptied = (place in owed and last.empties) or (known is not None and known.empty)
+    return Bounds(least, last.number_in(known) if place in owed else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +140,8 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
     """Facts by which the region goes on from what a place shows.
 
     The region numbers on from there when the place is ahead: the last sequence is written again under that number, with
-    the same offsets and states. A place that disagrees gets nothing more of what that sequence staged; other places do.
+    the same offsets and states. A place that disagrees gets nothing more of what that sequence staged; other places do,
+    under its first number.
     A reset to the initial state that the place has not seen yet is numbered past what it shows, and empties it.
 
     Args:
@@ -129,7 +152,8 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
         now_ms: for people.
     """
     last, was = history.last, was or place
-    bounds = bounds_of(was, last.sequence, history.owed, history.shown, empties=last.empties)
+    before = Last(last.sequence, last.empties, last.made_as)
+    bounds = bounds_of(was, before, history.owed, history.shown)
     agrees, sequence = bounds.allow(shows), last.sequence
     if not agrees and shows > bounds.most:
         sequence = max(sequence, shows + (last.empties and was in history.owed))
@@ -139,7 +163,8 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
         sink = place if given.sink == was else given.sink
         facts.append(replace(given, sequence=sequence, sink=sink, keys=given.keys if is_owed else ()))
     places = {place if name == was else name for name in last.places} | ({place} if shows else set())
-    facts.append(replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms))
+    made_as = last.made_as or (last.sequence if sequence != last.sequence else 0)
+    facts.append(replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as))
     if was != place:
         facts.append(Shown(last.region, was, 0, now_ms))
     known = history.shown.get(was)

@@ -196,6 +196,8 @@ class Manifest:
             are empty.
         places: all that the region has published to, this sequence too, since they were last emptied.
         away: who did not contribute and has a state that waits, each with the sequence whose contribution has it.
+        made_as: the number that the sequence had before a person adopted a sink that is ahead, and other sinks still
+            know it by; 0: the same.
     """
 
     region: str
@@ -210,6 +212,7 @@ class Manifest:
     empties: bool = False
     places: tuple[str, ...] = ()
     away: dict[str, int] = field(default_factory=dict)
+    made_as: int = 0
 
 
 @dataclass(frozen=True, slots=True)

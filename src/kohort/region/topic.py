@@ -220,6 +220,7 @@ class Saved:
             waiting=waiting,
             reserved=reserved_by(one for one in waited_for if one is not None),
             empties=last is not None and last.empties,
+            made_as=0 if last is None else last.made_as,
             stopped="" if self.stopped is None else self.stopped.cause,
             shown=dict(self.shown),
             began=dict(self.began),

@@ -134,7 +134,8 @@ class Restoring:
         world.end_all()
         world.log.adopts = self.mends = True
         try:
-            for place in sorted(world.stored.differs):
+            differs = sorted(world.stored.differs)
+            for place in [place for place in differs if place in stopped] or differs:
                 self._adopt(world.disks[place])
             WorldPen(world.log).save([Stopped(REGION, "", "", "", world.clock.now_ms)])
         except KafkaError as error:
@@ -151,10 +152,8 @@ class Restoring:
         stored, last = self.world.stored, shows(disk)
         WorldPen(self.world.log).adopt(disk.place, "", last)
         known = self._saved().known(REGION, 0)
-        for place in known.owed():  # the same rows come under another number
-            wanted = self.world.disks[place].wanted
-            if known.sequence != stored.sequence and stored.sequence in wanted:
-                wanted[known.sequence] = wanted.pop(stored.sequence)
+        numbers = {place: stored.number_in(place) for place in stored.owed if place != disk.place}
+        stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
         stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
         stored.differs.discard(disk.place)
         disk.lose_after(last)
@@ -178,5 +177,5 @@ def _histories(saved: Saved, place: str, known: int) -> set[int]:
 def _copied(stored: Stored) -> Stored:
     return replace(
         stored, writes=dict(stored.writes), owed=set(stored.owed), differs=set(stored.differs),
-        initial=dict(stored.initial), positions=dict(stored.positions),
+        initial=dict(stored.initial), positions=dict(stored.positions), numbers=dict(stored.numbers),
     )  # fmt: skip

@@ -21,6 +21,8 @@ class Stored:
         owed: where the last sequence is still to be published, or to be emptied.
         differs: places that are of another history than this topic, until a person adopts what they show.
         eras: how often all went back to the initial state.
+        numbers: places in which the last sequence has another number, since a person adopted one that is ahead.
+        went_back_by: the last reset to the initial state.
     """
 
     disks: dict[str, Disk]
@@ -29,6 +31,8 @@ class Stored:
     places: frozenset[str] = frozenset()
     differs: set[str] = field(default_factory=set)
     eras: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    went_back_by: Manifest | None = None
     term: int = 0
     sequence: int = 0
     initial: dict[Part, Initial] = field(default_factory=dict)
@@ -37,11 +41,19 @@ class Stored:
 
     def show(self, fact: Shown) -> None:
         """A place shows a sequence, as its control plane has it."""
-        if fact.place in self.owed and fact.sequence == self.sequence:
+        if fact.place in self.owed and fact.sequence == self.number_in(fact.place):
             raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
+
+    def number_in(self, place: str) -> int:
+        """Number of the last sequence in a place."""
+        return self.numbers.get(place, self.sequence)
 
     def go_back(self, manifest: Manifest) -> None:
         """To the initial state."""
+        if manifest.sequence <= self.sequence and manifest != self.went_back_by:  # one may be written again
+            raise ViolatedError(f"the initial state is sequence {manifest.sequence}, after {self.sequence}")
+        self.numbers.clear()
+        self.went_back_by = manifest
         self.sequence, self.empties = manifest.sequence, manifest.empties
         self.eras += 1
         self.positions = {part_of(position): position for position in manifest.positions}
@@ -64,17 +76,19 @@ class Stored:
             disk.complete(manifest.sequence, self._share(place, contributions))
         self._check_shares(ends, contributions)
         self.sequence = manifest.sequence
+        self.numbers.clear()
         self.positions, self.empties, self.places = ends, False, frozenset(manifest.places)
         self.owed = set(keys_by_place(contributions))
 
     def publish(self, disk: Disk, sequence: int) -> None:
         """A sink has said that it is published."""
-        if self.empties and sequence == self.sequence:
+        number = self.number_in(disk.place)
+        if self.empties and sequence == number:
             self.differs.discard(disk.place)  # it is empty, whatever it was
         if disk.place in self.differs:
             raise ViolatedError(f"sequence {sequence} is taken for published in {disk.place}, of another history")
         disk.published = max(disk.published, sequence)
-        if sequence == self.sequence:
+        if sequence == number:
             self.owed.discard(disk.place)
             if self.empties:
                 disk.emptied()

@@ -335,7 +335,7 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     plane.contributors = {name: one.epoch for name, one in given.items()}
     kept = {name: one for name, one in plane.reserved.items() if name in away}
     plane.reserved = kept | reserved_by(given.values())
-    plane.empties, plane.places = False, set(cutting.manifest.places)
+    plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
 
 
@@ -397,7 +397,7 @@ def published(plane: Plane, event: Heard) -> None:
     """What the last sequence staged for a sink is published, by whomever: the topic is to have that."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Published)
-    if member is None or member.sink not in plane.owed or report.sequence != plane.sequence:
+    if member is None or member.sink not in plane.owed or report.sequence != plane.number_in(member.sink):
         return
     shown = Shown(plane.region, member.sink, report.sequence, plane.now_ms, plane.empties)
 
@@ -405,7 +405,7 @@ def published(plane: Plane, event: Heard) -> None:
         plane.shown[shown.place] = shown
         if shown.empty:
             plane.emptied.add(shown.place)
-        if shown.sequence == plane.sequence:
+        if shown.sequence == plane.number_in(shown.place):
             _paid(plane, shown.place)
 
     plane.save([shown], saved)

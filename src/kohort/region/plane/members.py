@@ -276,7 +276,8 @@ def offer_publish(plane: Plane) -> None:
     for place, keys in plane.owed.items():
         publisher = plane.publisher(place)
         if publisher is not None:
-            plane.say(publisher, Publish(plane.term, plane.sequence, keys, plane.saved_floor, plane.empties))
+            number = plane.number_in(place)
+            plane.say(publisher, Publish(plane.term, number, keys, plane.saved_floor, plane.empties))
 
 
 def moved(plane: Plane, event: Heard) -> None:

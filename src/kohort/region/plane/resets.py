@@ -113,7 +113,7 @@ def _to_initial(plane: Plane) -> Manifest:
     return Manifest(
         plane.region,
         plane.region_id,
-        plane.sequence + 1,
+        plane.sequence + 1 + len(plane.emptying),  # two resets that are on their way are two sequences
         plane.term,
         plane.floor,
         plane.now_ms,
@@ -127,7 +127,7 @@ def _to_initial(plane: Plane) -> Manifest:
 
 def _is_initial(plane: Plane, manifest: Manifest) -> None:
     """The topic has it: the sinks are emptied from now on, and not before."""
-    plane.sequence, plane.empties = manifest.sequence, manifest.empties
+    plane.sequence, plane.empties, plane.made_as = manifest.sequence, manifest.empties, 0
     plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
     plane.reserved = {}
     plane.places = set(manifest.places)

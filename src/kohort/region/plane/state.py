@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from kohort.region.agreement import Bounds, bounds_of
+from kohort.region.agreement import Bounds, Last, bounds_of
 from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
 from kohort.region.messages import Cut, Identity, Members, Order
 from kohort.region.parts import Part, part_of
@@ -159,6 +159,7 @@ class Known:
         keys: what the last sequence staged, published or not, by the place that it was staged for.
         states: what the members' operators saved with it, and those that wait for members who are away.
         empties: the last sequence is one that is published by emptying the sinks.
+        made_as: the number that the last sequence had before a person adopted a sink that is ahead; 0: the same.
         places: all that the region has published to.
         waiting: whose state waits if they go away, or does, each with the sequence that has it.
         contributors: who contributed to the last sequence, each with the epoch that it worked in.
@@ -182,6 +183,7 @@ class Known:
     states: dict[str, bytes] = field(default_factory=dict)
     stopped: str = ""
     empties: bool = False
+    made_as: int = 0
     places: tuple[str, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, int] = field(default_factory=dict)
@@ -193,14 +195,21 @@ class Known:
     def owed(self) -> dict[str, tuple[StagedKey, ...]]:
         """Keys of the last sequence for places that are not known to show it; none of a place: it is to be emptied."""
         keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
-        at = {place: known.sequence for place, known in self.shown.items()}
-        return {place: given for place, given in keys.items() if at.get(place) != self.sequence}
+        return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
+
+    def _shows_the_last(self, place: str) -> bool:
+        known = self.shown.get(place)
+        return known is not None and known.sequence == self.last().number_in(known)
+
+    def last(self) -> Last:
+        """The last complete sequence."""
+        return Last(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> Bounds:
         """Which sequences a place may show."""
         owed = self.owed()
         owed |= dict.fromkeys((place,), ()) if SOMEWHERE in owed else {}
-        return bounds_of(place, self.sequence, owed, self.shown, empties=self.empties)
+        return bounds_of(place, self.last(), owed, self.shown)
 
 
 class Plane:
@@ -227,6 +236,7 @@ class Plane:
         owed: what the last sequence staged and is not published yet, by place; nothing of a place: it is to be emptied.
         unshown: why the last sequence could not be published yet, by place.
         emptying: resets to the initial state that the topic has not yet: then their places are owed.
+        made_as: the number that the last sequence had before a person adopted a sink that is ahead; 0: the same.
         published: the sequence up to which all that was staged is published, everywhere.
         shown: by place, the last sequence that it is known to show; and as the topic had it when this term began.
         emptied: places that were emptied in this term.
@@ -261,7 +271,7 @@ class Plane:
         self.wanted = False
         self.pending: Pending | None = None
         self.stopping = self.resumes = False
-        self.empties = known.empties
+        self.empties, self.made_as = known.empties, known.made_as
         self.emptying: list[Manifest] = []
         self.places = set(known.places)
         self.published = known.sequence - 1
@@ -382,9 +392,17 @@ class Plane:
     def bounds(self, place: str) -> Bounds:
         """Which sequences a place may show that was looked at after this term had begun."""
         owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
-        now = bounds_of(place, self.sequence, owed, self.shown, empties=self.empties)
-        then = bounds_of(place, self.sequence, owed, self.shown_before, empties=self.empties)
+        now = bounds_of(place, self.last(), owed, self.shown)
+        then = bounds_of(place, self.last(), owed, self.shown_before)
         return Bounds(then.least, now.most, then.emptied or now.emptied or place in self.emptied)
+
+    def last(self) -> Last:
+        """The last complete sequence."""
+        return Last(self.sequence, self.empties, self.made_as)
+
+    def number_in(self, place: str) -> int:
+        """The number under which a place shows the last sequence."""
+        return self.last().number_in(self.shown.get(place))
 
     def paid(self, place: str) -> None:
         """The last sequence is published in this place, and the topic has that."""
