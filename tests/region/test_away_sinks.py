@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -15,7 +17,9 @@ import pyarrow.dataset
 import pytest
 from prometheus_client.core import CollectorRegistry
 
+from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region import ParquetFolder, Region, SqlTable
+from kohort.region.consuming.staging import is_away
 from kohort.region.metrics import RegionExporter
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.postgres import Server, programs, running
@@ -120,3 +124,33 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
         assert worker.consumer.figures.resets == 0
         worker.close()
     assert worker.error is None
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        *((OSError(code, os.strerror(code)), True) for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)),
+        *((OSError(code, os.strerror(code)), False) for code in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.EXDEV)),
+        (OSError("of a library, without a number"), True),
+        (TimedOutError("the database does not answer"), True),
+        (InvalidInputError("a row that does not fit"), False),
+    ],
+    ids=repr,
+)
+def test_errors_that_pass_are_waited_for_and_others_are_not(error: Exception, waits: bool) -> None:
+    assert is_away(error) is waits
+
+
+def test_disk_that_is_read_only_is_told_at_once(small_disk: Path, own_servers: str, name: str) -> None:
+    """A read-only disk was taken for one that is full, and tried again for ever."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    with Region(name, own_servers, checkpoint_every="200ms") as region:
+        worker = Worker(region, "m1", ParquetFolder(small_disk / "out"), name)
+        worker.consumer._stager._unit_bytes = 1
+        until(lambda: region.describe().published > 0, "a sequence is published")
+        until(lambda: region.describe().published == region.describe().sequence, "nothing is on its way")
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        fill(own_servers, name, range(100, 300))
+        worker.thread.join(60)
+        assert isinstance(worker.error, OSError) and worker.error.errno == errno.EROFS

@@ -665,7 +665,7 @@ def test_reset_to_the_initial_state_that_waits_outlives_the_resets_that_are_aske
 
 
 def test_resets_to_the_initial_state_that_are_on_their_way_have_numbers_of_their_own() -> None:
-    """What a sink says of the first was taken for the second."""
+    """Both had one number: the answer of a sink to the first was taken for one to the second."""
     driven = Driven(replace(KNOWN, places=("s",), shown={"s": Shown("r", "s", 7, 0)}))
     driven.join(1, "m1", sink="s", shows=7)
     driven.saves = False
@@ -676,7 +676,7 @@ def test_resets_to_the_initial_state_that_are_on_their_way_have_numbers_of_their
 
 @pytest.mark.parametrize("shows", [6, 7])
 def test_place_that_is_owed_a_sequence_that_was_numbered_anew_knows_it_by_its_first_number(shows: int) -> None:
-    """It may show it already, and then nothing is staged any more that could be published under the new one."""
+    """The place may show the sequence already; nothing is left then to be published under the new number."""
     key = StagedKey(REGION_ID, 5, "m1", 0)
     shown = {"s": Shown("r", "s", 6, 0), "ahead": Shown("r", "ahead", 20, 0)}
     known = replace(KNOWN, sequence=20, made_as=7, places=("ahead", "s"), shown=shown, keys={"s": (key,)})

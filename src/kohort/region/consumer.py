@@ -27,7 +27,8 @@ from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
-from kohort.region.consuming.staging import AWAY, SinkWait, Stager, is_away
+from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
+from kohort.region.consuming.waits import Wait
 from kohort.region.member import events as happens
 from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.states import MemberState
@@ -176,7 +177,7 @@ class RegionConsumer:
 
     def _add(self, table: pa.Table) -> None:
         """Take rows in, as soon as the sink is there."""
-        wait, taken = SinkWait(self.name), False
+        wait, taken = sink_wait(self.name), False
         try:
             while not taken and not self._flow.void:
                 taken = self._try_to_add(table, wait)
@@ -184,7 +185,7 @@ class RegionConsumer:
             if wait.ended(works=taken):
                 self._events.sink_waits("")
 
-    def _try_to_add(self, table: pa.Table, wait: SinkWait) -> bool:
+    def _try_to_add(self, table: pa.Table, wait: Wait) -> bool:
         """Whether the sink took the rows; else it is away, and was waited for."""
         try:
             self._stager.add(table)

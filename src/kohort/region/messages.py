@@ -343,9 +343,17 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The member waits for its sink, and with it the checkpoint; with an empty cause, it goes on."""
+    """The member waits for its sink, and with it the checkpoint; with an empty cause, it goes on.
+
+    Attributes:
+        member, group, sink: of one that is not registered on this connection: its sink is compared with the region's
+            topic first, and does not answer.
+    """
 
     cause: str
+    member: str = ""
+    group: str = ""
+    sink: str = ""
 
 
 Report = (
@@ -406,7 +414,8 @@ class MemberSeen:
         phase: what it is doing, in words.
         connected: it has a connection now.
         sink: the place that it writes to; empty: none.
-        waits_for: why its sink does not take what it submits at the moment; empty: the sink does.
+        waits_for: why its sink does not take what it submits, or does not answer; empty: it does.
+        registered: False: it is connected, and registers when its sink answers.
     """
 
     name: str
@@ -417,6 +426,7 @@ class MemberSeen:
     connected: bool
     sink: str = ""
     waits_for: str = ""
+    registered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class RegionExporter(Collector):
             "epoch": float(seen.epoch),
             "sequence": float(seen.sequence),
             "unpublished": float(seen.sequence - seen.published),
-            "members": float(len(seen.members)),
+            "members": float(sum(member.registered for member in seen.members)),
         }
         if seen.sequence_ms >= 0:
             values["sequence_seconds"] = seen.sequence_ms / 1000

@@ -297,7 +297,7 @@ class Region:
                     "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
             left = [one.place for one in seen.sinks if not one.publisher]
-            if left or not seen.members:
+            if left or not any(member.registered for member in seen.members):
                 what = ", ".join(left) or "its sinks"
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"

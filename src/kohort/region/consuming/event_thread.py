@@ -21,7 +21,7 @@ from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_of, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.staging import SinkWait, Stager, is_away
+from kohort.region.consuming.staging import Stager, is_away, sink_wait
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect
@@ -73,7 +73,7 @@ class EventThread(MemberThread):
         """Does nothing before `start`."""
         super().__init__(machine, consumer, publisher, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
-        self._waiting, self._sink_wait = _Waiting(), SinkWait(machine.name)
+        self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
         self._at: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -337,7 +337,7 @@ class EventThread(MemberThread):
 
     def sink_waits(self, cause: str) -> None:
         """The sink takes nothing at the moment, or does again; from any thread."""
-        self.figures.waits_for = cause
+        self.figures.waits_to_stage = cause
         self.post(happens.SinkWaits(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:

@@ -25,7 +25,6 @@ from kohort.errors import (
     KafkaError,
     NotAuthorizedError,
     OffsetError,
-    RetriableError,
     TimedOutError,
 )
 from kohort.ids import NO_TOPIC_ID, TopicPartition
@@ -35,12 +34,14 @@ from kohort.region.consuming.link import PlaneLink
 from kohort.region.consuming.listening import Listener
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import Figures, MemberConfig
+from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
+from kohort.region.consuming.waits import Wait
 from kohort.region.facts import Contribution, Position, Span
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Cut, Identity
+from kohort.region.messages import Cut, Identity, Waiting
 from kohort.region.parts import Part
 from kohort.region.records import value_of
 from kohort.region.staged import StagedKey
@@ -83,6 +84,10 @@ class MemberThread(ABC):
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
+        self._compares = Wait(
+            f"{self.name}: the sink does not answer, and is compared with the region's topic before the member goes on",
+            f"{self.name}: the sink answers again",
+        )
         self._later = _Later()
         self._parts: dict[TopicPartition, Part] = {}
         self._place: tuple[Identity, tuple[Part, ...]] = (Identity(), ())
@@ -104,26 +109,35 @@ class MemberThread(ABC):
             reach,
             self._connected,
             lambda order: self.post(happens.Ordered(order)),
+            self._failed,
             self.name,
         )
         self.thread.start()
         self._link.start()
 
-    def _connected(self, process: str) -> None:
+    def _connected(self, process: str) -> Waiting | None:
         """Look at the sink before anything is said: the control plane compares it with the region's topic.
 
-        Raises:
-            OSError, RetriableError: the sink does not answer now: the link connects again.
+        Returns:
+            What the member waits for, in place of registering: its sink, which does not answer now.
         """
         try:
             shows = UNKNOWN if self._publisher is None else self._publisher.shown()
-        except RetriableError:
-            raise
-        except KafkaError as error:
-            self._error = error
-            self.abandon()
-        else:
-            self.post(happens.Connected(process, shows))
+        except Exception as error:
+            if not is_away(error):
+                self._failed(error)
+                return None
+            machine, self.figures.waits_for_its_place = self.machine, self._compares.failed(error)
+            return Waiting(self.figures.waits_for, machine.name, machine.group, machine.sink)
+        if self._compares.ended():
+            self.figures.waits_for_its_place = ""
+        self.post(happens.Connected(process, shows))
+        return None
+
+    def _failed(self, error: BaseException) -> None:
+        """End with an error that no other connection mends."""
+        self._error = error
+        self.abandon()
 
     @property
     def name(self) -> str:
@@ -199,9 +213,9 @@ class MemberThread(ABC):
             self._work()
 
     def _end(self) -> None:
+        self._ended(self._error)  # first: the others may wait for a sink that does not answer
         if self._link is not None:
             self._link.close()
-        self._ended(self._error)
         if self._publisher is not None:
             self._publisher.close()
         try:

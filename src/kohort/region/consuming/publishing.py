@@ -11,6 +11,8 @@ from kohort.region.sinks import Keep, Sink
 
 log = logging.getLogger("kohort.region")
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+CLOSE_S = 30.0
+"""Seconds that `close` waits for an attempt that runs: it is safe to leave one, as it is to end the process."""
 
 
 class Publisher:
@@ -41,12 +43,14 @@ class Publisher:
         return self._sink.published()
 
     def close(self) -> None:
-        """Finish the attempt that runs; another member goes on."""
+        """Finish the attempt that runs, if that does not take too long; another member goes on."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("%s: its sink does not answer while it publishes: left behind", self._name)
 
     def _run(self) -> None:
         failures = 0

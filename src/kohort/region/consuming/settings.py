@@ -116,7 +116,8 @@ class Figures:
     """Of a member. Times in ms; -1: none yet. Source: spec 5.13.
 
     Attributes:
-        waits_for: why its sink takes nothing at the moment; empty: the sink does.
+        waits_for_its_place: why its sink does not answer when the member has connected, which goes on when it does.
+        waits_to_stage: why its sink takes nothing at the moment.
     """
 
     partitions: int = 0
@@ -125,4 +126,10 @@ class Figures:
     longest_drain_ms: float = -1
     sequences: int = 0
     resets: int = 0
-    waits_for: str = ""
+    waits_for_its_place: str = ""
+    waits_to_stage: str = ""
+
+    @property
+    def waits_for(self) -> str:
+        """Why its sink takes nothing at the moment; empty: the sink does."""
+        return self.waits_for_its_place or self.waits_to_stage

@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-import logging
+import errno
 import threading
-import time
 from uuid import UUID
 
 import pyarrow as pa
 
 from kohort.errors import RetriableError
+from kohort.region.consuming.waits import Wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
 from kohort.region.staged import StagedKey
-
-log = logging.getLogger("kohort.region")
 
 UNIT_BYTES = 64 * 1024 * 1024
 AWAY = (OSError, RetriableError)
 """Errors of a sink that is away: what was to be staged is staged again, and nobody goes back for it."""
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""Errors of a place that was removed or has other rights: waiting does not end them, so the region resets and stops."""
-AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Seconds to wait before the sink is tried again; the last one from then on."""
-SAY_S = 30.0
-"""Seconds between two log lines of one wait."""
+LASTING_ERRNOS = frozenset(
+    {errno.EROFS, errno.EXDEV, errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+)
+"""Errors of a place that was removed, has other rights, is read-only or is no place for a sink: waiting does not end
+them, so the region resets and stops. All others pass: a disk that is full (ENOSPC, EDQUOT), one that fails (EIO) or whose
+server has restarted (ESTALE), a network, too many open files."""
 
 
 def is_away(error: BaseException) -> bool:
     """Whether a sink that raised this may take the same again later."""
-    return isinstance(error, AWAY) and not isinstance(error, LASTING)
+    if isinstance(error, LASTING) or (isinstance(error, OSError) and error.errno in LASTING_ERRNOS):
+        return False
+    return isinstance(error, AWAY)
 
 
-class SinkWait:
-    """How long a member has waited for its sink, when it tries again, and what it logs meanwhile."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.failures = 0
-        self.again_s = self._said_s = 0.0
-
-    def failed(self, error: BaseException) -> str:
-        """Note a failure; gives the cause in words."""
-        now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
-        if not self.failures or now_s >= self._said_s + SAY_S:
-            self._said_s = now_s
-            log.warning("%s: the sink takes nothing at the moment, tried again until it does: %s", self._name, cause)
-        self.again_s = now_s + AGAIN_S[min(self.failures, len(AGAIN_S) - 1)]
-        self.failures += 1
-        return cause
-
-    def ended(self, *, works: bool = True) -> bool:
-        """End the wait, and return whether there was one; `works`: the sink has taken what was to be staged."""
-        if self.failures and works:
-            log.info("%s: the sink takes what is staged again, after %s failures", self._name, self.failures)
-        failed, self.failures, self.again_s = bool(self.failures), 0, 0.0
-        return failed
+def sink_wait(name: str) -> Wait:
+    """The wait of a member, or of a task, for its sink."""
+    return Wait(
+        f"{name}: the sink takes nothing at the moment, tried again until it does",
+        f"{name}: the sink takes what is staged again",
+    )
 
 
 class Stager:

@@ -436,6 +436,7 @@ def waiting(plane: Plane, event: Heard) -> None:
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Waiting)
     if member is None:
+        _waits_to_register(plane, event.connection, report)
         return
     before, member.waits_for = member.waits_for, report.cause
     if report.cause and not before:
@@ -445,6 +446,15 @@ def waiting(plane: Plane, event: Heard) -> None:
         plane.tell(Level.INFO, f"region {plane.region}: {member.sink} takes what {member.name} stages again")
         if "cut" in plane.due:
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+
+
+def _waits_to_register(plane: Plane, connection: int, report: Waiting) -> None:
+    """A member is connected, and its sink does not answer: it registers when that does."""
+    if report.member and connection not in plane.waiting_to_register:
+        text = f"region {plane.region}: waits for {report.sink}, before {report.member} can register: {report.cause}"
+        plane.tell(Level.WARNING, text)
+    if report.member:
+        plane.waiting_to_register[connection] = report
 
 
 def _look_for_lone(plane: Plane) -> None:

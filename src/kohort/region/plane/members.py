@@ -31,6 +31,7 @@ def register(plane: Plane, event: Heard) -> None:
     """A member comes, or comes back; a second of a name fences the earlier, but not if it has only slept so long."""
     report = event.report
     assert isinstance(report, Register)
+    plane.waiting_to_register.pop(event.connection, None)
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
         _come_back(plane, known, report, event.connection)
@@ -360,6 +361,7 @@ def let_leave(plane: Plane, member: Registered) -> None:
 
 def disconnected(plane: Plane, event: Disconnected) -> None:
     """It has so long to come back as after a takeover, unless its process is seen to have ended."""
+    plane.waiting_to_register.pop(event.connection, None)
     member = plane.member_on(event.connection)
     if member is None:
         return

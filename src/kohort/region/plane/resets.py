@@ -177,6 +177,7 @@ def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
     plane.cutting = plane.cutting if is_out(plane) else None
     plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
     plane.pending, plane.wanted = None, False
+    plane.waiting_to_register.clear()  # who waits says so again
     plane.due.clear()
 
     def saved() -> None:

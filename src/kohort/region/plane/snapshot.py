@@ -5,22 +5,30 @@ from __future__ import annotations
 from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
 from kohort.region.plane.state import Phase, Plane
 
+WAITS = "waits for its sink before it registers"
+
 
 def seen(plane: Plane) -> RegionSeen:
     """The region as it is now."""
-    members = tuple(
+    waits = {report.member: report for report in plane.waiting_to_register.values()}
+    members = [
         MemberSeen(
-            one.name,
-            one.group,
-            "has just started" if one.epoch < 0 and one.phase is Phase.READING else one.phase.value,
-            one.epoch,
-            tuple(sorted(one.handed)),
-            one.lost_ms is None,
-            one.sink,
-            one.waits_for,
+            member.name,
+            member.group,
+            "has just started" if member.epoch < 0 and member.phase is Phase.READING else member.phase.value,
+            member.epoch,
+            tuple(sorted(member.handed)),
+            member.lost_ms is None,
+            member.sink,
+            waits[member.name].cause if member.name in waits else member.waits_for,
         )
-        for _, one in sorted(plane.members.items())
-    )
+        for _, member in sorted(plane.members.items())
+    ]
+    members += [
+        MemberSeen(name, report.group, WAITS, -1, (), True, report.sink, report.cause, registered=False)
+        for name, report in sorted(waits.items())
+        if name not in plane.members
+    ]
     return RegionSeen(
         plane.region,
         plane.state.name,
@@ -28,7 +36,7 @@ def seen(plane: Plane) -> RegionSeen:
         plane.epoch,
         plane.sequence,
         plane.published,
-        members,
+        tuple(members),
         tuple(position for _, position in sorted(plane.all_positions().items())),
         {why.name.lower(): count for why, count in plane.figures.resets.items()},
         plane.figures.sequence_ms,
@@ -39,7 +47,8 @@ def seen(plane: Plane) -> RegionSeen:
 
 
 def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
-    places = plane.places | set(plane.owed) | {one.sink for one in plane.members.values() if one.sink}
+    writers = (*plane.members.values(), *plane.waiting_to_register.values())
+    places = plane.places | set(plane.owed) | {writer.sink for writer in writers if writer.sink}
     return tuple(
         SinkSeen(
             place,

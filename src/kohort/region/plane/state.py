@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kohort.region.agreement import Bounds, Last, bounds_of
 from kohort.region.facts import Contribution, Epoch, Fact, Initial, Manifest, Position, Reserved, Shown
-from kohort.region.messages import Cut, Identity, Members, Order
+from kohort.region.messages import Cut, Identity, Members, Order, Waiting
 from kohort.region.parts import Part, part_of
 from kohort.region.plane.config import RegionConfig
 from kohort.region.plane.events import Close, Effect, Level, Save, Say, Told
@@ -242,6 +242,7 @@ class Plane:
         emptied: places that were emptied in this term.
         due: when what is to happen at the latest, by name.
         lone: for how many sequences nobody has held a partition.
+        waiting_to_register: by connection, members whose sink does not answer before they can register.
     """
 
     def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
@@ -283,6 +284,7 @@ class Plane:
         self.lone: dict[Part, int] = {}
         self.figures = Figures()
         self.effects: list[Effect] = []
+        self.waiting_to_register: dict[int, Waiting] = {}
         self._tokens = 0
         self.unshown: dict[str, str] = {}
         self._saving: dict[int, tuple[int, Callable[[], None]]] = {}

@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.region.consuming.staging import AWAY, SinkWait, is_away
+from kohort.region.consuming.staging import AWAY, is_away, sink_wait
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 
@@ -64,7 +64,7 @@ class StagingTask:
         Only this batch waits; checkpoints continue without it. Each attempt has a key of its own,
         for something of one that failed may be there.
         """
-        table, wait = pa.Table.from_batches(batches).cast(self.schema), SinkWait(self.member)
+        table, wait = pa.Table.from_batches(batches).cast(self.schema), sink_wait(self.member)
         while True:
             key = StagedKey(self.region_id, self.epoch, self.member, unit)
             unit += 1

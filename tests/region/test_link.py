@@ -1,0 +1,118 @@
+"""A member's connection to its control plane, when the sink fails, hangs or is away as it connects again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from kohort.errors import TimedOutError
+from kohort.region.consuming import link
+from kohort.region.region import Region
+from tests.region.conftest import Collected, Worker, fill, make_topic
+from tests.region.test_away_sinks import gauge
+from tests.region.test_region import all_once
+from tests.support.waiting import until
+
+
+class Answering(Collected):
+    """A sink whose `published` does as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.goes_on, self.asked = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def published(self) -> int:
+        self.asked.set()
+        self.goes_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        return super().published()
+
+
+@pytest.fixture
+def working(own_servers: str, name: str, regions: list[Region]) -> tuple[Worker, Answering, Region, Region]:
+    """A member that has published twenty records; its region; and another of the same name, which may take over."""
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(20))
+    region = Region(name, own_servers, checkpoint_every="100ms")
+    other = Region(name, own_servers, checkpoint_every="100ms")
+    regions += [region, other]
+    sink = Answering()
+    worker = Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(20)), "all is published")
+    return worker, sink, region, other
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault in the sink"), PermissionError(13, "no right")])
+def test_error_of_a_sink_ends_its_member_when_it_connects_again(working: Any, error: Exception) -> None:
+    """The link's thread died of it, and the member waited for ever."""
+    worker, sink, _, other = working
+    sink.error = error
+    other.serve()
+    worker.thread.join(60)
+    assert not worker.thread.is_alive() and worker.error is error
+
+
+def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, sink, _, other = working
+    monkeypatch.setattr(link, "CLOSE_S", 0.1)
+    sink.goes_on.clear()
+    sink.asked.clear()
+    other.serve()
+    assert sink.asked.wait(60)
+    late: list[str] = []
+
+    def close() -> None:
+        try:
+            worker.consumer.close(timeout_s=0.5)
+        except TimedOutError as error:
+            late.append(error.message)
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    closing.join(60)
+    worker.thread.join(60)
+    try:
+        assert not closing.is_alive() and not worker.thread.is_alive(), "the sink has not answered yet"
+        assert late == ["m1: no sequence was complete within 0.5 s of the close"]
+    finally:
+        sink.goes_on.set()
+
+
+def test_region_says_which_sink_a_member_waits_for_before_it_registers(
+    working: Any, own_servers: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody said it, and the member was missing in the region."""
+    worker, sink, region, other = working
+    sink.error = OSError("the file server restarts")
+    with caplog.at_level(logging.INFO, "kohort.region"):
+        other.serve()
+        until(lambda: any(member.waits_for for member in other.describe().members), "the control plane says it")
+        [seen] = other.describe().members
+        assert (seen.name, seen.registered, seen.sink) == ("m1", False, sink.place)
+        assert "the file server restarts" in seen.waits_for and "the file server" in worker.consumer.figures.waits_for
+        assert gauge(region, "kohort_region_member_waits_for_sink", member="m1") == 1
+        assert gauge(other, "kohort_region_sink_waits", sink=sink.place) == 1
+        assert gauge(other, "kohort_region_members") == 0
+        fill(own_servers, name, range(20, 40))
+        sink.error = None
+        until(lambda: all_once(sink, range(40)), "it goes on when the sink answers")
+    until(lambda: [seen.registered for seen in other.describe().members] == [True], "it is registered")
+    assert not other.describe().members[0].waits_for and not worker.consumer.figures.waits_for
+    said = [record.message for record in caplog.records if "m1: the sink does not answer" in record.message]
+    assert len(said) == 1, "once, and again after half a minute"
+    assert any(f"waits for {sink.place}, before m1 can register" in record.message for record in caplog.records)
+
+
+def test_member_without_a_control_plane_says_nothing_of_its_sink(working: Any) -> None:
+    worker, _, region, _ = working
+    region._tenure.close()
+    until(lambda: worker.consumer._events._link is not None and worker.consumer._events._link._missing.failures > 0, "")
+    assert not worker.consumer.figures.waits_for
+    with pytest.raises(TimedOutError):
+        worker.consumer.close(timeout_s=0.1)
