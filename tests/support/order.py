@@ -23,6 +23,8 @@ LONG = tuple(
         "spark/test_listener.py",
         "region/test_region.py",
         "region/test_closing.py",
+        "region/test_handlers.py",
+        "region/test_link.py",
         "region/test_away_sinks.py",
         "spark/region/test_kills.py",
         "spark/region/test_face.py",

@@ -29,6 +29,7 @@ from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
 from kohort.region.consuming.waits import Wait
+from kohort.region.inside import Inside
 from kohort.region.member import events as happens
 from kohort.region.sinks.rows import RowRefusedError
 from kohort.region.states import MemberState
@@ -60,7 +61,7 @@ class RegionConsumer:
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
         self._own, self._records = own, 0
         self._pid = os.getpid()
-        self._inside: set[int] = set()
+        self._inside = Inside()
         self._hand: int | None = None
         self._asked_to_close = self._forgotten = False
 
@@ -119,6 +120,7 @@ class RegionConsumer:
 
     def _next_piece(self) -> Piece | None:
         """Count the table in hand, and wait for the next one."""
+        self._refuse_handler("tables")
         with self._in_use():
             try:
                 self._count_table()
@@ -145,13 +147,16 @@ class RegionConsumer:
 
     def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
         """A table does not count, if it is in hand still. Does nothing in a forked child."""
-        if os.getpid() != self._pid or piece is None or self._flow.in_hand is not piece:
+        if os.getpid() != self._pid:
             return
-        self._hand = None
-        if not self._flow.void:
-            self._stager.drop_unsettled()
-            log.info("%s: the loop was left with a table in hand: its records are read again", self.name)
-        self._flow.put_back(dirty=dirty)
+        with self._in_use():
+            if piece is not None and self._flow.in_hand is piece:
+                if not self._flow.void:
+                    self._stager.drop_unsettled()
+                    log.info("%s: the loop was left with a table in hand: its records are read again", self.name)
+                self._flow.put_back(dirty=dirty)
+            if self._flow.in_hand is None:
+                self._hand = None  # last: until here a handler must not wait for this thread
 
     def submit(self, table: pa.Table | pa.RecordBatch) -> None:
         """Give rows to the sink: with the sequence that has the records they were made of, or never.
@@ -164,6 +169,7 @@ class RegionConsumer:
             Exception: what the sink says against these rows.
         """
         self._check_process()
+        self._refuse_handler("submit")
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
@@ -206,13 +212,24 @@ class RegionConsumer:
 
     def checkpoint(self) -> None:
         """Ask for a sequence: all members drain and contribute. Returns at once."""
-        with self._in_use():
-            self._events.post(happens.CheckpointWanted())
+        self._post(happens.CheckpointWanted())
 
     def reset(self, cause: str) -> None:
         """Have all members go back to the last complete sequence: something behind this one has failed."""
+        self._post(happens.ResetWanted(cause))
+
+    def _post(self, event: happens.Event) -> None:
+        """Post an event, without waking the event thread where this one may hold a lock of it already."""
+        post = self._events.post_quietly if self._inside.is_here() else self._events.post
         with self._in_use():
-            self._events.post(happens.ResetWanted(cause))
+            post(event)
+
+    def _refuse_handler(self, method: str) -> None:
+        if self._inside.is_here():
+            raise InvalidInputError(
+                f"{method} was called by a signal's handler, or a callback, that interrupted a call of {self.name} on "
+                "the same thread: set a flag there, and look at it in the loop"
+            )
 
     # -- the end
 
@@ -235,14 +252,15 @@ class RegionConsumer:
     def is_in_use_here(self) -> bool:
         """Whether the calling thread has a table in hand, or is in one of the methods: it must not wait for itself."""
         ident = threading.get_ident()
-        return ident == self._hand or ident in self._inside or ident == self._events.thread.ident
+        return ident == self._hand or self._inside.is_here() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
         """End at once: all members go back to the last complete sequence. When it waits, `close` says."""
         if os.getpid() != self._pid:
             return
-        self._flow.clear()
         self._events.aborting = True
+        if not self.is_in_use_here():  # else the event thread does it
+            self._flow.clear()
         self.ask_to_close(CLOSE_S)
         self._events.post_quietly(happens.ResetWanted(cause))
         if not self.is_in_use_here():
@@ -278,15 +296,8 @@ class RegionConsumer:
     def _in_use(self) -> Iterator[None]:
         """This thread is inside the member: who interrupts it must not wait for it."""
         self._check_process()
-        ident = threading.get_ident()
-        if ident in self._inside:
+        with self._inside.enter():
             yield
-            return
-        self._inside.add(ident)
-        try:
-            yield
-        finally:
-            self._inside.discard(ident)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

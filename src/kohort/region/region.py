@@ -6,8 +6,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID, uuid4
 
@@ -30,6 +30,7 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
+from kohort.region.inside import Inside
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.plane.config import RegionConfig
@@ -103,6 +104,7 @@ class Region:
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
+        self._calls, self._closes_later, self._closing, self._closed = Inside(), False, 0, False
         self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> MetricsServer:
@@ -121,7 +123,7 @@ class Region:
 
     def count_in(self, member: Measured) -> None:
         """Show a member's figures too, which is of another kind than `consumer`'s."""
-        with self._lock:
+        with self._calls.enter(), self._lock:
             self._counted.add(member)
 
     def _plane_seen(self) -> told.RegionSeen | None:
@@ -159,6 +161,12 @@ class Region:
             KafkaError: the group is another region's, or has members that are not of this region; no right to do
                 this.
         """
+        with self._call("consumer"):
+            return self._new_consumer(name, topics, pattern, into, options)
+
+    def _new_consumer(
+        self, name: str, topics: Iterable[str], pattern: str | None, into: Sink | None, options: Mapping[str, Any]
+    ) -> RegionConsumer:
         check_member(name)
         if isinstance(topics, str):
             raise InvalidInputError(f"topics={topics!r} is one name: write [{topics!r}]")
@@ -172,7 +180,7 @@ class Region:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
         consumer = self.group_consumer(name, settings)
         try:
-            region_id, sink = self.admit(Applicant(name, group_id, topics, pattern, own.reads_again), into)
+            region_id, sink = self._admit(Applicant(name, group_id, topics, pattern, own.reads_again), into)
         except BaseException:
             consumer.close()
             raise
@@ -204,6 +212,12 @@ class Region:
             InvalidInputError: the group or the sink can't be the region's; nothing is claimed: see `admission`.
             KafkaError: no right to do this, or no control plane.
         """
+        with self._call("admit"):
+            return self._admit(applicant, into)
+
+    def _admit(self, applicant: Applicant, into: Sink | None) -> tuple[UUID, Sink | None]:
+        if self._closed:
+            raise InvalidInputError(f"region {self.name} was closed here: make another Region for {applicant.member}")
         try:
             return admit(self.name, self._home, self._tenure.reach, applicant, into)
         except NotAuthorizedError as error:
@@ -220,7 +234,8 @@ class Region:
         Raises:
             KafkaError: the topic can't be read.
         """
-        return self._home.saved().states().get(member)
+        with self._call("state_of"):
+            return self._home.saved().states().get(member)
 
     def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
         """A consumer as a member of the region has one: it commits nothing and starts nowhere by itself.
@@ -248,10 +263,11 @@ class Region:
             OSError: there is none for the moment: try again.
             KafkaError: the region's topic can't be read or written.
         """
-        return self._tenure.reach()
+        with self._call("reach"):
+            return self._tenure.reach()
 
     def _forget(self, member: RegionConsumer) -> None:
-        with self._lock:
+        with self._calls.enter(), self._lock:
             self._consumers.discard(member)
 
     # -- people
@@ -262,7 +278,8 @@ class Region:
         Raises:
             TimedOutError: the control plane does not answer.
         """
-        return self._ask(told.Describe())
+        with self._call("describe"):
+            return self._ask(told.Describe())
 
     def complete(self) -> int:
         """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
@@ -274,7 +291,8 @@ class Region:
 
     def checkpoint(self) -> None:
         """Have a sequence begun."""
-        self._ask(told.AskCheckpoint())
+        with self._call("checkpoint"):
+            self._ask(told.AskCheckpoint())
 
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
@@ -290,7 +308,11 @@ class Region:
             InvalidInputError: sequences were published, and it is not said that the sinks are to be emptied; or there
                 is no member that would empty them.
         """
-        if to_initial and (seen := self.describe()).sequence > 0:
+        with self._call("reset"):
+            self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
+
+    def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
+        if to_initial and (seen := self._ask(told.Describe())).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
@@ -306,7 +328,8 @@ class Region:
 
     def stop_member(self, name: str) -> None:
         """Have a member leave with the next complete sequence."""
-        self._ask(told.StopMember(name))
+        with self._call("stop_member"):
+            self._ask(told.StopMember(name))
 
     def resume(self) -> None:
         """Let a region go on that has stopped: its cause is mended. The topic has it when this returns.
@@ -314,6 +337,10 @@ class Region:
         Raises:
             TimedOutError: the control plane can't write it.
         """
+        with self._call("resume"):
+            self._resume()
+
+    def _resume(self) -> None:
         self._ask(told.LetGoOn())
         until_s = time.monotonic() + ANSWER_S
         while (stopped := self._home.saved().stopped) is not None and stopped.cause:
@@ -323,10 +350,15 @@ class Region:
 
     def serve(self) -> ControlPlane:
         """Be the control plane, from now on, until another takes over or `close`."""
-        return self._tenure.serve()
+        with self._call("serve"):
+            return self._tenure.serve()
 
     def is_served(self) -> bool:
         """Whether there is a control plane that answers."""
+        with self._call("is_served"):
+            return self._is_served()
+
+    def _is_served(self) -> bool:
         try:
             self._tenure.reach(patiently=False).close()
         except OSError:
@@ -342,7 +374,11 @@ class Region:
         Raises:
             InvalidInputError: the region is served, or not there; the sink is another region's.
         """
-        if self.is_served():
+        with self._call("adopt"):
+            self._adopt(into)
+
+    def _adopt(self, into: Sink) -> None:
+        if self._is_served():
             raise InvalidInputError(f"region {self.name} has a control plane: end its applications first")
         birth = self._home.saved().birth
         if birth is None:
@@ -357,6 +393,10 @@ class Region:
         Raises:
             InvalidInputError: the region is not there; the sink is another region's.
         """
+        with self._call("compared"):
+            return self._compared(into)
+
+    def _compared(self, into: Sink) -> str:
         saved = self._home.saved()
         if saved.birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
@@ -366,7 +406,28 @@ class Region:
 
     def delete(self) -> None:
         """Forget the region, which nobody serves. What its sinks hold stays."""
-        self._home.delete()
+        with self._call("delete"):
+            self._home.delete()
+
+    @contextmanager
+    def _call(self, method: str) -> Iterator[None]:
+        """A call of the application. A handler that interrupts it on its thread would wait for what that thread holds.
+
+        Raises:
+            InvalidInputError: this is called by such a handler.
+        """
+        if self._calls.is_here():
+            raise InvalidInputError(
+                f"{method} was called by a signal's handler that interrupted another call of region {self.name} on the "
+                "same thread: set a flag there, or call it from another thread"
+            )
+        try:
+            with self._calls.enter():
+                yield
+        finally:
+            if self._closes_later:
+                self._closes_later = False
+                self.close()
 
     def _ask(self, *said: told.Report | told.Ask) -> told.RegionSeen:
         link = self._reach()
@@ -397,12 +458,20 @@ class Region:
         """Close its members, and end the control plane if it is here. Does nothing in a forked child.
 
         By a thread that has a table of a member in hand, in its loop or in a signal's handler, `close` asks its members
-        to leave and returns at once: close the region again, or leave its `with`, after the loop.
+        to leave and returns at once: close the region again, or leave its `with`, after the loop. In a handler that has
+        interrupted another call of the region on its thread, `close` returns at once too, and follows when that call
+        ends.
 
         Raises:
             TimedOutError: no sequence was complete in time for a member; all is closed nevertheless.
         """
-        if os.getpid() != self._pid:
+        ident = threading.get_ident()
+        if os.getpid() != self._pid or self._closing == ident:
+            return
+        if self._calls.is_here():
+            self._closes_later = True
+            for member in list(self._consumers):
+                member.ask_to_close()
             return
         members = self._members_now()
         if any(member.is_in_use_here() for member in members):
@@ -410,6 +479,8 @@ class Region:
                 member.ask_to_close()
             return
         with ExitStack() as closing:
+            self._closing, self._closed = ident, True
+            closing.callback(setattr, self, "_closing", 0)
             if self._metrics is not None:
                 closing.callback(self._metrics.close)
             closing.callback(self._home.close)

@@ -109,6 +109,8 @@ class EventThread(MemberThread):
         self._look_at_the_time()
         if self._over:
             return
+        if self.aborting:
+            self._flow.clear()
         self._go_on_draining()
         self._go_on_saving()
         self._go_on_going_back()

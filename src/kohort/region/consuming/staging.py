@@ -19,7 +19,16 @@ AWAY = (OSError, RetriableError)
 """Errors of a sink that is away: what was to be staged is staged again, and nobody goes back for it."""
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 LASTING_ERRNOS = frozenset(
-    {errno.EROFS, errno.EXDEV, errno.EFBIG, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+    {
+        errno.EROFS,
+        errno.EXDEV,
+        errno.EFBIG,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.ENOSYS,
+    }
 )
 """Errors of a place that was removed, has other rights, is read-only or is no place for a sink: waiting does not end
 them, so the region resets and stops. All others pass: a disk that is full (ENOSPC, EDQUOT), one that fails (EIO) or whose
