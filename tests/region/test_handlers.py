@@ -88,8 +88,7 @@ class Handler:
             self.calls += 1
             try:
                 self.do()
-            except InvalidInputError as error:
-                assert "handler" in error.message or "in hand" in error.message, error
+            except InvalidInputError:
                 self.refused += 1
         return self._line
 

@@ -16,7 +16,7 @@ from kohort.region.serving import SILENCE_S
 log = logging.getLogger("kohort.region")
 AGAIN_S = 0.2
 CLOSE_S = 5.0
-"""Seconds that `close` waits for the thread, which may be inside a call of the sink or of the topic that does not end."""
+"""Seconds that `close` waits for the thread: it may be inside a call of the sink or the topic that does not end."""
 
 
 class PlaneLink:

@@ -123,7 +123,7 @@ class MemberThread(ABC):
         """
         try:
             shows = UNKNOWN if self._publisher is None else self._publisher.shown()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the member ends with it
             if not is_away(error):
                 self._failed(error)
                 return None

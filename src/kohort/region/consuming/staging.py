@@ -31,8 +31,8 @@ LASTING_ERRNOS = frozenset(
     }
 )
 """Errors of a place that was removed, has other rights, is read-only or is no place for a sink: waiting does not end
-them, so the region resets and stops. All others pass: a disk that is full (ENOSPC, EDQUOT), one that fails (EIO) or whose
-server has restarted (ESTALE), a network, too many open files."""
+them, so the region resets and stops. All others pass: a disk that is full (ENOSPC, EDQUOT), one that fails (EIO) or
+whose server has restarted (ESTALE), a network, too many open files."""
 
 
 def is_away(error: BaseException) -> bool:

@@ -47,8 +47,9 @@ def seen(plane: Plane) -> RegionSeen:
 
 
 def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
-    writers = (*plane.members.values(), *plane.waiting_to_register.values())
-    places = plane.places | set(plane.owed) | {writer.sink for writer in writers if writer.sink}
+    written = {member.sink for member in plane.members.values()}
+    written |= {report.sink for report in plane.waiting_to_register.values()}
+    places = plane.places | set(plane.owed) | (written - {""})
     return tuple(
         SinkSeen(
             place,
