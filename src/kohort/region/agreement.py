@@ -135,6 +135,12 @@ class History:
     owed: Collection[str]
     shown: Mapping[str, Shown]
 
+    def knows(self, place: str) -> bool:
+        """Whether the region has written to a place under this name."""
+        shown = self.shown.get(place)
+        staged = any(given.sink == place and given.keys for given in self.contributions)
+        return staged or place in self.last.places or (shown is not None and shown.sequence > 0)
+
 
 def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
     """Facts by which the region goes on from what a place shows.
@@ -151,7 +157,9 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
         shows: the sequence that it shows.
         now_ms: for people.
     """
-    last, was = history.last, was or place
+    last = history.last
+    if not was or (not history.knows(was) and history.knows(place)):
+        was = place  # nothing is there yet; or the topic has the new name already, and the place has not
     before = Last(last.sequence, last.empties, last.made_as)
     bounds = bounds_of(was, before, history.owed, history.shown)
     agrees, sequence = bounds.allow(shows), last.sequence

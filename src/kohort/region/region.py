@@ -35,7 +35,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.plane.config import RegionConfig
 from kohort.region.serving import ControlPlane
-from kohort.region.sinks import Sink, place_of
+from kohort.region.sinks import Sink, known_there, place_of
 from kohort.region.staged import check_member
 from kohort.region.tenure import Tenure
 from kohort.region.topic import TOPIC, client_id_of, transactional_id_of
@@ -370,6 +370,7 @@ class Region:
 
         Nobody may serve the region. A sink that is ahead: the region numbers on from there. One that is behind: the
         rows that it lacks stay missing. `reset(to_initial=True, empty_sinks=True)` reads everything again after that.
+        When it is interrupted, the same call again finishes it.
 
         Raises:
             InvalidInputError: the region is served, or not there; the sink is another region's.
@@ -384,8 +385,11 @@ class Region:
         if birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, birth.region_id)
-        was = sink.adopt()
-        self._home.adopt(place_of(sink), was, sink.published())
+        known = known_there(sink)
+        was, shows = (sink.adopt(), sink.published()) if known is None else known
+        self._home.adopt(place_of(sink), was, shows)
+        if known is not None:
+            sink.adopt()  # last: until then the same call again finds what the place was called
 
     def compared(self, into: Sink) -> str:
         """How a sink and the region's topic disagree; empty: they agree. Nothing is changed.

@@ -12,7 +12,7 @@ Source: spec 5.4, 5.11.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol, Self
 from uuid import UUID
@@ -108,6 +108,8 @@ class Sink(Protocol):
     def adopt(self) -> str:
         """Write this sink's name into the place, in place of the one that it has: a person says that it has moved.
 
+        The topic has the new name by then, if the sink also has `known` (see `known_there`).
+
         Returns:
             The name that it had; empty: nothing of the region is there yet.
 
@@ -131,6 +133,16 @@ def check_rows(sink: Sink, table: pa.Table) -> None:
     check = getattr(sink, "check_rows", None)
     if check is not None:
         check(table)
+
+
+def known_there(sink: Sink) -> tuple[str, int] | None:
+    """The name that a place has, whatever the sink calls it, and the sequence that it shows; nothing is changed.
+
+    A sink says that in a method `known()`, so that a person's `adopt` which is interrupted can be repeated: the topic
+    has the new name before the place has it. None: the sink has no such method.
+    """
+    known: Callable[[], tuple[str, int]] | None = getattr(sink, "known", None)
+    return None if known is None else known()
 
 
 def place_of(sink: Sink | None) -> str:

@@ -39,6 +39,21 @@ class Bound:
         """The name of the place, as this process resolves it now."""
         raise NotImplementedError
 
+    def known(self) -> tuple[str, int]:
+        """The name that the place has and the sequence that it shows: see `region.sinks.known_there`."""
+        name = self._written_name()
+        there = type(self).__new__(type(self))
+        there.__dict__.update(self.__dict__, _kept=None, _place=name or self.place)
+        return name, there.published()
+
+    def _written_name(self) -> str:
+        """The name that the place has; empty: nothing of the region is there yet."""
+        raise NotImplementedError
+
+    def published(self) -> int:
+        """The last sequence that is published: see `Sink`."""
+        raise NotImplementedError
+
     def _bound(self) -> UUID:
         if self._id is None:
             raise InvalidInputError(f"{self!r} is not bound to a region yet: use what bind(region, region_id) returns")
@@ -71,15 +86,26 @@ class InFolder(Bound):
         if claim.place != self.place:
             raise claims.other_name(self._region, claim.place, self.place)
 
-    def _adopt(self, folder: str) -> str:
-        """Write this sink's name into the owner marker of a folder, in place of the one that is there."""
+    def _own_claim(self, folder: str) -> Claim | None:
+        """The owner marker of a folder, which is this region's; None: there is none."""
         try:
             claim = claims.read_claim(self._files, folder)
         except FileNotFoundError:
-            return ""
+            return None
         if claim.id != self._bound():
             remedy = "give each region a place of its own"
             raise claims.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
+        return claim
+
+    def _written_in(self, folder: str) -> str:
+        claim = self._own_claim(folder)
+        return "" if claim is None else claim.place
+
+    def _adopt(self, folder: str) -> str:
+        """Write this sink's name into the owner marker of a folder, in place of the one that is there."""
+        claim = self._own_claim(folder)
+        if claim is None:
+            return ""
         if claim.place != self.place:
             claims.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
         self._kept = None

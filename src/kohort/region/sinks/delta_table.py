@@ -442,6 +442,9 @@ class DeltaTable(InFolder):
         """Take this sink's name for the place: see `Sink`."""
         return self._adopt(self._own)
 
+    def _written_name(self) -> str:
+        return self._written_in(self._own)
+
     def sweep(self, keep: Keep) -> None:
         """See `Sink`. What is beside the log and in no commit is VACUUM's, as always with Delta."""
         self._bound()

@@ -357,6 +357,9 @@ class ParquetFolder(InFolder):
         """Take this sink's name for the place: see `Sink`."""
         return self._adopt(f"{self.path}/_region")
 
+    def _written_name(self) -> str:
+        return self._written_in(f"{self.path}/_region")
+
     def _is_marked(self, sequence: int) -> bool:
         return marks.is_marked(self._files, f"{self.path}/_region", sequence)
 

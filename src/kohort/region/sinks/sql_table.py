@@ -242,6 +242,12 @@ class SqlTable(Bound):
             at.run("UPDATE {sequences} SET place = ? WHERE target = ?", self.place, at.name)
             return str(row[5])
 
+    def _written_name(self) -> str:
+        self._bound()
+        with self._transaction() as at:
+            row = self._marker(at, locked=False) if at.has_sequences() else None
+            return "" if row is None else str(row[5])
+
     def _mine(self, at: _Cursor) -> int:
         """The last sequence; nobody else publishes until the transaction ends."""
         owned = self._owner(at, locked=True) if at.has_sequences() else None

@@ -1,0 +1,121 @@
+"""A person adopts a sink: what is interrupted at any step is finished by the same call again."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import deltalake
+import pytest
+
+from kohort.region.agreement import History, adopt
+from kohort.region.book import Home
+from kohort.region.facts import Birth, Contribution, Fact, Manifest, Shown
+from kohort.region.region import Region
+from kohort.region.sinks import Sink
+from kohort.region.sinks.bound import Bound
+from kohort.region.staged import StagedKey
+from kohort.region.topic import saved_of
+from tests.region import test_histories as read
+from tests.region.conftest import fill, make_topic
+from tests.region.test_histories import work_through
+from tests.region.test_place_names import MOVED
+
+ID = UUID(int=7)
+OLD, NEW, OTHER = "parquet:/old", "parquet:/new", "parquet:/other"
+
+
+def given(member: str, sink: str) -> Contribution:
+    keys = (StagedKey(ID, 1, member, 0),)
+    return Contribution("r", 7, 1, 1, member, (), "g", member, 1, None, (), keys, b"", sink)
+
+
+def history(facts: list[Fact]) -> History:
+    return saved_of("r", [Birth("r", ID, 0), *facts]).history("r")
+
+
+@pytest.mark.parametrize("empties", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("shows", [0, 6, 7, 20])
+@pytest.mark.parametrize("was", ["", OLD, NEW])
+def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_known: bool, empties: bool) -> None:
+    """The place has its old name until the topic has the new one; the second call takes the first's facts for known."""
+    place = was or OLD
+    contributions = () if empties else (given("a", place), given("b", OTHER))
+    members = tuple(each.member for each in contributions)
+    manifest = Manifest("r", ID, 7, 1, 1, 0, members, members, (), empties, tuple(sorted((place, OTHER))))
+    shown = [Shown("r", place, 7 if is_known else 6, 0)]
+    first = adopt(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
+    again = adopt(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
+    before, after = (history([*contributions, manifest, *shown, *facts]) for facts in (first, [*first, *again]))
+    assert after == before
+
+
+STEPS: dict[str, tuple[type, str, bool]] = {
+    "before the topic has it": (Home, "adopt", False),
+    "when the topic has it": (Home, "adopt", True),
+    "before the place has its name": (Bound, "adopt", False),
+    "when the place has its name": (Bound, "adopt", True),
+}
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", MOVED)
+def test_adopt_that_was_killed_is_finished_by_the_same_call(
+    own_servers: str, name: str, tmp_path: Path, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place had its new name and the topic the old one: what was staged for it was owed to nobody, for ever."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(40))
+    last = work_through(own_servers, name, MOVED[kind](here), 40)
+    forget_that_it_is_published(own_servers, name, MOVED[kind](here), last)
+    shutil.move(here, there)
+    moved = MOVED[kind](there)
+    owner, method, after = STEPS[step]
+    owner = type(moved) if owner is Bound else owner
+    real: Callable[..., Any] = getattr(owner, method)
+
+    def killed(*args: Any) -> None:
+        if after:
+            real(*args)
+        raise KilledError
+
+    with Region(name, own_servers) as region:
+        monkeypatch.setattr(owner, method, killed)
+        with pytest.raises(KilledError):
+            region.adopt(moved)
+        monkeypatch.setattr(owner, method, real)
+        region.adopt(moved)
+        assert region.compared(moved) == ""
+    fill(own_servers, name, range(40, 80))
+    work_through(own_servers, name, moved, 40)
+    assert rows(kind, there) == Counter(range(80))
+
+
+def forget_that_it_is_published(servers: str, name: str, sink: Sink, last: int) -> None:
+    """The topic is as when the publisher was killed before it had said so."""
+    home = Home(name, servers, {})
+    pen, known = home.take_over("127.0.0.1", 1, bytes(16))
+    pen.save([Shown(name, sink.place, last - 1, 0)])
+    pen.close()
+    assert known.keys.keys() == {sink.place}
+    home.close()
+
+
+def rows(kind: str, folder: Path) -> Counter[int]:
+    if kind == "parquet":
+        return Counter(read._parquet(folder / "out"))
+    if kind == "sqlite":
+        return Counter(read._sqlite(folder / "out.db"))
+    table = deltalake.DeltaTable(str(folder / "out")).to_pyarrow_table()
+    return Counter(int(value) for value in table["value"].to_pylist())
