@@ -9,10 +9,10 @@ Source: Kafka 4.4, the Errors enumeration, for numbers, names and which ones may
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from kohort.ids import TopicPartition
 
@@ -210,9 +210,22 @@ class KafkaError(Exception):
             return self.message
         return f"{self.message} [{self.code.name}]"
 
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode]]:
-        """Keep message and code when the error crosses processes (Spark carries exceptions between them)."""
-        return type(self), (self.message, self.code)
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., KafkaError], tuple[type[KafkaError], tuple[object, ...], dict[str, Any]]]:
+        """Keep all that the error has when it crosses processes, whatever its class is made with.
+
+        Spark carries exceptions between processes.
+        """
+        return _again, (type(self), self.args, self.__dict__.copy())
+
+
+def _again(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]) -> KafkaError:
+    """An error as it was in another process."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(has)
+    return error
 
 
 class RetriableError(KafkaError):
@@ -273,10 +286,6 @@ class RecordsRefusedError(InvalidInputError):
             return InvalidInputError(self.records[index], self.code)
         return InvalidInputError(f"not written, as other records of its batch were refused: {self.message}", self.code)
 
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode, dict[int, str]]]:  # type: ignore[override]
-        """Keep the records too."""
-        return type(self), (self.message, self.code, self.records)
-
 
 class NotFoundError(KafkaError):
     """The topic, group, member or other thing named does not exist."""
@@ -299,10 +308,6 @@ class OffsetError(KafkaError):
     ) -> None:
         super().__init__(message, code)
         self.partition = partition
-
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode, TopicPartition | None]]:  # type: ignore[override]
-        """Keep the partition too."""
-        return type(self), (self.message, self.code, self.partition)
 
 
 class CorruptDataError(KafkaError):

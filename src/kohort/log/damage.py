@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from kohort.errors import CorruptDataError, ErrorCode
 
@@ -57,7 +56,3 @@ class DamagedError(CorruptDataError):
     def __init__(self, damage: Damage, message: str = "", code: ErrorCode | None = None) -> None:
         super().__init__(message or damage.sentence(), code)
         self.damage = damage
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Damage, str, ErrorCode]]:  # type: ignore[override]
-        """Keep the damage too."""
-        return type(self), (self.damage, self.message, self.code)

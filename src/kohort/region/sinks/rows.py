@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import InvalidInputError
 from kohort.region.sinks.parquet_schema import misfits
 from kohort.region.staged import StagedKey
 
@@ -135,10 +135,6 @@ class RowRefusedError(InvalidInputError):
     def __init__(self, message: str, row: int = 0, column: str = "", offset: int | None = None) -> None:
         super().__init__(message)
         self.row, self.column, self.offset = row, column, offset
-
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, int, str, int | None]]:  # type: ignore[override]
-        """Keep the row too: Spark carries exceptions between processes."""
-        return type(self), (self.message, self.row, self.column, self.offset)
 
 
 def refusal_of(why: str, table: pa.Table, row: int, column: str) -> RowRefusedError:
