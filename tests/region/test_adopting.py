@@ -46,7 +46,7 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     """The place has its old name until the topic has the new one; the second call takes the first's facts for known."""
     place = was or OLD
     contributions = () if empties else (given("a", place), given("b", OTHER))
-    members = tuple(each.member for each in contributions)
+    members = tuple(contribution.member for contribution in contributions)
     manifest = Manifest("r", ID, 7, 1, 1, 0, members, members, (), empties, tuple(sorted((place, OTHER))))
     shown = [Shown("r", place, 7 if is_known else 6, 0)]
     first = adopt(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
