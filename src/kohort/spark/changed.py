@@ -127,6 +127,8 @@ def refuse_passing_over(
     query: str,
     checkpoint: Mapping[TopicPartition, int],
     found: Mapping[TopicPartition, Committed | None],
+    *,
+    otherwise: str,
 ) -> None:
     """A query that came to another group does not pass over what that group has read and it has not.
 
@@ -135,6 +137,7 @@ def refuse_passing_over(
         query: its identity.
         checkpoint: where the checkpoint goes on.
         found: the group's offsets.
+        otherwise: the last way out that the error names.
 
     Raises:
         InvalidInputError: the group is further than the checkpoint, by others' commits.
@@ -147,5 +150,5 @@ def refuse_passing_over(
             f"the checkpoint goes on at offset {at} of {tp}, and the group {options.group_id}, which it was not "
             f"written in, at {one.offset}: the records between them would be passed over. Use a fresh "
             "checkpointLocation to go on where the group is, or set the group's offsets back (kohort groups "
-            "reset-offsets), or name the group that the checkpoint was written in"
+            f"reset-offsets), or {otherwise}"
         )

@@ -16,7 +16,7 @@ from kohort.spark.changed import refuse_passing_over, take_over
 from kohort.spark.data_loss import lose
 from kohort.spark.incarnations import Incarnations
 from kohort.spark.options import SourceOptions
-from kohort.spark.place import AGAIN_S, Held, Replay
+from kohort.spark.place import Again, Held, Replay
 from kohort.spark.query_member import InGroup, Maker, Membership, OffsetKeeper, given_away
 from kohort.spark.rebalances import Standing
 from kohort.spark.starting import first_positions, refuse_beyond, set_aside, within
@@ -81,8 +81,9 @@ class GroupPlace:
         Raises:
             TimedOutError: the group gives no assignment within `joinTimeoutMs`.
         """
+        again = Again()
         while (held := self._settled(start, at)) is None:
-            time.sleep(AGAIN_S)
+            again.wait()
         return held
 
     def _settled(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
@@ -142,7 +143,10 @@ class GroupPlace:
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
         self._found = self._topics.valid(group.committed(looked)) if group is not None else {}
-        refuse_passing_over(self._options, self._query, self._brought, self._found)
+        otherwise = (
+            "leave group.id out" if self._from_kafka_source else "name the group that the checkpoint was written in"
+        )
+        refuse_passing_over(self._options, self._query, self._brought, self._found, otherwise=otherwise)
         if not self._restarted and not self._noted:
             self._note_what_is_set_aside(held)
         positions: dict[TopicPartition, int] = {}

@@ -6,6 +6,8 @@ query that keeps its own offsets, `region_place.py` of one whose region does.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,8 +16,32 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.rebalances import Standing
 
+log = logging.getLogger("kohort.spark")
+
 AGAIN_S = 0.1
 """How long to wait before partitions are asked for again that changed while they were taken."""
+_TOLD_AFTER_S, _TOLD_LOOKS = 30.0, 20
+"""A rebalance or a topic that goes costs one or two looks, though one may wait long: what changes on and on is told."""
+
+
+class Again:
+    """The wait before another look, which tells the log once when looks go on for long without an end."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic() + _TOLD_AFTER_S
+        self._looks = 0
+
+    def wait(self) -> None:
+        """Wait, and tell if it is time."""
+        self._looks += 1
+        if self._looks >= _TOLD_LOOKS and time.monotonic() > self._told_s:
+            self._told_s = float("inf")
+            log.warning(
+                "what the query may read has changed at each of %d looks (the group rebalances again and again, or "
+                "topics go and come): nothing is read until it stands still",
+                self._looks,
+            )
+        time.sleep(AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kohort.spark.catalog import Catalog
 from kohort.spark.group_place import GroupPlace
 from kohort.spark.lag_report import lag_report
 from kohort.spark.options import SourceOptions
-from kohort.spark.place import AGAIN_S, Held, Place
+from kohort.spark.place import Again, Held, Place
 
 log = logging.getLogger("kohort.spark")
 
@@ -144,7 +144,7 @@ class Query:
             start: the batch before.
             limited: whether the options that bound a batch count.
         """
-        self._batch = start.batch
+        self._batch, again = start.batch, Again()
         while True:
             held = self._hold(start)
             if held is None:
@@ -160,7 +160,7 @@ class Query:
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
-            time.sleep(AGAIN_S)  # what is held has changed, or a topic has gone, since it was looked at
+            again.wait()  # what is held has changed, or a topic has gone, since it was looked at
 
     def _look(self, held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
         """Look how far a batch would read in what is held; None: not all of it is there any more."""

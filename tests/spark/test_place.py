@@ -1,0 +1,40 @@
+"""The wait between two looks at what a query may read."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from kohort.spark import place
+
+
+def test_looks_that_go_on_without_an_end_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(place, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    again = place.Again()
+    for _ in range(290):
+        again.wait()
+    assert not caplog.messages
+    for _ in range(300):
+        again.wait()
+    assert len(caplog.messages) == 1
+    assert "has changed at each of 30" in caplog.text
+
+
+def test_a_few_looks_that_take_long_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = iter(range(0, 10_000, 60))
+    monkeypatch.setattr(place, "time", types.SimpleNamespace(monotonic=lambda: next(now), sleep=lambda seconds: None))
+    again = place.Again()
+    for _ in range(19):
+        again.wait()
+    assert not caplog.messages
