@@ -175,6 +175,7 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
         .config("spark.driver.memory", "768m").getOrCreate()
     )
     register(spark)
+    type(spark.streams).removeListener = None  # a listener that goes and comes again misses what happens meanwhile
     register(spark)
     other = spark.newSession()
     register(other)

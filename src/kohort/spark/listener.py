@@ -195,8 +195,10 @@ class Application:
             self._listener = SinkListener(self._ledger, self._switchboard, gateway.jvm)
             self._gateway = gateway
         self._listener.add_session(spark)
-        spark.streams.removeListener(self._listener)
-        spark.streams.addListener(self._listener)
+        mine = self._listener._jlistenerobj
+        heard = spark._jsparkSession.streams().listListeners()
+        if not any(listener.equals(mine) for listener in heard):  # removed and added again, it would miss an event
+            spark.streams.addListener(self._listener)
 
     def rows_read(self) -> int:
         """Return the records that queries of the present JVM have read; waits for what Spark is about to tell."""
