@@ -2,6 +2,8 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 export PYTHON
+# Tests start thousands of Python processes: each would compile all that it imports, a second of its time.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 SEEDS ?= 2000
 KILLS ?= 6
