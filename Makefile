@@ -37,6 +37,7 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
+	@$(BIN)/python -m tests.support.class_archive
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors

@@ -15,14 +15,12 @@ from kohort import Admin, Broker
 from kohort.client.admin.values import ScramCredential
 from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
+from tests.support import class_archive
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
 from tests.support.maven import MavenUnavailable
 from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
 from tests.support.secured_kafka import SecuredKafka, make_certificates
-
-SPARK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Each Spark of a test lives for seconds: compiling it well costs more than it saves."""
 
 
 def pytest_configure() -> None:
@@ -33,8 +31,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each would compile all that it imports, a second of its time
-    for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-        os.environ.setdefault(name, SPARK)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", class_archive.spark_options())
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", class_archive.OPTIONS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -122,21 +122,24 @@ class Topics:
         """The topic that is made because somebody named it."""
         return TopicPlan(name, self._default_partitions)
 
+    def was_just_deleted(self, name: str) -> bool:
+        """Whether a topic of this name was deleted a moment ago, and is not made on purpose since."""
+        return name in self._deleted and time.monotonic() - self._deleted[name][0] <= DELETED_S
+
     def _tell_of_use(self, topic: Topic, request: Request[Message]) -> None:
         """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
-        at, by = self._deleted.get(topic.name, (0.0, ""))
-        ago_s = time.monotonic() - at
-        if not by or ago_s > DELETED_S:
+        if not self.was_just_deleted(topic.name):
             text = "topic %s made with %d partitions, because it was used: %s"
             log.info(text, topic.name, topic.partitions, request.name)
             return
+        at, by = self._deleted[topic.name]
         log.warning(
             "topic %s is there again, with %d partitions, because it was used: %s. It had been deleted %.0f s before: "
             "%s. Clients that still use a topic make it again; auto.create.topics.enable=false keeps them from it",
             topic.name,
             topic.partitions,
             request.name,
-            ago_s,
+            time.monotonic() - at,
             by,
         )
 

@@ -52,6 +52,8 @@ def topics_made_on_use(side: Side, version: int) -> None:
         side.ask(asking(missing, bad, allow_auto_topic_creation=True), version)
     side.until(lambda: asking(missing), version, led)
     side.ask(asking(bad, allow_auto_topic_creation=True), version)
+    side.silently(DeleteTopicsRequest(topic_names=[missing], timeout_ms=10_000), 5)
+    side.ask(asking(missing, allow_auto_topic_creation=True), version)
 
 
 @scenario(3, 4, 5)
@@ -201,10 +203,19 @@ def deletions(side: Side, version: int) -> None:
 
     side.ask(deleting(side.name("missing"), ""), version, keep=without_words)
     other_id = side.id_of(other)
+    side.ask(deleting(topic, topic), version, keep=without_words)
+    side.ask(deleting(side.name("missing"), side.name("missing")), version, keep=without_words)
     side.ask(deleting(topic), version, keep=without_words)
     side.ask(deleting(topic), version, keep=without_words)
     side.ask(deleting(), version, keep=without_words)
     if version >= 6:
+        for states in (
+            [state(name=other, topic_id=other_id)],
+            [state(name=None)],
+            [state(name=None, topic_id=other_id)] * 2,
+            [state(name=None, topic_id=other_id), state(name=other)],
+        ):
+            side.ask(DeleteTopicsRequest(topics=states, timeout_ms=10_000), version, keep=without_words)
         side.ask(deleting(uuid.UUID(int=9)), version, keep=without_words)
         side.ask(deleting(other_id), version, keep=without_words)
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 _NO_AUTHORIZER = "needs an authorizer, which the broker has not; Apache Kafka without one fails it too"
 _WITHOUT_CONNECTION = "its own helper has no way to connect and panics, whatever the broker"
-_MADE_AT_ONCE = "asks for the topic after deleting it, so it is made anew: here at once, by Kafka after its answer"
 _READ_TWICE = "passes only if records are read twice in a rebalance; fails on Apache Kafka 4.3.1 as well"
 _NO_SASL = "wants a second listener, with SASL, on port 9093"
 
@@ -79,8 +78,6 @@ SUITES = {
                 "TestClientCreateACLs": _NO_AUTHORIZER,
                 "TestClientDeleteACLs": _NO_AUTHORIZER,
                 "TestClientDescribeACLs": _NO_AUTHORIZER,
-                "TestConn/test_delete_topics": _MADE_AT_ONCE,
-                "TestConn/test_delete_topics_with_an_invalid_topic": _MADE_AT_ONCE,
                 "TestReaderConsumerGroup/consumer_group_rebalance": _READ_TWICE,
                 "TestUnsupportedSASLMechanism": _NO_SASL,
                 "TestWriter/writing_a_message_with_SASL_Plain_authentication": _NO_SASL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kohort.broker.config.entries import topic_entries
 from kohort.broker.net.dispatch import Handled, handled
@@ -30,6 +30,7 @@ from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 log = logging.getLogger("kohort.broker")
 
 NO_ID = uuid.UUID(int=0)
+_MALFORMED = ErrorCode.INVALID_REQUEST
 
 
 def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
@@ -115,13 +116,15 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
     )
     results = []
     doomed: dict[str, DeleteTopicsResponse.DeletableTopicResult] = {}
-    for name, topic_id in asked:
+    counts = Counter(asked)
+    for name, topic_id in counts:
         result = DeleteTopicsResponse.DeletableTopicResult(name=name, topic_id=topic_id)
         results.append(result)
         try:
+            _check_named_once(name, topic_id, counts)
             topic = _known(node, name, topic_id)
-            if topic.name in doomed:
-                raise _not_there(topic.name)
+            if {(topic.name, NO_ID), (None, topic.id)} <= counts.keys():
+                raise InvalidInputError(f"topic {topic.name} is named by its name and by its id", _MALFORMED)
             doomed[topic.name] = result
             result.name = topic.name
             if version >= 6:
@@ -135,6 +138,18 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
             if isinstance(gone, KafkaError):
                 _refuse(result, gone, version)
     return DeleteTopicsResponse(responses=results)
+
+
+def _check_named_once(
+    name: str | None, topic_id: uuid.UUID, counts: Mapping[tuple[str | None, uuid.UUID], int]
+) -> None:
+    """Refuse what does not say which topic is meant, as Kafka does; nothing is deleted then."""
+    if name is not None and topic_id != NO_ID:
+        raise InvalidInputError("name a topic by its name or by its id, not by both", _MALFORMED)
+    if name is None and topic_id == NO_ID:
+        raise InvalidInputError("a topic has neither a name nor an id", _MALFORMED)
+    if counts[name, topic_id] > 1:
+        raise InvalidInputError(f"topic {topic_id if name is None else name} is named twice", _MALFORMED)
 
 
 def _refuse(result: DeleteTopicsResponse.DeletableTopicResult, error: KafkaError, version: int) -> None:

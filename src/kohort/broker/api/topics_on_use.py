@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kohort.broker.api.metadata import Asked, asked_topic, is_by_id, metadata, metadata_of, once
+from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
 from kohort.broker.net.dispatch import Handled, handled
 from kohort.broker.net.request import Request
 from kohort.broker.node import Node
@@ -36,7 +36,11 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
 
 @in_turn
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
-    """The same, with topics that may have to be made."""
+    """The same, with topics that may have to be made.
+
+    One that was deleted a moment ago is made, and told as unknown, as Kafka tells of each topic that it makes on use:
+    who looks whether the deletion took hold sees that it did.
+    """
     asked = once(request.message.topics or [])
     plans: dict[str, TopicPlan] = {}
     refused: dict[str, KafkaError] = {}
@@ -53,11 +57,16 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
             refused[name] = error
         yield
+    deleted = {name for name in plans if node.topics.was_just_deleted(name)}
     found = yield from node.topics.making([*plans.values()], request, on_use=True)
     refused |= {name: each for name, each in zip(plans, found, strict=True) if isinstance(each, KafkaError)}
+    unknown = deleted - refused.keys()
     topics = []
     for each in asked:
-        topics.append(asked_topic(node, each, request.version, refused))
+        if each.name in unknown and not is_by_id(each, request.version):
+            topics.append(Told(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=each.name))
+        else:
+            topics.append(asked_topic(node, each, request.version, refused))
         yield
     return metadata_of(node, request, topics)
 
