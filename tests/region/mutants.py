@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from kohort.errors import RetriableError
+from kohort.errors import OffsetError, RetriableError
 from kohort.region import book
 from kohort.region.agreement import Bounds, Disagreement, Last, adopt, compare
 from kohort.region.book import Pen
 from kohort.region.consumer import RegionConsumer
+from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Manifest
@@ -237,6 +238,20 @@ def _numbers_resets_alike(plane: Plane) -> Manifest:
 _TO_INITIAL = resets._to_initial
 
 
+def _decides_by_the_text(thread: Any, error: OffsetError) -> None:
+    for partition in sorted(thread._reads):
+        if str(partition) in str(error):
+            thread._consumer.seek_to_beginning(partition)
+
+
+def _decides_by_text_and_value(thread: Any, error: OffsetError) -> None:
+    _DATA_LOST(thread, error)
+    _decides_by_the_text(thread, error)
+
+
+_DATA_LOST = EventThread._data_lost
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -301,6 +316,8 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "two resets to the initial state on their way have one number": _instead(
         resets, "_to_initial", _numbers_resets_alike
     ),
+    "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
+    "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
     "the outcome is taken for complete": _in_table(
         TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
     ),

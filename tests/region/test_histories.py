@@ -15,8 +15,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from kohort import Broker
+from kohort import Admin, Broker, TopicPartition
 from kohort.cli.app import run
+from kohort.client.offset_values import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.admission import Applicant
@@ -25,6 +26,7 @@ from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.sinks import Sink
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.postgres import Server
+from tests.region.test_region import committed
 from tests.support.waiting import until
 
 CONFIG = {"group.initial.rebalance.delay.ms": "0"}
@@ -225,3 +227,24 @@ def test_changed_group_is_refused_unless_it_is_asked_for(tmp_path: Path, own_ser
         elsewhere.close()
         asked = region.consumer("worker-2", group_id=other, topics=[name], into=sink, reads_again=True)
         asked.close()
+
+
+@pytest.mark.parametrize("offset", [0, 25, 10_000, None], ids=["older", "between", "past the end", "gone"])
+def test_group_offsets_of_another_history_do_not_count(
+    tmp_path: Path, own_servers: str, name: str, offset: int | None
+) -> None:
+    """The manifest counts after the first sequence, and each sequence writes the group's offsets anew."""
+    out = tmp_path / "out"
+    make_topic(own_servers, name, 1)
+    fill(own_servers, name, range(50), 1)
+    work_through(own_servers, name, ParquetFolder(out), 50)
+    where = TopicPartition(name, 0)
+    with Admin(own_servers) as admin:
+        if offset is None:
+            admin.delete_consumer_groups([name]).all()
+        else:
+            admin.alter_consumer_group_offsets(name, {where: OffsetAndMetadata(offset)}).all()
+    fill(own_servers, name, range(50, 100), 1)
+    work_through(own_servers, name, ParquetFolder(out), 50)
+    assert Counter(_parquet(out)) == Counter(range(100))
+    assert committed(own_servers, name) == {where: 100}

@@ -32,6 +32,8 @@ SEEN_AT = {
     "who leaves is not needed before the topic has a reset": 35,
     "what another place is to show is numbered anew with the sequence": 389,
     "two resets to the initial state on their way have one number": 754,
+    "what an error's text names is moved": 5,
+    "what an error's text names is moved too": 5,
 }
 """Looked at first."""
 

@@ -44,13 +44,13 @@ class BatchMember(Member):
         self.run_keys: list[StagedKey] = []
         self.keys: list[tuple[int, StagedKey]] = []
         self.wanted_back: list[tuple[Part, ...]] = []
-        self.finished = self.given = self.unit = self.epoch = 0
+        self.finished = self.given = self.unit = 0
         self.checked = False
 
     def begin_epoch(self, epoch: int) -> None:
         """All that ran or was finished is void."""
         super().begin_epoch(epoch)
-        self.epoch, self.unit, self.running = epoch, 0, None
+        self.unit, self.running = 0, None
         self.keys.clear()
 
     # -- batches
@@ -69,6 +69,8 @@ class BatchMember(Member):
         chance = self.clock.chance
         self.clock.after(chance.randint(20, 120), self.read)
         if not self.polls or self.running is not None or self.wanted_back or self.clock.now_ms < self.dozes_until_ms:
+            return
+        if self.world.losses.meet(self):
             return
         most = 50 if self.world.healed else 5
         able = [part for part in sorted(self.positions) if part not in self.machine.held]

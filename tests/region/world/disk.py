@@ -41,10 +41,19 @@ class Disk:
         self.staged: set[StagedKey] = set()
         self._whole: dict[int, Node] = {}
 
-    def complete(self, sequence: int, spans: dict[Part, tuple[int, int]]) -> None:
-        """A sequence is complete: of each partition it has the records from one offset to before another, once."""
+    def complete(self, sequence: int, spans: dict[Part, tuple[int, int]], lost: set[Record]) -> None:
+        """A sequence is complete: of each partition it has the records from one offset to before another, once.
+
+        Args:
+            sequence: its number.
+            spans: the two offsets.
+            lost: except these, which the log had lost when they were to be read.
+        """
         self.wanted[sequence] = Counter(
-            (part.partition, offset) for part, (begin, end) in spans.items() for offset in range(begin, end)
+            (part.partition, offset)
+            for part, (begin, end) in spans.items()
+            for offset in range(begin, end)
+            if (part.partition, offset) not in lost
         )
 
     def goes_back(self, *, empties: bool) -> None:

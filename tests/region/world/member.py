@@ -102,6 +102,7 @@ class Member:
         self.again_ms = 0  # when its sink is tried again
         self.waits_since_ms: int | None = None  # for its sink, on the connection that it has
         self.back: set[Part] = set()
+        self.epoch = 0
         self.unheard: list[tuple[int, Order]] = []
         self.ended = ""
 
@@ -189,7 +190,9 @@ class Member:
         chance = self.clock.chance
         self.clock.after(chance.randint(20, 120), self.read)
         able = [part for part in sorted(self.positions) if self.positions[part] < self.world.ends[part]]
-        if not self.polls or not able or not self.flow.room() or self.clock.now_ms < self.dozes_until_ms:
+        if not self.polls or self.clock.now_ms < self.dozes_until_ms or self.world.losses.meet(self):
+            return
+        if not able or not self.flow.room():
             return
         part = chance.choice(able)
         most = 50 if self.world.healed else 5
@@ -374,7 +377,9 @@ class Member:
 
     def begin_epoch(self, epoch: int) -> None:
         """What it stages from now on is of this one."""
+        self.epoch = epoch
         self.world.stored.writes[self.name, epoch] = self.disk.place
+        self.world.losses.passed.pop((self.name, epoch), None)  # of another history, after the topic was brought back
         self.say_waits("")
         self.again_ms = 0
         self.stager.begin(epoch)
@@ -478,6 +483,8 @@ class Member:
             for part, begin in self.machine.begins.items()
             for offset in range(begin, ends[part].offset)
         )
+        for lost in self.world.losses.passed.get((self.name, self.epoch), ()):
+            covered.pop(lost, None)
         if self.stateful and self.touched != covered:
             missing, extra = covered - self.touched, self.touched - covered
             raise ViolatedError(f"{self.name}: its state lacks {missing}, and has {extra} too often")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kohort.region.facts import Contribution, Initial, Manifest, Position, Shown, keys_by_place
 from kohort.region.parts import Part, part_of
 from tests.region.world.clock import ViolatedError
-from tests.region.world.disk import Disk
+from tests.region.world.disk import Disk, Record
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Stored:
         eras: how often all went back to the initial state.
         numbers: places in which the last sequence has another number, since a person adopted one that is ahead.
         went_back_by: the last reset to the initial state.
+        passed: what a member of this name could not read in an epoch, since the log had lost it.
     """
 
     disks: dict[str, Disk]
@@ -33,6 +34,7 @@ class Stored:
     eras: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
     went_back_by: Manifest | None = None
+    passed: dict[tuple[str, int], set[Record]] = field(default_factory=dict)
     term: int = 0
     sequence: int = 0
     initial: dict[Part, Initial] = field(default_factory=dict)
@@ -73,7 +75,8 @@ class Stored:
         for place, disk in self.disks.items():
             if place in self.differs:
                 continue  # what it shows under this number is of the other history
-            disk.complete(manifest.sequence, self._share(place, contributions))
+            share = self._share(place, contributions)
+            disk.complete(manifest.sequence, share, self._lost(place, contributions))
         self._check_shares(ends, contributions)
         self.sequence = manifest.sequence
         self.numbers.clear()
@@ -98,6 +101,11 @@ class Stored:
         """What those who write to a place have read."""
         those = [given for given in contributions if self.writes[given.member, given.epoch] == place]
         return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
+
+    def _lost(self, place: str, contributions: tuple[Contribution, ...]) -> set[Record]:
+        """What those who write to a place could not read any more."""
+        those = [(given.member, given.epoch) for given in contributions]
+        return {lost for who in those if self.writes[who] == place for lost in self.passed.get(who, ())}
 
     def _check_shares(self, ends: dict[Part, Position], contributions: tuple[Contribution, ...]) -> None:
         """All shares together are what comes after the last sequence, and nothing else."""

@@ -17,6 +17,7 @@ from tests.region.world.batches import BatchMember
 from tests.region.world.clock import Clock, ViolatedError
 from tests.region.world.disk import Disk
 from tests.region.world.group import Group
+from tests.region.world.losses import Losses
 from tests.region.world.member import Member
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID
 from tests.region.world.plane import Plane
@@ -30,6 +31,8 @@ READ_MS = 10_000
 """So long after the last fault nothing goes back any more, and so long records still come then."""
 AWAY_OF, AWAY_IS, AWAY_MS = 7, 4, 12_000
 """In one world of so many, the one with this remainder, sinks are away for so long at the most."""
+LOSES_OF, LOSES_IS = 9, 5
+"""In one world of so many, the one with this remainder, the log loses records before they are read."""
 TROUBLES = (
     *("start", "start", "kill", "cut", "close", "takeover", "sleep", "evict", "reset", "grow", "doze", "move"),
     *("plane dies", "power fails", "crash", "crash after", "fail", "hold", "hold"),
@@ -54,7 +57,8 @@ class World:
         )
         places = [Disk(path) for path in self.clock.chance.choice((["/out"], ["/out", "/two"]))]
         self.disks = {disk.place: disk for disk in places}
-        self.stored = Stored(self.disks)
+        self.losses = Losses(self, seed)
+        self.stored = Stored(self.disks, passed=self.losses.passed)
         self.group = Group(self.clock, PARTITIONS - 1)
         self.log = Log(self, seed)
         self.ends = {Part(GROUP, TOPIC, number, TOPIC_ID): 20 for number in range(PARTITIONS)}
@@ -71,6 +75,8 @@ class World:
         if seed % RESTORED == RESTORED - 1:
             self.restoring.start()
         self.clock.after(1, self._produce)
+        if seed % LOSES_OF == LOSES_IS:
+            self.losses.start()
         if seed % AWAY_OF == AWAY_IS:
             self._sinks_chance = random.Random(f"{seed}: sinks")
             self.clock.after(self._sinks_chance.randint(1, 5_000), self._lose_sink)

@@ -170,7 +170,8 @@ def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
         return True
     raise InvalidInputError(
         f"{new} can't be made from batch {batch} of another checkpoint: a query has run in it, up to batch {planned}. "
-        "Each run of a region's query needs an epoch of its own"
+        "Each run of a region's query needs an epoch of its own. If the region's topic was brought back from an older "
+        "copy, its epochs come again: move this folder away, and those of later epochs"
     )
 
 
