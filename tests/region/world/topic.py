@@ -103,7 +103,7 @@ class Stored:
         return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
 
     def _lost(self, place: str, contributions: tuple[Contribution, ...]) -> set[Record]:
-        """What those who write to a place could not read any more."""
+        """Records that the members which write to a place could not read any more."""
         those = [(given.member, given.epoch) for given in contributions]
         return {lost for who in those if self.writes[who] == place for lost in self.passed.get(who, ())}
 
