@@ -44,7 +44,7 @@ from kohort.region import ParquetFolder
 from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
 from kohort.spark.region.built import built
-from kohort.spark.region.staging import StagingTask, stage_batch
+from kohort.spark.region.staging import QueryOutput, StagingTask, stage_batch
 
 MOST = "400000"
 """Records of a batch: so a run has ten of them."""
@@ -133,11 +133,11 @@ class Stage:
             "kafka.bootstrap.servers": self.servers,
             "startingOffsets": "earliest",
         }
-        rows, region_id = built(self.spark, lines, [options]), uuid.uuid4()
+        (rows, _), region_id = built(self.spark, lines, [options]), uuid.uuid4()
         schema = to_arrow_schema(rows.schema, timezone="UTC")
         sink = ParquetFolder(self.folder / f"{name}-{region_id.hex}").bind(self.name, region_id)
         sink.check(schema)
-        stage = stage_batch(StagingTask(sink, schema, region_id, 0, name))
+        stage = stage_batch(StagingTask(QueryOutput(sink), schema, region_id, 0, name))
 
         def staging(batch: DataFrame, _: int) -> None:
             stage(batch)

@@ -23,6 +23,8 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--submits", type=int, default=1, help="submit each table in so many pieces")
     parser.add_argument("--most", type=int, default=500, help="max_poll_records")
+    parser.add_argument("--letters", default="", help="a folder of dead letters")
+    parser.add_argument("--bad-of", type=int, default=0, help="the value of every so-manyth offset may not be")
     parser.add_argument("--ends-at", default="", help="SIGTERM itself: before, between, after the submits of a table")
     given = parser.parse_args()
     settings = (
@@ -38,6 +40,8 @@ def main() -> None:
         into=ParquetFolder(given.folder),
         start="beginning",
         on_rebalance=given.rebalance,
+        on_bad_record="dead-letter" if given.letters else "fail",
+        dead_letters=ParquetFolder(given.letters) if given.letters else None,
         max_poll_records=given.most,
         **settings,
     )
@@ -51,11 +55,21 @@ def main() -> None:
     with region, consumer:
         for table in consumer.tables():
             moment("before")
-            for number, piece in enumerate(in_pieces(table.select(COLUMNS), given.submits)):
+            for number, piece in enumerate(in_pieces(table, given.submits)):
                 if number == 1:
                     moment("between")
-                consumer.submit(piece)
+                consumer.submit(with_bad(piece.select(COLUMNS), given.bad_of), records=piece)
             moment("after")
+
+
+def with_bad(rows: pa.Table, bad_of: int) -> pa.Table:
+    """The rows, in which the value of every so-manyth offset is null and may not be."""
+    if not bad_of:
+        return rows
+    pairs = zip(rows.column("value").to_pylist(), rows.column("offset").to_pylist(), strict=True)
+    values = pa.array([value if offset % bad_of else None for value, offset in pairs], pa.binary())
+    field = pa.field("value", pa.binary(), nullable=False)
+    return pa.Table.from_arrays([values, *rows.columns[1:]], schema=rows.schema.set(0, field))
 
 
 def in_pieces(table: pa.Table, count: int) -> list[pa.Table]:

@@ -13,14 +13,15 @@ from typing import Any
 from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
-from kohort.region import book
+from kohort.region import book, topic
 from kohort.region.agreement import Bounds, Disagreement, Last, adopt, compare
 from kohort.region.book import Pen
 from kohort.region.consumer import RegionConsumer
+from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.staging import Stager
-from kohort.region.facts import Manifest
+from kohort.region.facts import Manifest, keys_by_place
 from kohort.region.member import handlers, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
@@ -30,7 +31,8 @@ from kohort.region.plane import cuts, members, resets, starts
 from kohort.region.plane.machine import TABLE
 from kohort.region.plane.state import Plane, Registered
 from kohort.region.serving import UnknownOutcomeError
-from kohort.region.sinks import Keep, marks, parquet_folder, staged_files
+from kohort.region.sinks import Keep, Sink, marks, parquet_folder, staged_files
+from kohort.region.sinks.dead_letters import divide
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
@@ -252,6 +254,67 @@ def _decides_by_text_and_value(thread: Any, error: OffsetError) -> None:
 _DATA_LOST = EventThread._data_lost
 
 
+def _forgets_bad_rows(sink: Sink, table: Any) -> tuple[Any, dict[int, str]]:
+    return divide(sink, table)[0], {}
+
+
+def _begins_with_old_letters(stager: Stager, epoch: int) -> None:
+    letters = [] if stager._letters is None else list(stager._letters.staged)
+    _BEGIN(stager, epoch)
+    if stager._letters is not None:
+        stager._letters.staged += letters
+
+
+def _settles_rows_alone(stager: Stager) -> None:
+    assert stager._rows is not None
+    stager._rows.drop_unsettled()
+
+
+def _counts_rows_alone(stager: Stager) -> int:
+    assert stager._rows is not None
+    return stager._rows.counted()
+
+
+def _adds_letters_first(stager: Stager, table: Any, **given: Any) -> None:
+    """Letters are taken in before the sink was asked: they come again when it is away."""
+    rows, make_room = stager._rows, staging._Units.make_room
+    assert rows is not None
+
+    def late(units: staging._Units) -> None:
+        if units is not rows:
+            make_room(units)
+
+    with mock.patch.object(staging._Units, "make_room", late):
+        _ADD(stager, table, **given)
+    rows.make_room()
+
+
+_ADD = Stager.add
+
+
+def _one_place_stands_for_both(plane: Plane, event: Any) -> None:
+    """Whoever has published in its sink is taken to have published its dead letters."""
+    member = plane.member_on(event.connection)
+    _PUBLISHED(plane, event)
+    if member is not None and member.letters and event.report.place == member.sink:
+        _PUBLISHED(plane, replace(event, report=replace(event.report, place=member.letters)))
+
+
+_PUBLISHED = cuts.published
+
+
+@contextmanager
+def _letters_are_nobodys() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in (cuts, topic):
+            stack.enter_context(mock.patch.object(module, "keys_by_place", _keys_of_sinks))
+        yield
+
+
+def _keys_of_sinks(contributions: Any) -> Any:
+    return keys_by_place(replace(given, letter_keys=()) for given in contributions)
+
+
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
@@ -279,7 +342,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
     "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
     "keys of a batch that is not contributed are given": _instead(
-        BatchMember, "finished_keys", lambda member: (*(key for _, key in member.keys), *member.run_keys)
+        BatchMember, "finished_keys", lambda member: (*(staged for _, staged in member.keys), *member.run_keys)
     ),
     "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
     "what is held is let go with a sequence that does not cover it": _instead(
@@ -297,6 +360,12 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
     "a state that has a table that is left undone is saved": _instead(Flow, "put_back", _is_never_dirty),
     "a reset to the beginning that waits is forgotten for another": _instead(resets, "ask", _waits_for_the_last_reset),
+    "a bad row is dropped": _instead(staging, "divide", _forgets_bad_rows),
+    "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
+    "dead letters of a sequence are given again": _instead(Stager, "counted", _counts_rows_alone),
+    "dead letters of a table that is left undone stay": _instead(Stager, "drop_unsettled", _settles_rows_alone),
+    "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
+    "dead letters are nobody's to publish": _letters_are_nobodys,
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(cuts, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
@@ -327,6 +396,7 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
         handlers, "complete", _counts_whatever_it_contributed
     ),
+    "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
 }
 """Faults that need a history which the world hardly ever has; each has a test of its own."""

@@ -53,6 +53,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
+def units_of(worker: Worker) -> Any:
+    return worker.consumer._stager._rows
+
+
 def failures(worker: Worker) -> int:
     return worker.consumer._events._sink_wait.failures
 
@@ -111,7 +115,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
     fill(own_servers, name, range(100))
     with Region(name, own_servers, checkpoint_every="200ms") as region:
         worker = Worker(region, "m1", ParquetFolder(folder), name)
-        worker.consumer._stager._unit_bytes = unit_bytes
+        units_of(worker)._unit_bytes = unit_bytes
         until(lambda: read() == Counter(range(100)), "what was there is published")
         ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free))
         fill(own_servers, name, range(100, 300))
@@ -147,7 +151,7 @@ def test_disk_that_is_read_only_is_told_at_once(small_disk: Path, own_servers: s
     fill(own_servers, name, range(100))
     with Region(name, own_servers, checkpoint_every="200ms") as region:
         worker = Worker(region, "m1", ParquetFolder(small_disk / "out"), name)
-        worker.consumer._stager._unit_bytes = 1
+        units_of(worker)._unit_bytes = 1
         until(lambda: region.describe().published > 0, "a sequence is published")
         until(lambda: region.describe().published == region.describe().sequence, "nothing is on its way")
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

@@ -60,7 +60,7 @@ def test_what_one_poll_gives_and_wants_back_is_let_go() -> None:
     machine = MemberMachine("r", "m1", UUID(int=1), "g")
     config = MemberConfig(("t",), None, start_of("committed", "earliest"))
     thread = EventThread(
-        machine, cast(Consumer, consumer), Flow(10, 4), cast(Stager, None), None, cast(Any, None), config
+        machine, cast(Consumer, consumer), Flow(10, 4), cast(Stager, None), (), cast(Any, None), config
     )
     consumer.listener = Listener(thread._hear_group, cast(Consumer, consumer), thread.wake)
     consumer.poll_in_which_the_group_changes_its_mind()

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.region import messages as told
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from tests.region import test_member, test_parquet_folder
+from tests.region import test_dead_letters, test_member, test_parquet_folder
 from tests.region.mutants import MUTANTS, SEEN_BY_A_TEST
 from tests.region.world.world import World
 
@@ -17,6 +17,10 @@ SEEDS = 150
 """`python -m tests.region --seeds 20000` plays more."""
 SEEN_AT = {
     "a reset waits for who has published and gone": 429,
+    "dead letters are left when the sink is published": 5,
+    "dead letters are published once more after a reset": 23,
+    "dead letters of a sequence are given again": 5,
+    "dead letters of a table that is left undone stay": 77,
     "a region numbers on from the topic behind a sink that is adopted": 39,
     "a sink that is ahead of the topic is taken": 39,
     "a sink that lacks what it has shown is taken": 39,
@@ -45,6 +49,11 @@ def _without_its_mark() -> None:
         test_parquet_folder.assert_a_sequence_without_its_mark_counts(sink)
 
 
+def _with_a_sink_that_is_away() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        test_dead_letters.assert_a_table_that_is_given_again_has_its_letters_once(Path(folder))
+
+
 TESTS = {
     "a contribution counts though the control plane says that it does not": (
         lambda: test_member.test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(
@@ -52,6 +61,7 @@ TESTS = {
         )
     ),
     "a sequence that is shown and not marked is not seen": _without_its_mark,
+    "dead letters are taken in again when the sink was away": _with_a_sink_that_is_away,
 }
 
 

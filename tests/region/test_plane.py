@@ -318,13 +318,13 @@ def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
     driven.join(1, "m1")
-    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (key,), floor=4, place="s")]
     driven.saves = True
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.join(1, "m1")
     driven.say(1, told.PublishFailed(7, "the disk is full"))
     driven.join(1, "m1", epoch=driven.machine.plane.epoch)
-    assert driven.orders(1, told.Publish)[-1] == told.Publish(3, 7, (key,), floor=6), "it is in the topic"
+    assert driven.orders(1, told.Publish)[-1] == told.Publish(3, 7, (key,), floor=6, place="s"), "it is in the topic"
 
 
 def test_that_it_has_stopped_is_in_the_topic_before_anyone_hears_of_it() -> None:
@@ -505,7 +505,7 @@ def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_t
     driven.join(1, "m1")
     again = told.Register("m1", UUID(int=1), "etl", Identity("m1", 1), sink="s")
     driven.say(2, again)
-    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, (key,), floor=4)]
+    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, (key,), floor=4, place="s")]
 
 
 def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_died_meanwhile() -> None:
@@ -544,9 +544,8 @@ def test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_
     driven.do(happens.CommitEnded(cut))
     for connection, name in ((1, "m1"), (2, "m2")):
         (order,) = driven.orders(connection, told.Publish)
-        assert order == told.Publish(
-            3, 8, (StagedKey(REGION_ID, driven.machine.plane.epoch - 2 + connection, name, 0),), 6
-        )
+        key = StagedKey(REGION_ID, driven.machine.plane.epoch - 2 + connection, name, 0)
+        assert order == told.Publish(3, 8, (key,), 6, place="st"[connection - 1])
     driven.say(2, told.Published(8))
     shown = seen(driven.machine.plane)
     assert (shown.published, shown.sequence) == (7, 8)
@@ -730,7 +729,7 @@ def test_what_an_earlier_release_staged_is_published_by_the_first_with_a_sink(em
     driven = Driven(replace(KNOWN, empties=True) if empties else replace(KNOWN, keys={"": (key,)}))
     driven.join(1, "m1", sink="")
     driven.join(2, "m2")
-    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, () if empties else (key,), 6, empties)]
+    assert driven.orders(2, told.Publish) == [told.Publish(3, 7, () if empties else (key,), 6, empties, place="s")]
     assert not driven.orders(1, told.Publish)
     driven.say(2, told.Published(7))
     assert driven.machine.plane.published == 7 and driven.machine.plane.places == {"s"}
@@ -823,7 +822,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
     driven.saves = True
     driven.do(happens.Saved(driven.machine.plane._tokens))
     epoch = driven.machine.plane.epoch
-    assert driven.orders(1, told.Publish) == [told.Publish(3, 8, (), epoch, empties=True)]
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 8, (), epoch, empties=True, place="s")]
     for connection in (1, 2):
         driven.say(connection, told.WasReset(epoch))
     assert driven.ask(1, P0) == (at(P0, 0),) and driven.ask(2, P1) == (at(P1, 0),)
@@ -842,7 +841,7 @@ def test_back_at_the_initial_state_sinks_are_emptied_before_the_next_sequence_an
 def test_a_new_control_plane_goes_on_emptying() -> None:
     driven = Driven(replace(KNOWN, empties=True, places=("s",)))
     driven.join(1, "m1")
-    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (), 4, empties=True)]
+    assert driven.orders(1, told.Publish) == [told.Publish(3, 7, (), 4, empties=True, place="s")]
 
 
 def test_the_last_one_leaves_when_it_has_published() -> None:

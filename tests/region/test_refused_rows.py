@@ -36,7 +36,7 @@ def test_a_null_is_refused_with_its_row(sink: Sink) -> None:
     bound = sink.bind("r", ID)
     bound.check(FIXED)
     check_rows(bound, rows(1, 2))
-    with pytest.raises(RowRefusedError, match="id: row 2 of 3") as told:
+    with pytest.raises(RowRefusedError, match="id: row 3 of 3") as told:
         check_rows(bound, rows(1, 2, None))
     assert (told.value.row, told.value.column, told.value.offset) == (2, "id", None)
     again = pickle.loads(pickle.dumps(told.value))
@@ -48,7 +48,7 @@ def test_a_null_key_is_refused_with_its_offset(tmp_path: Path) -> None:
     source = {"topic": ["t", "t"], "partition": [3, 3], "offset": [17, 18]}
     bad = pa.table({"id": pa.array([1, None], pa.int64()), **source})
     bound.check(bad.schema)
-    with pytest.raises(RowRefusedError, match=r"id: row 1 of 2 \(topic t, partition 3, offset 18\)") as told:
+    with pytest.raises(RowRefusedError, match=r"id: row 2 of 2 \(topic t, partition 3, offset 18\)") as told:
         check_rows(bound, bad)
     assert told.value.offset == 18
 
@@ -57,7 +57,7 @@ def test_an_empty_partition_text_is_refused_with_its_row(tmp_path: Path) -> None
     schema = pa.schema([pa.field("day", pa.string(), nullable=False), pa.field("id", pa.int64())])
     bound = DeltaTable(tmp_path / "out", partition_by=["day"]).bind("r", ID)
     bound.check(schema)
-    with pytest.raises(RowRefusedError, match="An empty text in 'day'.*: row 1 of 2"):
+    with pytest.raises(RowRefusedError, match="An empty text in 'day'.*: row 2 of 2"):
         check_rows(bound, pa.table({"day": ["monday", ""], "id": [1, 2]}, schema=schema))
 
 
@@ -67,7 +67,7 @@ def test_a_value_that_a_column_can_not_keep_is_found(tmp_path: Path) -> None:
     bound.check(pa.schema([pa.field("at", pa.timestamp("ms"))]))  # which Delta keeps in microseconds
     moments = [1_000] * 1_000
     moments[700] = 2**60
-    with pytest.raises(RowRefusedError, match="'at' can't keep .*: row 700 of 1000") as told:
+    with pytest.raises(RowRefusedError, match="'at' can't keep .*: row 701 of 1000") as told:
         check_rows(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
     assert told.value.row == 700
 
@@ -88,6 +88,6 @@ def test_submit_refuses_a_row_at_once_and_takes_in_what_is_mended(region: Region
         table = next(tables)
         values = [int(value) for value in table.column("value").to_pylist()]
         bad = pa.table({"id": pa.array([None, *values[1:]], pa.int64())})
-        with pytest.raises(RowRefusedError, match=f"id: row 0 of .*; the table in hand has offsets of {name}-0 0 to"):
+        with pytest.raises(RowRefusedError, match=f"id: row 1 of .*; the table in hand has offsets of {name}-0 0 to"):
             consumer.submit(bad)
         consumer.submit(bad.slice(1))

@@ -74,6 +74,7 @@ NAMES = {
     "phase": "what it is doing",
     "connected": "whether the control plane has a connection to it",
     "sink": "the place that a member writes to",
+    "dead_letters": "bad rows of a member that went to its place of dead letters, since the control plane took over",
     "publisher": "the member that publishes in a sink; empty: none that could is there",
     "sinks": "the places that a region writes to, or has published to",
     "positions": "where the region has come to, of each partition",

@@ -27,7 +27,9 @@ app = App(name="region", help="Consistent regions: how they are, and what a pers
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
-_OF_MEMBER = ("region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "waits_for")
+_OF_MEMBER = (
+    "region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "dead_letters", "waits_for",
+)  # fmt: skip
 _OF_SINK = ("region", "sink", "published", "unpublished", "publisher", "waits_for")
 _OF_ADOPTED = ("region", "sink", "says")
 NO_PLANE = "nobody serves"
@@ -115,6 +117,7 @@ def _member_row(seen: RegionSeen, one: MemberSeen) -> dict[str, Any]:
         "partitions": [str(part) for part in one.parts],
         "connected": one.connected,
         "sink": one.sink,
+        "dead_letters": one.dead_letters,
         "waits_for": one.waits_for,
     }
 

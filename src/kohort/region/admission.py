@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from kohort.channel import Link
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.region.agreement import compare
 from kohort.region.book import Home
 from kohort.region.sinks import Sink
-from kohort.region.topic import Saved
+from kohort.region.sinks.dead_letters import LETTERS
+from kohort.region.topic import TOPIC, Saved, transactional_id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +39,47 @@ class Applicant:
 
 
 def admit(
-    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None
-) -> tuple[UUID, Sink | None]:
-    """Look at a member's group and sink, and claim the group.
+    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None, letters: Sink | None
+) -> tuple[UUID, Sink | None, Sink | None]:
+    """Look at a member's group and sinks, and claim the group.
 
     Returns:
-        The region's id, and the sink as the region writes to it.
+        The region's id, and the sink and that of the dead letters as the region writes to them.
 
     Raises:
         InvalidInputError: the group or the sink's place is another region's, or others read in the group; the sink does
             not show what the region's topic says; the group is new and would read again. Nothing is claimed then.
         KafkaError: no right to do this, or no control plane.
     """
+    try:
+        return _admitted(region, home, reach, applicant, (into, letters))
+    except NotAuthorizedError as error:
+        raise NotAuthorizedError(
+            f"region {region!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
+            f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
+            f"{transactional_id_of(region)}, and Describe and Read on group {applicant.group!r}",
+            error.code,
+        ) from error
+
+
+def _admitted(
+    region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, sinks: tuple[Sink | None, Sink | None]
+) -> tuple[UUID, Sink | None, Sink | None]:
     home.look_at_group(applicant.group)
-    saved, region_id, sink = _before_birth(region, home, into)
-    _refuse_new_group(region, saved, applicant, "" if sink is None else sink.place)
+    saved, region_id, bound = _before_birth(region, home, sinks)
+    _refuse_new_group(region, saved, applicant, "" if bound[0] is None else bound[0].place)
     if region_id != (born := home.region_id(reach)):
-        region_id, sink = born, _looked_at(region, home, born, into)
+        region_id, bound = born, [_looked_at(region, home, born, sink) for sink in sinks]
+    if bound[1] is not None:
+        bound[1].check(LETTERS)
     home.claim(applicant.group)
-    return region_id, sink
+    return region_id, bound[0], bound[1]
 
 
-def _before_birth(region: str, home: Home, into: Sink | None) -> tuple[Saved, UUID, Sink | None]:
-    """What stands of the region, its id (any, where it has none yet), and the sink that was looked at under that id.
+def _before_birth(
+    region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
+) -> tuple[Saved, UUID, list[Sink | None]]:
+    """The region's facts, its id (any, where it has none yet), and the sinks that were looked at under that id.
 
     A sink that is refused may be this region's own: another of its applications has begun it in this moment.
     """
@@ -68,7 +87,7 @@ def _before_birth(region: str, home: Home, into: Sink | None) -> tuple[Saved, UU
         saved = home.saved()
         region_id = uuid4() if saved.birth is None else saved.birth.region_id
         try:
-            return saved, region_id, _looked_at(region, home, region_id, into)
+            return saved, region_id, [_looked_at(region, home, region_id, sink) for sink in sinks]
         except InvalidInputError:
             if saved.birth is not None or home.saved().birth is None:
                 raise

@@ -168,8 +168,18 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
     facts: list[Fact] = []
     for given in history.contributions:
         is_owed = given.sink in history.owed and (agrees or given.sink not in (was, place))
-        sink = place if given.sink == was else given.sink
-        facts.append(replace(given, sequence=sequence, sink=sink, keys=given.keys if is_owed else ()))
+        sink, letters = (place if name == was else name for name in (given.sink, given.letters))
+        letters_owed = given.letters in history.owed and (agrees or given.letters not in (was, place))
+        facts.append(
+            replace(
+                given,
+                sequence=sequence,
+                sink=sink,
+                keys=given.keys if is_owed else (),
+                letters=letters,
+                letter_keys=given.letter_keys if letters_owed else (),
+            )
+        )
     places = {place if name == was else name for name in last.places} | ({place} if shows else set())
     made_as = last.made_as or (last.sequence if sequence != last.sequence else 0)
     facts.append(replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as))

@@ -31,7 +31,8 @@ from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
 from kohort.region.consuming.waits import Wait
 from kohort.region.inside import Inside
 from kohort.region.member import events as happens
-from kohort.region.sinks.rows import RowRefusedError
+from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
+from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
 from kohort.region.states import MemberState
 
 log = logging.getLogger("kohort.region")
@@ -158,48 +159,96 @@ class RegionConsumer:
             if self._flow.in_hand is None:
                 self._hand = None  # last: until here a handler must not wait for this thread
 
-    def submit(self, table: pa.Table | pa.RecordBatch) -> None:
+    def submit(self, table: pa.Table | pa.RecordBatch, *, records: pa.Table | pa.RecordBatch | None = None) -> None:
         """Give rows to the sink: with the sequence that has the records they were made of, or never.
 
         While the sink is away (`OSError`, `RetriableError`), this waits for it.
 
+        Args:
+            table: the rows.
+            records: the records that they were made of, row by row, as `tables()` gives them: a bad row is then told,
+                or kept as a dead letter, with its record. Rows with the columns `topic`, `partition` and `offset` say
+                it themselves.
+
         Raises:
             RowRefusedError: a row that the sink can't take: it says row, column and offset, and nothing is taken in.
+                With `on_bad_record="dead-letter"` only where the place of the dead letters can't take one.
             InvalidInputError: no table is in hand, or what is submitted is none.
             Exception: what the sink says against these rows.
         """
+        rows, made_of = self._submitted("submit", table), None
+        if records is not None:
+            made_of = self._submitted("records=", records)
+            if made_of.num_rows != rows.num_rows or not has_source(made_of):
+                raise InvalidInputError(
+                    f"records= has {made_of.num_rows} rows and the columns {', '.join(made_of.column_names)}: give "
+                    f"topic, partition and offset of the record of each of the {rows.num_rows} rows"
+                )
+        with self._in_use():
+            self._wait_for_sink(lambda piece: self._add(rows, made_of, piece))
+
+    def dead_letter(self, rows: pa.Table | pa.RecordBatch, reason: str) -> None:
+        """Put rows aside that the application can't use, as `submit` does with rows that the sink can't take.
+
+        They go to the place that `dead_letters=` names, with the sequence that has their records, or never. Rows of
+        `tables()` are kept as they came; others also as JSON.
+
+        Args:
+            rows: such as `table.filter(mask)`.
+            reason: for people.
+
+        Raises:
+            InvalidInputError: no table is in hand, the rows are none, or the member has no place for dead letters.
+            Exception: what that place says against them.
+        """
+        given = self._submitted("dead_letter", rows)
+        letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
+        with self._in_use():
+            self._wait_for_sink(lambda piece: self._stager.add_letters(letters) if given.num_rows else None)
+
+    def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
+        """The rows that the application gives, of the table in hand."""
         self._check_process()
-        self._refuse_handler("submit")
+        self._refuse_handler(what)
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
-            raise InvalidInputError(f"submit takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+            raise InvalidInputError(f"{what} takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
         if self._flow.is_idle():
             raise InvalidInputError(
                 "no table is in hand, of which this is made: submit in the loop over tables(), before the next table"
             )
-        with self._in_use():
-            self._add(table)
+        return table
 
-    def _add(self, table: pa.Table) -> None:
-        """Take rows in, as soon as the sink is there."""
+    def _wait_for_sink(self, give: Callable[[Piece], None]) -> None:
+        """Give rows to a sink as soon as it is there."""
         wait, taken = sink_wait(self.name), False
         try:
-            while not taken and not self._flow.void:
-                taken = self._try_to_add(table, wait)
+            while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
+                taken = self._try_to_give(give, piece, wait)
         finally:
             if wait.ended(works=taken):
                 self._events.sink_waits("")
 
-    def _try_to_add(self, table: pa.Table, wait: Wait) -> bool:
+    def _add(self, rows: pa.Table, records: pa.Table | None, piece: Piece) -> None:
+        """Give rows to the stager; an error, or the reason in a dead letter, says which records they may be of."""
+
+        def made_of() -> str:
+            return f"; {_made_of(piece)}" if records is None and not has_source(rows) else ""
+
+        try:
+            self._stager.add(rows, records=records, read=piece.table, made_of=made_of)
+        except RowRefusedError as error:
+            if self._own.on_bad_record == DEAD_LETTER:
+                raise  # of the place of the dead letters
+            if records is not None:
+                raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
+            raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
+
+    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: Wait) -> bool:
         """Whether the sink took the rows; else it is away, and was waited for."""
         try:
-            self._stager.add(table)
-        except RowRefusedError as error:
-            piece = self._flow.in_hand
-            if error.offset is not None or piece is None:
-                raise
-            raise RowRefusedError(f"{error.message}; {_made_of(piece)}", error.row, error.column) from error
+            give(piece)
         except AWAY as error:
             if not is_away(error):
                 raise

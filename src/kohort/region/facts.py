@@ -129,6 +129,9 @@ class Contribution:
         state: the operator's bytes, at most 512 KiB.
         sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
         keeps: the state waits for the member while it is away; else it goes with it.
+        letters: the place of its dead letters; empty: it has none.
+        letter_keys: what it staged there.
+        dead_letters: how many these are.
         shares, pinned, process: as the member has registered; the control plane notes them.
     """
 
@@ -150,6 +153,9 @@ class Contribution:
     shares: bool = True
     pinned: tuple[str, ...] = ()
     process: str = ""
+    letters: str = ""
+    letter_keys: tuple[StagedKey, ...] = ()
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +183,10 @@ def _is_whole(given: Contribution) -> bool:
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
     """What a sequence staged, by the place that it was staged for."""
     keys: dict[str, tuple[StagedKey, ...]] = {}
-    for one in contributions:
-        if one.keys:
-            keys[one.sink] = keys.get(one.sink, ()) + one.keys
+    for given in contributions:
+        for place, staged in ((given.sink, given.keys), (given.letters, given.letter_keys)):
+            if staged:
+                keys[place] = keys.get(place, ()) + staged
     return keys
 
 

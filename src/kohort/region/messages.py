@@ -125,11 +125,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """This member publishes for all that write to its sink: what the sequence staged for it. Said until `Published`.
+    """This member publishes for all that write to a place: what the sequence staged for it. Said until `Published`.
 
     Attributes:
         floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
         empties: it is published by emptying the sink.
+        place: its sink, or that of its dead letters; empty: its sink.
     """
 
     term: int
@@ -137,6 +138,7 @@ class Publish:
     keys: tuple[StagedKey, ...]
     floor: int = 0
     empties: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ class Register:
         pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
         process: its name, by which the control plane can see that it has ended; empty: it is on another machine.
         shows: the last sequence that its sink shows, looked at since it has this connection; -1: it does not say.
+        letters: the place of its dead letters; empty: it has none.
+        letters_show: the last sequence that this place shows, as `shows`.
     """
 
     name: str
@@ -225,6 +229,8 @@ class Register:
     pinned: tuple[str, ...] = ()
     process: str = ""
     shows: int = -1
+    letters: str = ""
+    letters_show: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,17 +334,27 @@ class WasReset:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the sequence staged for the member's sink is published, by this member or another."""
+    """A place of the member shows what the sequence staged for it, by this member or another.
+
+    Attributes:
+        place: as `Publish` has it.
+    """
 
     sequence: int
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """It is not published yet; the member tries again."""
+    """A place of the member does not show the sequence yet; the member tries again.
+
+    Attributes:
+        place: as `Publish` has it.
+    """
 
     sequence: int
     cause: str
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +432,8 @@ class MemberSeen:
         sink: the place that it writes to; empty: none.
         waits_for: why its sink does not take what it submits, or does not answer; empty: it does.
         registered: False: it is connected, and registers when its sink answers.
+        letters: the place of its dead letters; empty: none.
+        dead_letters: how many of them complete sequences have, since the control plane's term began.
     """
 
     name: str
@@ -427,6 +445,8 @@ class MemberSeen:
     sink: str = ""
     waits_for: str = ""
     registered: bool = True
+    letters: str = ""
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

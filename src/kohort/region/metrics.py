@@ -81,6 +81,11 @@ class RegionExporter(Collector):
         resets = CounterMetricFamily(
             "kohort_region_member_resets", "How often a member went back", labels=["region", "member"]
         )
+        letters = CounterMetricFamily(
+            "kohort_region_member_dead_letters",
+            "Rows a sink could not take that complete sequences have in the member's place of dead letters",
+            labels=["region", "member"],
+        )
         for member in self._members():
             labels, figures = [self._region, member.name], member.figures
             gauges["partitions"].add_metric(labels, figures.partitions)
@@ -91,8 +96,9 @@ class RegionExporter(Collector):
                 gauges["longest_drain_seconds"].add_metric(labels, figures.longest_drain_ms / 1000)
             sequences.add_metric(labels, figures.sequences)
             resets.add_metric(labels, figures.resets)
+            letters.add_metric(labels, figures.dead_letters)
         yield from gauges.values()
-        yield from (sequences, resets)
+        yield from (sequences, resets, letters)
 
     def _of_plane(self, seen: RegionSeen) -> Iterator[Metric]:
         values = {
@@ -118,7 +124,7 @@ class RegionExporter(Collector):
         waits = GaugeMetricFamily(
             "kohort_region_sink_waits", "1 while a sink can't be written to", labels=["region", "sink"]
         )
-        staging = {member.sink for member in seen.members if member.waits_for}
+        staging = {place for member in seen.members if member.waits_for for place in (member.sink, member.letters)}
         for sink in seen.sinks:
             waits.add_metric([self._region, sink.place], float(bool(sink.waits_for) or sink.place in staging))
         yield waits

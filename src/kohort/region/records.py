@@ -74,7 +74,8 @@ def value_of(fact: Fact) -> bytes:
     match fact:
         case Contribution():
             told["spans"] = _by_topic(fact.spans, lambda one: (one.partition, one.begin, one.end, one.leader_epoch))
-            told["keys"] = [(key.region_id.bytes, key.epoch, key.member, key.unit) for key in fact.keys]
+            told["keys"] = _packed(fact.keys)
+            told["letter_keys"] = _packed(fact.letter_keys)
         case Manifest():
             told["positions"] = _by_topic(fact.positions, lambda one: (one.partition, one.offset, one.leader_epoch))
     value = bytes([VERSION]) + msgspec.msgpack.encode(told)
@@ -86,7 +87,8 @@ def value_of(fact: Fact) -> bytes:
 def _too_large(fact: Fact, size: int) -> str:
     text = f"{type(fact).__name__} {key_of(fact).decode()} takes {size} bytes, more than {RECORD_BYTES_MAX}"
     if isinstance(fact, Contribution):
-        text += f": {len(fact.state)} of state, {len(fact.spans)} partitions, {len(fact.keys)} staged units"
+        units = len(fact.keys) + len(fact.letter_keys)
+        text += f": {len(fact.state)} of state, {len(fact.spans)} partitions, {units} staged units"
     return text
 
 
@@ -103,7 +105,8 @@ def fact_of(key: bytes, value: bytes) -> Fact:
         told = msgspec.msgpack.decode(memoryview(value)[1:])
         if kind is Contribution:
             told["spans"] = list(_one_by_one(told["spans"], Span))
-            told["keys"] = [StagedKey(UUID(bytes=one[0]), *one[1:]) for one in told["keys"]]
+            told["keys"] = _unpacked(told["keys"])
+            told["letter_keys"] = _unpacked(told.get("letter_keys", ()))
         elif kind is Manifest:
             told["positions"] = list(_one_by_one(told["positions"], Position))
         fact: Fact = msgspec.convert(told, kind)
@@ -114,6 +117,14 @@ def fact_of(key: bytes, value: bytes) -> Fact:
     if key_of(fact) != key:
         raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
     return fact
+
+
+def _packed(keys: Iterable[StagedKey]) -> list[tuple[bytes, int, str, int]]:
+    return [(key.region_id.bytes, key.epoch, key.member, key.unit) for key in keys]
+
+
+def _unpacked(told: Iterable[Any]) -> list[StagedKey]:
+    return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in told]
 
 
 def _by_topic(told: Iterable[Told], row: Callable[[Told], tuple[int, ...]]) -> list[tuple[str, str, bytes, list[Any]]]:

@@ -17,7 +17,7 @@ from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.config import parse_listen
 from kohort.durations import duration_ms
-from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
+from kohort.errors import InvalidInputError, TimedOutError
 from kohort.region import messages as told
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
@@ -36,9 +36,10 @@ from kohort.region.member.state import Behaviour
 from kohort.region.plane.config import RegionConfig
 from kohort.region.serving import ControlPlane
 from kohort.region.sinks import Sink, known_there, place_of
+from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.region.tenure import Tenure
-from kohort.region.topic import TOPIC, client_id_of, transactional_id_of
+from kohort.region.topic import client_id_of
 
 if TYPE_CHECKING:
     from kohort.region.metrics import Measured
@@ -174,24 +175,28 @@ class Region:
         if bool(topics) == (pattern is not None):
             raise InvalidInputError("say what a member reads: topics, or a pattern")
         own, settings = split(options)
+        check_dead_letters(own.on_bad_record, into, own.dead_letters)
         begin = start_of(own.start, own.auto_offset_reset)
         group_id = settings.get("group_id")
         if not group_id:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
         consumer = self.group_consumer(name, settings)
         try:
-            region_id, sink = self._admit(Applicant(name, group_id, topics, pattern, own.reads_again), into)
+            who = Applicant(name, group_id, topics, pattern, own.reads_again)
+            region_id, sink, letters = self._admit(who, into, own.dead_letters)
         except BaseException:
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint")
-        )
+            self.name, name, uuid4(), group_id, place_of(sink), Behaviour(holds_back=own.on_rebalance == "checkpoint"),
+            letters=place_of(letters),
+        )  # fmt: skip
         most = consumer.config.max_poll_records
         flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
-        stager, publisher = Stager(sink, region_id, name), None if sink is None else Publisher(sink, name)
+        stager = Stager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
+        publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
-        events = EventThread(machine, consumer, flow, stager, publisher, own, config)
+        events = EventThread(machine, consumer, flow, stager, publishers, own, config)
         member = RegionConsumer(events, flow, stager, own, self._forget)
         try:
             member.start(self._tenure.reach)
@@ -202,31 +207,27 @@ class Region:
             self._consumers.add(member)
         return member
 
-    def admit(self, applicant: Applicant, into: Sink | None) -> tuple[UUID, Sink | None]:
-        """Look at a member's group and sink, and claim the group: what any kind of member needs before it begins.
+    def admit(
+        self, applicant: Applicant, into: Sink | None, letters: Sink | None = None
+    ) -> tuple[UUID, Sink | None, Sink | None]:
+        """Look at a member's group and sinks, and claim the group: what any kind of member needs before it begins.
 
         Returns:
-            The region's id, and the sink as the region writes to it.
+            The region's id, and the sink and that of its dead letters as the region writes to them.
 
         Raises:
-            InvalidInputError: the group or the sink can't be the region's; nothing is claimed: see `admission`.
+            InvalidInputError: the group or a sink can't be the region's; nothing is claimed: see `admission`.
             KafkaError: no right to do this, or no control plane.
         """
         with self._call("admit"):
-            return self._admit(applicant, into)
+            return self._admit(applicant, into, letters)
 
-    def _admit(self, applicant: Applicant, into: Sink | None) -> tuple[UUID, Sink | None]:
+    def _admit(
+        self, applicant: Applicant, into: Sink | None, letters: Sink | None
+    ) -> tuple[UUID, Sink | None, Sink | None]:
         if self._closed:
             raise InvalidInputError(f"region {self.name} was closed here: make another Region for {applicant.member}")
-        try:
-            return admit(self.name, self._home, self._tenure.reach, applicant, into)
-        except NotAuthorizedError as error:
-            raise NotAuthorizedError(
-                f"region {self.name!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
-                f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
-                f"{transactional_id_of(self.name)}, and Describe and Read on group {applicant.group!r}",
-                error.code,
-            ) from error
+        return admit(self.name, self._home, self._tenure.reach, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
         """What a member goes on from, as the region's topic has it now; None: from nothing.

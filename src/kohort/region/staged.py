@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -81,3 +82,28 @@ class StagedKey:
 def _escape(name: str) -> str:
     """`~` and two digits for each byte of what file systems, shells and Hadoop's paths may take amiss."""
     return _ESCAPED.sub(lambda each: "".join(f"~{byte:02X}" for byte in each[0].encode()), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The keys that a member has staged for a sequence.
+
+    Attributes:
+        keys: for its sink.
+        letters: for the place of its dead letters.
+        dead_letters: how many these are.
+    """
+
+    keys: tuple[StagedKey, ...] = ()
+    letters: tuple[StagedKey, ...] = ()
+    dead_letters: int = 0
+
+
+def together(pieces: Iterable[Staged]) -> Staged:
+    """All keys of several pieces."""
+    those = list(pieces)
+    return Staged(
+        tuple(key for piece in those for key in piece.keys),
+        tuple(key for piece in those for key in piece.letters),
+        sum(piece.dead_letters for piece in those),
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kohort.errors import NotFoundError, OffsetError
-from kohort.spark.schema import BAD_VALUE, SPAN_COLUMNS, arrow_schema
+from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.tasks import ReadTask, Slice
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class Reading:
 
     def _fetched(self) -> tuple[str, ...]:
         """The columns to decode; with typed values also the offsets, for errors."""
-        found = tuple(name for name in self.columns if name not in SPAN_COLUMNS and name != BAD_VALUE)
+        made = (*SPAN_COLUMNS, BAD_VALUE, BAD_REASON)
+        found = tuple(name for name in self.columns if name not in made)
         return (*found, "offset") if "offset" not in found and (self.values is not None or not found) else found
 
     def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
@@ -112,7 +113,7 @@ def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBa
     else:
         schema = arrow_schema(reading.columns, reading.values.kind)
         offsets = batch.column("offset")
-        typed["value"], typed[BAD_VALUE] = reading.values.typed(
+        typed["value"], typed[BAD_VALUE], typed[BAD_REASON] = reading.values.typed(
             batch.column("value"), lambda row: f"{one.partition} at offset {offsets[row].as_py()}"
         )
     facts = {"generation": one.generation, "rangeStart": one.whole.start, "rangeEnd": one.whole.end}

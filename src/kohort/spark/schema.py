@@ -28,6 +28,9 @@ covers of the record's partition. With them a sink can tell which of two writers
 BAD_VALUE = "badValue"
 """The bytes of values that are not of the declared type, with onBadRecord=column."""
 
+BAD_REASON = "badReason"
+"""Why such a value is none: a column only on demand."""
+
 _SPARK = {
     "key": "binary",
     "value": "binary",
@@ -41,6 +44,7 @@ _SPARK = {
     "rangeStart": "bigint",
     "rangeEnd": "bigint",
     BAD_VALUE: "binary",
+    BAD_REASON: "string",
 }
 _HEADERS = pa.list_(
     pa.field(
@@ -62,6 +66,7 @@ _ARROW: dict[str, pa.DataType] = {
     "rangeStart": pa.int64(),
     "rangeEnd": pa.int64(),
     BAD_VALUE: pa.binary(),
+    BAD_REASON: pa.string(),
 }
 
 
@@ -72,9 +77,10 @@ def columns_of(options: SourceOptions) -> tuple[str, ...]:
         InvalidInputError: an unknown column, or one twice.
     """
     bad = (BAD_VALUE,) if options.on_bad_record == "column" else ()
+    reason = (BAD_REASON,) if bad else ()
     if options.columns is None:
         return (RECORD_COLUMNS if options.include_headers else RECORD_COLUMNS[:-1]) + bad
-    spelling = {name.lower(): name for name in (*RECORD_COLUMNS, *SPAN_COLUMNS, *bad)}
+    spelling = {name.lower(): name for name in (*RECORD_COLUMNS, *SPAN_COLUMNS, *bad, *reason)}
     try:
         names = tuple(spelling[name.strip().lower()] for name in options.columns)
     except KeyError as error:

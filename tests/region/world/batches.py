@@ -10,12 +10,13 @@ from kohort.region.facts import Position
 from kohort.region.member import events as member_events
 from kohort.region.messages import Cut
 from kohort.region.parts import Part
-from kohort.region.staged import StagedKey
+from kohort.region.sinks.dead_letters import divide, letters_of
+from kohort.region.staged import Staged, StagedKey, together
 from kohort.region.states import MemberState
 from tests.region.volume import Died
 from tests.region.world.disk import SCHEMA, Disk
 from tests.region.world.member import Member
-from tests.region.world.names import REGION_ID
+from tests.region.world.names import REGION_ID, TOPIC
 
 if TYPE_CHECKING:
     from tests.region.world.world import World
@@ -41,8 +42,8 @@ class BatchMember(Member):
     def __init__(self, world: World, name: str, disk: Disk, *, holds_back: bool) -> None:
         super().__init__(world, name, disk, holds_back=holds_back)
         self.running: Batch | None = None
-        self.run_keys: list[StagedKey] = []
-        self.keys: list[tuple[int, StagedKey]] = []
+        self.run_keys: list[Staged] = []
+        self.keys: list[tuple[int, Staged]] = []
         self.wanted_back: list[tuple[Part, ...]] = []
         self.finished = self.given = self.unit = 0
         self.checked = False
@@ -97,26 +98,40 @@ class BatchMember(Member):
         whose = [part.partition for part in sorted(batch)][task::2]
         offsets = [(one, offset) for one, (begin, end) in zip(whose, mine, strict=True) for offset in range(begin, end)]
         columns = [pa.array([row[0] for row in offsets], pa.int32()), pa.array([row[1] for row in offsets], pa.int64())]
-        key = StagedKey(REGION_ID, self.epoch, self.name, self.unit)
-        self.unit += 1
         self.stages = True
         try:
             if not self.checked:
                 self.folder.check(SCHEMA)
                 self.checked = True
-            self.folder.stage(key, pa.table(columns, schema=SCHEMA))
+            staged = self.stage(pa.table(columns, schema=SCHEMA))
         except (Died, OSError) as error:
             self.ends_by(error)
             return
         finally:
             self.stages = False
-        self.run_keys.append(key)
+        self.run_keys.append(staged)
         if len(self.run_keys) == 2:  # who dozes may stage the second first
             self.finish(batch)
 
+    def stage(self, table: pa.Table) -> Staged:
+        """Stage the rows of a task, and its dead letters, under a key each."""
+        keys = tuple(StagedKey(REGION_ID, self.epoch, self.name, self.unit + number) for number in (0, 1))
+        self.unit += 2
+        if self.letter_folder is None:
+            self.folder.stage(keys[0], table)
+            return Staged(keys[:1])
+        self.check_letters()
+        good, reasons = divide(self.folder, table)
+        self.folder.stage(keys[0], good)
+        if not reasons:
+            return Staged(keys[:1])
+        records = table.append_column("topic", pa.array([TOPIC] * table.num_rows, pa.string()))
+        self.letter_folder.stage(keys[1], letters_of(table, reasons, self.name, records=records))
+        return Staged(keys[:1], keys[1:], len(reasons))
+
     def finish(self, batch: Batch) -> None:
         self.finished, self.running = self.finished + 1, None
-        self.keys += [(self.finished, key) for key in self.run_keys]
+        self.keys += [(self.finished, staged) for staged in self.run_keys]
         self.run_keys = []
         self.positions.update({part: end for part, (_, end) in batch.items() if part in self.positions})
         self.hand_back()
@@ -150,7 +165,7 @@ class BatchMember(Member):
                 self.running = None
                 self.clock.after(1, self.hand_back)
             case member_events.Retire(counts=True):
-                self.keys = [(number, key) for number, key in self.keys if number > self.given]
+                self.keys = [(number, staged) for number, staged in self.keys if number > self.given]
             case _:
                 pass
         super().carry_out(effect)
@@ -159,9 +174,9 @@ class BatchMember(Member):
         """Where the finished batches end."""
         return {part: self.positions[part] for part in self.machine.begins}
 
-    def finished_keys(self) -> tuple[StagedKey, ...]:
+    def finished_keys(self) -> tuple[Staged, ...]:
         """What they staged."""
-        return tuple(key for _, key in self.keys)
+        return tuple(staged for _, staged in self.keys)
 
     def save(self, cut: Cut) -> None:
         if cut == self.machine.cut and self.machine.state is MemberState.DRAINED:
@@ -170,4 +185,6 @@ class BatchMember(Member):
                 Position(part.group, part.topic, part.topic_id, part.partition, end)
                 for part, end in sorted(self.ends().items())
             )
-            self.step(member_events.StateSaved(cut, ends, self.finished_keys(), b"state"))
+            staged = together(self.finished_keys())
+            letters, count = staged.letters, staged.dead_letters
+            self.step(member_events.StateSaved(cut, ends, staged.keys, b"state", letters, count))

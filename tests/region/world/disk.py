@@ -14,6 +14,7 @@ import pyarrow as pa
 from kohort.region.files import Output
 from kohort.region.parts import Part
 from kohort.region.sinks.parquet_folder import ParquetFolder
+from kohort.region.sinks.rows import refusal_of
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, Node, Volume
 from tests.region.world.clock import ViolatedError
@@ -28,12 +29,13 @@ class Disk:
     """The disk of one sink, and what has to be on it.
 
     Attributes:
+        takes: the records that the sink can take; the others are refused.
         published: the last sequence that a member has said to be.
         away_until_ms: until then nothing can be staged, as where the disk is full.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path, self.place = path, f"parquet:{path}"
+    def __init__(self, path: str, takes: Callable[[Record], bool] = lambda record: True) -> None:
+        self.path, self.place, self.takes = path, f"parquet:{path}", takes
         self.volume = Volume()
         self.published = self.away_until_ms = 0
         self.wanted: dict[int, Counter[Record]] = {}
@@ -53,7 +55,7 @@ class Disk:
             (part.partition, offset)
             for part, (begin, end) in spans.items()
             for offset in range(begin, end)
-            if (part.partition, offset) not in lost
+            if (part.partition, offset) not in lost and self.takes((part.partition, offset))
         )
 
     def goes_back(self, *, empties: bool) -> None:
@@ -151,6 +153,12 @@ class Folder(ParquetFolder):
         """Of the world's region."""
         return cls(disk).bind(REGION, REGION_ID)
 
+    def check_rows(self, table: pa.Table) -> pa.Table:
+        bad = [row for row, record in enumerate(records_of(table)) if not self.disk.takes(record)]
+        if bad:
+            raise refusal_of(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
+        return super().check_rows(table)
+
     def stage(self, key: StagedKey, table: pa.Table) -> None:
         super().stage(key, table)
         if key in self.disk.staged:
@@ -186,5 +194,9 @@ class Folder(ParquetFolder):
             self.disk.check()
 
     def _write(self, table: pa.Table, output: Output) -> None:
-        rows = zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        output.write("".join(f"{partition} {offset}\n" for partition, offset in rows).encode())
+        output.write("".join(f"{partition} {offset}\n" for partition, offset in records_of(table)).encode())
+
+
+def records_of(table: pa.Table) -> list[Record]:
+    """The records of which rows were made."""
+    return list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))

@@ -24,11 +24,13 @@ from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity, Order
 from kohort.region.parts import Part, part_of
 from kohort.region.sinks import Keep
+from kohort.region.sinks.dead_letters import LETTERS
+from kohort.region.staged import Staged
 from kohort.region.states import MemberState
 from tests.region.volume import Died
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import SCHEMA, Disk, Folder
-from tests.region.world.names import GROUP, REGION, REGION_ID
+from tests.region.world.names import GROUP, REGION, REGION_ID, TOPIC
 from tests.region.world.plane import NOTICE_MS, Plane
 
 if TYPE_CHECKING:
@@ -77,15 +79,27 @@ class Member:
         self.world, self.clock, self.name = world, world.clock, name
         self.incarnation = UUID(int=self.clock.chance.getrandbits(128))
         how = Behaviour(holds_back=holds_back, reads_on=self.reads_on)
-        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how)
+        at = "" if world.letters is None else world.letters.place
+        self.machine = MemberMachine(REGION, name, self.incarnation, GROUP, disk.place, how, letters=at)
         self.process = self.clock.chance.choice(("", "", self.incarnation.hex))  # of its own; it has a name or none
         self.alive = True
         self.plane: Plane | None = None
         self.connection = self.term = -1
         self.polls = False
         self.positions: dict[Part, int] = {}
-        self.disk, self.folder = disk, Folder.of(disk)
-        self.stager = Stager(self.folder, REGION_ID, name, unit_bytes=self.clock.chance.choice((1, 100, 10_000)))
+        self.disk, self.disks = disk, [disk, *([] if world.letters is None else [world.letters])]
+        self.folders = {disk.place: Folder.of(disk) for disk in self.disks}
+        self.folder = self.folders[disk.place]
+        self.letter_folder = self.folders.get(at)
+        self.stager = Stager(
+            self.folder,
+            REGION_ID,
+            name,
+            unit_bytes=self.clock.chance.choice((1, 100, 10_000)),
+            letters=self.letter_folder,
+            divides=self.letter_folder is not None,
+        )
+        self.letters_are_checked = False
         self.stateful = self.clock.chance.random() < 0.5
         self.flow = Flow(QUEUE_RECORDS, AT_ONCE_RECORDS)
         own = Own(on_checkpoint=lambda sequence: b"state") if self.stateful else Own()
@@ -96,8 +110,9 @@ class Member:
         self.touched: Counter[tuple[int, int]] = Counter()
         self.drains: Cut | None = None
         self.goes_back: member_events.GoBack | None = None
-        self.to_publish: member_events.PublishKeys | None = None
-        self.publishes = self.stages = False
+        self.to_publish: dict[str, member_events.PublishKeys] = {}
+        self.publishes: set[str] = set()
+        self.stages = False
         self.told_ms = self.dozes_until_ms = 0
         self.again_ms = 0  # when its sink is tried again
         self.waits_since_ms: int | None = None  # for its sink, on the connection that it has
@@ -131,7 +146,8 @@ class Member:
         if self.plane is None and plane is not None and plane.alive and plane.term == self.world.stored.term:
             self.plane = self._perhaps_an_older(plane)
             self.connection = self.plane.accept(self)
-            self.step(member_events.Connected(self.process, Folder.of(self.disk).published()))
+            shown = [Folder.of(disk).published() for disk in self.disks]
+            self.step(member_events.Connected(self.process, *shown))
         self.clock.after(200, self.look_for_plane)
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:
@@ -233,7 +249,9 @@ class Member:
         self.stages = True
         try:
             self._look_whether_away()
-            self.stager.add(table)
+            self.check_letters()
+            topic = pa.array([TOPIC] * table.num_rows, pa.string())
+            self.stager.add(table, records=table.append_column("topic", topic))
         except Died as error:
             self.ends_by(error)
         except OSError as error:
@@ -254,8 +272,14 @@ class Member:
         if not cause:
             self.waits_since_ms = None
 
+    def check_letters(self) -> None:
+        """Look at the place of the dead letters before the first is staged."""
+        if self.letter_folder is not None and not self.letters_are_checked:
+            self.letter_folder.check(LETTERS)
+            self.letters_are_checked = True
+
     def _look_whether_away(self) -> None:
-        if self.clock.now_ms < self.disk.away_until_ms:
+        if self.clock.now_ms < max(disk.away_until_ms for disk in self.disks):
             raise OSError(errno.ENOSPC, "the disk is full")
 
     def ask_for_a_table(self) -> None:
@@ -367,8 +391,9 @@ class Member:
                     self.stager.counted()
                     self.touched.clear()
             case member_events.PublishKeys():
-                self.to_publish = effect
-                self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), self.publish)
+                place = effect.place or self.disk.place
+                self.to_publish[place] = effect
+                self.clock.after(self.clock.chance.randint(1, self.world.publish_ms), lambda: self.publish(place))
             case member_events.End():
                 self.ended = effect.cause or "closed"
                 self.die()
@@ -378,75 +403,77 @@ class Member:
     def begin_epoch(self, epoch: int) -> None:
         """What it stages from now on is of this one."""
         self.epoch = epoch
-        self.world.stored.writes[self.name, epoch] = self.disk.place
+        self.world.stored.writes[self.name, epoch] = tuple(self.folders)
         self.world.losses.passed.pop((self.name, epoch), None)  # of another history, after the topic was brought back
         self.say_waits("")
         self.again_ms = 0
         self.stager.begin(epoch)
         self.touched.clear()
 
-    def publish(self) -> None:
-        """As the publisher's thread: beside all else that the member does."""
-        wanted = self.to_publish
-        if wanted is None or self.publishes or not self.alive:
+    def publish(self, place: str) -> None:
+        """Publish in a place, as the thread of its publisher: beside all else that the member does."""
+        wanted = self.to_publish.get(place)
+        if wanted is None or place in self.publishes or not self.alive:
             return
-        self.publishes, cause = True, ""
+        self.publishes.add(place)
+        folder, cause = self.folders[place], ""
         try:
             if wanted.empties:
-                self.folder.empty(wanted.sequence, wanted.floor)
+                folder.empty(wanted.sequence, wanted.floor)
             else:
-                self.folder.publish(wanted.sequence, wanted.keys)
-            self.world.stored.publish(self.disk, wanted.sequence)
-            if self.to_publish == wanted:
-                self.to_publish = None
-            self.folder.sweep(Keep(wanted.floor))
+                folder.publish(wanted.sequence, wanted.keys)
+            self.world.stored.publish(folder.disk, wanted.sequence)
+            if self.to_publish.get(place) == wanted:
+                del self.to_publish[place]
+            folder.sweep(Keep(wanted.floor))
         except Died as error:
             self.ends_by(error)
         except OSError as error:
             cause = str(error)
         except CorruptDataError as error:
-            if wanted.sequence not in self.disk.void and wanted.sequence > self.disk.published:
+            if wanted.sequence not in folder.disk.void and wanted.sequence > folder.disk.published:
                 raise
             cause = str(error)  # what is void was taken from it
         finally:
-            self.publishes = False
+            self.publishes.discard(place)
         if self.alive:
-            self.later(lambda: self.step(member_events.PublishEnded(wanted.sequence, cause)))
-            self.clock.after(500, self.publish)
+            self.later(lambda: self.step(member_events.PublishEnded(wanted.sequence, cause, place)))
+            self.clock.after(500, lambda: self.publish(place))
 
     def ends_by(self, error: BaseException) -> None:
         """Its process has died, or its application gives up."""
         if self.alive:
-            self.clock.tell(f"{self.name} ends by {error!r} at {self.folder.calls.trace[-1]}")
+            last = [folder.calls.trace[-1] for folder in self.folders.values() if folder.calls.trace]
+            self.clock.tell(f"{self.name} ends by {error!r} at {last}")
             self.die()
 
     def trouble_at_a_call(self, kind: str) -> None:
         """Be killed, fail or be held at one of the next file calls."""
         number = self.clock.chance.randint(1, CALLS)
+        folder = self.folder if self.letter_folder is None or number % 2 else self.letter_folder
         match kind:
             case "crash":
-                self.folder.before(number, self.folder.calls.die, when=self._is_bad)
+                folder.before(number, folder.calls.die, when=self._is_bad)
             case "crash after":
-                self.folder.die_after(number, self._is_bad)
+                folder.die_after(number, self._is_bad)
             case "fail":
-                self.folder.before(number, self._fail, when=self._is_bad)
+                folder.before(number, self._fail, when=self._is_bad)
             case "hold":
-                self.folder.before(
-                    number % 30, self._held, when=lambda: self._is_bad() and self.publishes and not self.stages
+                folder.before(
+                    number % 30,
+                    lambda: self._held(folder),
+                    when=lambda: self._is_bad() and folder.disk.place in self.publishes and not self.stages,
                 )
 
     def _is_bad(self) -> bool:
         return not self.world.healed
 
-    def _can_be_held(self) -> bool:
-        return self._is_bad() and self.publishes and not self.stages
-
     def _fail(self) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
 
-    def _held(self) -> None:
+    def _held(self, folder: Folder) -> None:
         """Everything else goes on meanwhile."""
-        self.clock.tell(f"{self.name} is held before {self.folder.calls.trace[-1]}")
+        self.clock.tell(f"{self.name} is held before {folder.calls.trace[-1]}")
         self.clock.run(self.clock.now_ms + self.clock.chance.randint(50, 5_000))
 
     def begin(self, part: Part, offset: int | None) -> Position:
@@ -459,7 +486,7 @@ class Member:
         self.stages = True
         try:
             self._look_whether_away()
-            keys = self.stager.give()
+            staged = Staged(self.stager.give(), *self.stager.give_letters())
         except Died as error:
             self.ends_by(error)
             return
@@ -472,9 +499,9 @@ class Member:
         self.say_waits("")
         ends = self.flow.next_offsets()
         self._check_state(ends)
-        self.step(
-            member_events.StateSaved(cut, tuple(ends[part] for part in sorted(self.machine.begins)), keys, b"state")
-        )
+        given = tuple(ends[part] for part in sorted(self.machine.begins))
+        letters, count = staged.letters, staged.dead_letters
+        self.step(member_events.StateSaved(cut, given, staged.keys, b"state", letters, count))
 
     def _check_state(self, ends: dict[Part, Position]) -> None:
         """The application's state has each record of what is contributed once, and no other."""
@@ -491,7 +518,9 @@ class Member:
 
     def die(self) -> None:
         """At once, without a word; the coordinator and the control plane notice later."""
-        self.alive, self.folder.calls.dead = False, True
+        self.alive = False
+        for folder in self.folders.values():
+            folder.calls.dead = True
         self.cut_off()
         self.clock.after(self.clock.chance.randint(1, 2_000), lambda: self.world.group.leave(self))
         self.world.clock.tell(f"{self.name} is gone ({self.ended or 'killed'})")

@@ -177,12 +177,15 @@ class Plane:
 
     def _check_is_not_needed(self, member: Member) -> None:
         """Who leaves is not the last in a place that a reset to the initial state empties, or is about to."""
-        place, stored = member.disk.place, self.world.stored
-        pending = self.machine.plane.pending
+        for disk in member.disks:
+            self._check_is_not_needed_in(disk.place, member)
+
+    def _check_is_not_needed_in(self, place: str, member: Member) -> None:
+        stored, pending = self.world.stored, self.machine.plane.pending
         coming = any(place in manifest.places for manifest in self._emptying)
         waits = pending is not None and pending.initial and place in stored.places
         owed = stored.empties and place in stored.owed and self.term == stored.term
-        others = [one for one in self.clients.values() if one is not member and one.disk.place == place]
+        others = [other for other in self.clients.values() if other is not member and place in other.folders]
         if (coming or waits or owed) and not others:
             raise ViolatedError(f"{member.name} is let go, and nobody else could empty {place}")
 

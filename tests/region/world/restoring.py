@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
-from kohort.region.facts import Fact, Stopped
+from kohort.region.facts import Fact, Stopped, keys_by_place
 from kohort.region.topic import Saved, saved_of
 from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
@@ -167,7 +167,7 @@ def _histories(saved: Saved, place: str, known: int) -> set[int]:
     """The sequences that a place may show if it is of the topic's history: what it showed, or the last one."""
     manifest = saved.manifests.get(saved.sequence)
     given = saved.contributions.get(saved.sequence, {})
-    staged = {contribution.sink for contribution in given.values() if contribution.keys}
+    staged = set(keys_by_place(given.values()))
     if manifest is not None and manifest.empties:
         staged = set(manifest.places)
     never_written = place in saved.shown and saved.shown[place].empty

@@ -17,7 +17,7 @@ class Stored:
 
     Attributes:
         disks: by their place.
-        writes: to which place a member of this name writes in an epoch.
+        writes: to which places a member of this name writes in an epoch: the sink, and that of its dead letters.
         owed: where the last sequence is still to be published, or to be emptied.
         differs: places that are of another history than this topic, until a person adopts what they show.
         eras: how often all went back to the initial state.
@@ -27,7 +27,7 @@ class Stored:
     """
 
     disks: dict[str, Disk]
-    writes: dict[tuple[str, int], str] = field(default_factory=dict)
+    writes: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     owed: set[str] = field(default_factory=set)
     places: frozenset[str] = frozenset()
     differs: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Stored:
     def commit(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         """A sequence is complete."""
         self._check_spans(manifest, contributions)
-        wrong = self.differs.intersection(given.sink for given in contributions)
+        wrong = self.differs.intersection(place for given in contributions for place in (given.sink, given.letters))
         if wrong:
             raise ViolatedError(f"sequence {manifest.sequence} is complete, and {wrong} shows another history")
         if self.owed:
@@ -99,13 +99,13 @@ class Stored:
 
     def _share(self, place: str, contributions: tuple[Contribution, ...]) -> dict[Part, tuple[int, int]]:
         """What those who write to a place have read."""
-        those = [given for given in contributions if self.writes[given.member, given.epoch] == place]
+        those = [given for given in contributions if place in self.writes[given.member, given.epoch]]
         return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
 
     def _lost(self, place: str, contributions: tuple[Contribution, ...]) -> set[Record]:
         """Records that the members which write to a place could not read any more."""
         those = [(given.member, given.epoch) for given in contributions]
-        return {lost for who in those if self.writes[who] == place for lost in self.passed.get(who, ())}
+        return {lost for who in those if place in self.writes[who] for lost in self.passed.get(who, ())}
 
     def _check_shares(self, ends: dict[Part, Position], contributions: tuple[Contribution, ...]) -> None:
         """All shares together are what comes after the last sequence, and nothing else."""

@@ -15,7 +15,7 @@ from kohort.region.plane.config import RegionConfig
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.clock import Clock, ViolatedError
-from tests.region.world.disk import Disk
+from tests.region.world.disk import Disk, Record
 from tests.region.world.group import Group
 from tests.region.world.losses import Losses
 from tests.region.world.member import Member
@@ -43,6 +43,9 @@ TROUBLES = (
 
 RESTORED = 5
 """In every so-manyth world stores are brought back from older copies."""
+LETTERS_OF, LETTERS_ARE, BAD_OF = 9, (1, 5), 5
+"""Of so many worlds, in those with these remainders, members have a place of dead letters, which they share: there go
+the records of which the sinks refuse every so-manyth."""
 COMINGS = ("start", "start", "close")
 """Of most troubles in a restless world: partitions move all the time."""
 
@@ -55,7 +58,11 @@ class World:
         self.config = config or RegionConfig(
             checkpoint_every_ms=1_000, register_ms=2_000, drain_ms=6_000, reset_ms=3_000, resets_most=10**6
         )
-        places = [Disk(path) for path in self.clock.chance.choice((["/out"], ["/out", "/two"]))]
+        has_letters = seed % LETTERS_OF in LETTERS_ARE
+        takes = _is_good if has_letters else _is_any
+        self.sinks = [Disk(path, takes) for path in self.clock.chance.choice((["/out"], ["/out", "/two"]))]
+        self.letters = Disk("/letters", lambda record: not _is_good(record)) if has_letters else None
+        places = [*self.sinks, *([] if self.letters is None else [self.letters])]
         self.disks = {disk.place: disk for disk in places}
         self.losses = Losses(self, seed)
         self.stored = Stored(self.disks, passed=self.losses.passed)
@@ -119,7 +126,7 @@ class World:
         if before is not None and before.alive:
             return
         mode = self.clock.chance.random() < 0.5
-        disk = disk or self.clock.chance.choice(list(self.disks.values()))
+        disk = disk or self.clock.chance.choice(self.sinks)
         kind = self.clock.chance.choice((Member, BatchMember))
         self.members[name] = kind(self, name, disk, holds_back=mode)
         self.members[name].start()
@@ -215,7 +222,7 @@ class World:
 
     def begin_everywhere(self) -> None:
         """A member for each sink."""
-        for number, disk in enumerate(self.disks.values()):
+        for number, disk in enumerate(self.sinks):
             self.begin_member(f"m{9 - number}", disk)
 
     def _lose_power(self) -> None:
@@ -255,3 +262,13 @@ class World:
             come = self.stored.positions.get(part)
             if come is None or come.offset != self.ends[part]:
                 raise ViolatedError(f"{part} of {self.ends[part]} was read to {come}, long after all faults have ended")
+
+
+def _is_good(record: Record) -> bool:
+    """Whether the sinks take a record, where they refuse some."""
+    return sum(record) % BAD_OF > 0
+
+
+def _is_any(record: Record) -> bool:
+    del record
+    return True

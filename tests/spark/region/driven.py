@@ -37,6 +37,7 @@ from kohort.spark.region.built import BuiltQuery
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.runs import RegionQuery
 from kohort.spark.region.seats import SEATS, Handed, HandedPart
+from kohort.spark.region.staging import QueryOutput
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)
@@ -163,7 +164,7 @@ class Run:
 
     def collect(self) -> list[Any]:
         key = StagedKey(REGION_ID, self.epoch, "q", self._number)
-        return [SimpleNamespace(key=key.text())]
+        return [SimpleNamespace(key=key.text(), letters=0)]
 
 
 def _tp(part: HandedPart) -> TopicPartition:
@@ -203,7 +204,7 @@ class Driven:
         self.threads: list[QueryThread] = []
         sink = cast(Sink, SimpleNamespace(place="s"))
         self.query = RegionQuery(
-            "q", cast(BuiltQuery, self.spark), sink, REGION_ID, str(self.folder), lambda: self.threads
+            "q", cast(BuiltQuery, self.spark), QueryOutput(sink), REGION_ID, str(self.folder), lambda: self.threads
         )
         self.groups = [Group() for _ in topics]
         self.planes = [Plane() for _ in topics]
@@ -218,7 +219,7 @@ class Driven:
             )
             config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])
-            self.threads.append(QueryThread(machine, consumer, None, config, self.query, number))
+            self.threads.append(QueryThread(machine, consumer, (), config, self.query, number))
             self.threads[-1]._link = cast(PlaneLink, self.planes[number])
         self.topics = topics
         self.query.start()

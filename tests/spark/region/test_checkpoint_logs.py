@@ -90,7 +90,8 @@ def test_a_source_is_found_by_its_query_wherever_it_stands() -> None:
         assert find_source(offsets, "q-2") == theirs
         assert find_source(offsets, "q-3") is None
     with pytest.raises(CorruptDataError, match="2 sources of one checkpoint say that they are query q-1"):
-        find_source([ours, theirs, dict(ours)], "q-1")
+        find_source([ours, theirs, ours | {"batch": -5}], "q-1")
+    assert find_source([ours, theirs, dict(ours)], "q-1") == ours, "a union of a source with itself"
 
 
 NOTED = {"operatorInfo": {"operatorName": "x"}, "stateStoreInfo": [{"storeName": "default", "numPartitions": 1}]}

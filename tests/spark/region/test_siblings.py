@@ -192,10 +192,10 @@ def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
 def test_a_cut_that_lacks_a_sibling_gets_nothing_of_the_run(both: Both) -> None:
     """A control plane that knows no siblings cuts with one alone."""
     both.reads()
-    ends, keys, _ = both.query.query.contribute(0, told.Cut(8, 1), ("q0",))
-    assert (ends, keys) == ({}, ())
-    ends, keys, _ = both.query.query.contribute(0, told.Cut(8, 2), ("q0", "q1"))
-    assert ([at.offset for at in ends.values()], [key.unit for key in keys]) == ([110], [0])
+    ends, staged, _ = both.query.query.contribute(0, told.Cut(8, 1), ("q0",))
+    assert (ends, staged.keys) == ({}, ())
+    ends, staged, _ = both.query.query.contribute(0, told.Cut(8, 2), ("q0", "q1"))
+    assert ([at.offset for at in ends.values()], [key.unit for key in staged.keys]) == ([110], [0])
 
 
 def test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more(both: Both) -> None:

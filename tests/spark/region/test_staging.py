@@ -13,8 +13,8 @@ import pytest
 
 from kohort.errors import CorruptDataError
 from kohort.region import ParquetFolder
-from kohort.region.staged import StagedKey
-from kohort.spark.region.staging import StagedBatches, StagingTask
+from kohort.region.staged import Staged, StagedKey
+from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask
 
 REGION = UUID(int=5)
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -26,43 +26,43 @@ def key(unit: int) -> StagedKey:
 
 def test_keys_of_all_batches_that_no_sequence_has() -> None:
     staged = StagedBatches(None)
-    staged.add(0, (key(0), key(1)))
-    staged.add(1, ())
-    staged.add(2, (key(2),))
-    assert staged.give(1) == (key(0), key(1))
-    assert staged.give(2) == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
+    staged.add(0, Staged((key(0), key(1))))
+    staged.add(1, Staged(()))
+    staged.add(2, Staged((key(2),)))
+    assert staged.give(1).keys == (key(0), key(1))
+    assert staged.give(2).keys == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
     staged.counted()
-    assert staged.give(2) == ()
-    staged.add(3, (key(3),))
-    assert staged.give(3) == (key(3),)
+    assert staged.give(2).keys == ()
+    staged.add(3, Staged((key(3),)))
+    assert staged.give(3).keys == (key(3),)
 
 
 def test_what_came_after_the_contribution_is_for_the_next() -> None:
     staged = StagedBatches(6)
-    staged.add(7, (key(7),))
-    assert staged.give(7) == (key(7),)
-    staged.add(8, (key(8),))
+    staged.add(7, Staged((key(7),)))
+    assert staged.give(7).keys == (key(7),)
+    staged.add(8, Staged((key(8),)))
     staged.counted()
-    assert staged.give(8) == (key(8),)
+    assert staged.give(8).keys == (key(8),)
     assert staged.ahead(8) == 1
 
 
 def test_a_batch_in_the_log_that_staged_nothing_fails_the_cut() -> None:
     staged = StagedBatches(3)
-    staged.add(5, (key(5),))
+    staged.add(5, Staged((key(5),)))
     with pytest.raises(CorruptDataError, match="batch 4 is in the checkpoint's log"):
         staged.give(5)
 
 
 def test_a_run_that_has_done_no_batch_gives_nothing() -> None:
-    assert StagedBatches(3).give(3) == ()
-    assert StagedBatches(None).give(None) == ()
+    assert StagedBatches(3).give(3) == Staged()
+    assert StagedBatches(None).give(None) == Staged()
 
 
 def task(folder: Path, unit_bytes: int = 1 << 20) -> StagingTask:
     sink = ParquetFolder(folder).bind("r", REGION)
     sink.check(SCHEMA)
-    return StagingTask(sink, SCHEMA, REGION, 4, "q", unit_bytes)
+    return StagingTask(QueryOutput(sink), SCHEMA, REGION, 4, "q", unit_bytes)
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
@@ -74,7 +74,7 @@ def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path)
     texts = [one.column("key")[0].as_py() for one in doing.keys_of(iter([rows(1, 2), rows(), rows(3)]), attempt=2)]
     keys = [StagedKey.parse(text) for text in texts]
     assert [(one.epoch, one.unit) for one in keys if one] == [(4, 2 << 20), (4, (2 << 20) + 1)]
-    doing.sink.publish(1, [one for one in keys if one])
+    doing.output.sink.publish(1, [key for key in keys if key])
     found = pa.parquet.read_table(min((tmp_path / "out").glob("sequence=1/*.parquet")))
     assert found.column("n").to_pylist() == [1, 2]
 
@@ -122,6 +122,6 @@ def test_a_task_waits_for_a_sink_that_is_away_and_stages_under_a_key_of_its_own(
     assert tried == [0, 1, 2]
     found = StagedKey.parse(given.column("key")[0].as_py())
     assert found is not None and found.unit == 2
-    doing.sink.publish(1, [found])
+    doing.output.sink.publish(1, [found])
     tables = [pa.parquet.read_table(file) for file in (tmp_path / "out").glob("sequence=1/*.parquet")]
     assert [table.column("n").to_pylist() for table in tables] == [[1, 2]]

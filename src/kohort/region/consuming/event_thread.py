@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
 from kohort.region.parts import Part, part_of
+from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")
 
@@ -66,12 +68,12 @@ class EventThread(MemberThread):
         consumer: Consumer,
         flow: Flow,
         stager: Stager,
-        publisher: Publisher | None,
+        publishers: Sequence[Publisher],
         callbacks: Callbacks,
         config: MemberConfig,
     ) -> None:
         """Does nothing before `start`."""
-        super().__init__(machine, consumer, publisher, config)
+        super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
         self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
         self._reads: set[TopicPartition] = set()
@@ -307,7 +309,7 @@ class EventThread(MemberThread):
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
         try:
-            keys = self._stager.give()
+            staged = Staged(self._stager.give(), *self._stager.give_letters())
         except Exception as error:
             if is_away(error):
                 self.sink_waits(self._sink_wait.failed(error))
@@ -326,7 +328,7 @@ class EventThread(MemberThread):
             log.exception("%s: could not save its state", self.name)
             self._not_saved(cut, error)
             return
-        self._give(cut, self._ends(), keys, state)
+        self._give(cut, self._ends(), staged, state)
 
     def _not_saved(self, cut: Cut, error: Exception) -> None:
         self._saves_no_more()
@@ -345,7 +347,7 @@ class EventThread(MemberThread):
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.figures.sequences += 1
         if counts:
-            self._stager.counted()
+            self.figures.dead_letters += self._stager.counted()
         if retired > 0:
             self._callbacks.on_retire(retired)
 

@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from kohort.channel import Link
@@ -44,7 +45,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut, Identity, Waiting
 from kohort.region.parts import Part
 from kohort.region.records import value_of
-from kohort.region.staged import StagedKey
+from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")
 
@@ -76,11 +77,12 @@ class MemberThread(ABC):
     """See the module's text."""
 
     def __init__(
-        self, machine: MemberMachine, consumer: Consumer, publisher: Publisher | None, config: MemberConfig
+        self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
     ) -> None:
-        """Does nothing before `start`."""
+        """Does nothing before `start`; `publishers`: of its sink, and of the place of its dead letters."""
         self.machine, self.figures = machine, Figures()
-        self._consumer, self._publisher, self._config = consumer, publisher, config
+        self._consumer, self._config = consumer, config
+        self._publishers = {publisher.place: publisher for publisher in publishers}
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
@@ -103,8 +105,8 @@ class MemberThread(ABC):
         self._consumer.subscribe(
             config.topics, pattern=config.pattern, listener=Listener(self._hear_group, self._consumer, self.wake)
         )
-        if self._publisher is not None:
-            self._publisher.start(self._published)
+        for place, publisher in self._publishers.items():
+            publisher.start(partial(self._published, place))
         self._link = PlaneLink(
             reach,
             self._connected,
@@ -116,22 +118,24 @@ class MemberThread(ABC):
         self._link.start()
 
     def _connected(self, process: str) -> Waiting | None:
-        """Look at the sink before anything is said: the control plane compares it with the region's topic.
+        """Look at the sinks before anything is said: the control plane compares them with the region's topic.
 
         Returns:
-            What the member waits for, in place of registering: its sink, which does not answer now.
+            What the member waits for, in place of registering: a sink, which does not answer now.
         """
-        try:
-            shows = UNKNOWN if self._publisher is None else self._publisher.shown()
-        except Exception as error:  # noqa: BLE001 - the member ends with it
-            if not is_away(error):
-                self._failed(error)
-                return None
-            machine, self.figures.waits_for_its_place = self.machine, self._compares.failed(error)
-            return Waiting(self.figures.waits_for, machine.name, machine.group, machine.sink)
+        machine, shown = self.machine, dict[str, int]()
+        for place, publisher in self._publishers.items():
+            try:
+                shown[place] = publisher.shown()
+            except Exception as error:  # noqa: BLE001 - the member ends with it
+                if not is_away(error):
+                    self._failed(error)
+                    return None
+                self.figures.waits_for_its_place = self._compares.failed(error)
+                return Waiting(self.figures.waits_for, machine.name, machine.group, place)
         if self._compares.ended():
             self.figures.waits_for_its_place = ""
-        self.post(happens.Connected(process, shows))
+        self.post(happens.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None
 
     def _failed(self, error: BaseException) -> None:
@@ -162,9 +166,9 @@ class MemberThread(ABC):
         self._news.set()
         self._consumer.wakeup()
 
-    def _published(self, sequence: int, cause: str) -> None:
-        """What a sequence staged is published; or not yet, and why."""
-        self.post(happens.PublishEnded(sequence, cause))
+    def _published(self, place: str, sequence: int, cause: str) -> None:
+        """Tell the machine that a sequence is published in a place; or not yet, and why."""
+        self.post(happens.PublishEnded(sequence, cause, place))
 
     # -- what is the member's own
 
@@ -216,8 +220,8 @@ class MemberThread(ABC):
         self._ended(self._error)  # first: the others may wait for a sink that does not answer
         if self._link is not None:
             self._link.close()
-        if self._publisher is not None:
-            self._publisher.close()
+        for publisher in self._publishers.values():
+            publisher.close()
         try:
             self._consumer.close()
         except KafkaError as error:
@@ -316,8 +320,9 @@ class MemberThread(ABC):
             case happens.Release(parts):
                 self._release(parts)
             case happens.PublishKeys():
-                if self._publisher is not None:
-                    self._publisher.publish(effect)
+                publisher = self._publishers.get(effect.place or self.machine.sink)
+                if publisher is not None:
+                    publisher.publish(effect)
             case happens.End(cause, remedy):
                 self._over = True
                 if cause:
@@ -342,18 +347,19 @@ class MemberThread(ABC):
             self._let_go.clear()
             self._consumer.release()
 
-    def _give(self, cut: Cut, ends: dict[Part, Position], keys: tuple[StagedKey, ...], state: bytes) -> None:
+    def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
         """Contribute; what fits no record fails the cut, for after the commit point it would be too late."""
         try:
             if (size := len(state)) > STATE_BYTES_MAX:
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
-            value_of(self._probe(cut, ends, keys, state))
+            value_of(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
             self._step(happens.NotQuiet(cut, error.message))
             return
-        self._step(happens.StateSaved(cut, tuple(ends.values()), keys, state))
+        given = happens.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
+        self._step(given)
 
-    def _probe(self, cut: Cut, ends: dict[Part, Position], keys: tuple[StagedKey, ...], state: bytes) -> Contribution:
+    def _probe(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
         """As large as what is contributed: what fits no record must be known before the commit point."""
         machine = self.machine
         spans = tuple(
@@ -363,8 +369,9 @@ class MemberThread(ABC):
         who = machine.identity
         return Contribution(
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
-            who.member_id, who.generation, who.instance_id, spans, keys, state, machine.sink, pinned=machine.how.pinned,
-            process=own_name(),
+            who.member_id, who.generation, who.instance_id, spans, staged.keys, state, machine.sink,
+            pinned=machine.how.pinned, process=own_name(), letters=machine.letters, letter_keys=staged.letters,
+            dead_letters=staged.dead_letters,
         )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ CLOSE_S = 30.0
 
 
 class Publisher:
-    """One thread for a member with a sink; the newest order counts."""
+    """One thread for each place of a member; the newest order counts."""
 
     def __init__(self, sink: Sink, name: str) -> None:
         """Does nothing before `start`."""
-        self._sink, self._name = sink, name
+        self._sink, self._name, self.place = sink, name, sink.place
         self._ended: Callable[[int, str], None] = lambda sequence, cause: None
         self._lock = threading.Condition()
         self._wanted: PublishKeys | None = None
@@ -73,8 +73,8 @@ class Publisher:
             else:
                 self._sink.publish(wanted.sequence, wanted.keys)
         except Exception as error:
-            told = "%s: sequence %s is not published yet: %s"
-            log.warning(told, self._name, wanted.sequence, error, exc_info=failures == 0)
+            told = "%s: sequence %s is not published to %s yet: %s"
+            log.warning(told, self._name, wanted.sequence, self.place, error, exc_info=failures == 0)
             self._ended(wanted.sequence, f"{type(error).__name__}: {error}")
             return False
         with self._lock:

@@ -10,6 +10,8 @@ from kohort.client.setting_types import ConsumerSettings
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.flow import QUEUE_MAX_BYTES
 from kohort.region.consuming.starts import Start
+from kohort.region.sinks import Sink
+from kohort.region.sinks.dead_letters import FAIL
 
 
 def _nothing() -> None:
@@ -35,6 +37,11 @@ class MemberSettings(ConsumerSettings, total=False):
         fail_on_data_loss: an offset that the log does not have any more stops the region.
         reads_again: a group that is new to the region may read topics that another group of it has read into the same
             sink: their records are there twice then. Refused by default, for it follows from a changed `group_id`.
+        on_bad_record: what becomes of a row that the sink can't take (null in a key, a value that the column does not
+            hold): 'fail': `submit` raises `RowRefusedError`; 'dead-letter': it goes to `dead_letters`, and the other
+            rows into the sink.
+        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record, the
+            row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still published.
         on_drain: all that was submitted is committed.
         on_checkpoint: gives the application's state for a sequence, at most 512 KiB.
         on_reset: go back to what it gave for that sequence; None: nothing, or the initial state (sequence 0).
@@ -47,6 +54,8 @@ class MemberSettings(ConsumerSettings, total=False):
     queue_max_bytes: int
     fail_on_data_loss: bool
     reads_again: bool
+    on_bad_record: Literal["fail", "dead-letter"]
+    dead_letters: Sink | None
     on_drain: Callable[[], None]
     on_checkpoint: Callable[[int], bytes]
     on_reset: Callable[[int, bytes | None], None]
@@ -64,6 +73,8 @@ class Own:
     queue_max_bytes: int = QUEUE_MAX_BYTES
     fail_on_data_loss: bool = True
     reads_again: bool = False
+    on_bad_record: str = FAIL
+    dead_letters: Sink | None = None
     on_drain: Callable[[], None] = _nothing
     on_checkpoint: Callable[[int], bytes] = _no_state
     on_reset: Callable[[int, bytes | None], None] = lambda sequence, state: None
@@ -118,6 +129,7 @@ class Figures:
     Attributes:
         waits_for_its_place: why its sink does not answer when the member has connected, which goes on when it does.
         waits_to_stage: why its sink takes nothing at the moment.
+        dead_letters: rows that its sink could not take, in complete sequences.
     """
 
     partitions: int = 0
@@ -128,6 +140,7 @@ class Figures:
     resets: int = 0
     waits_for_its_place: str = ""
     waits_to_stage: str = ""
+    dead_letters: int = 0
 
     @property
     def waits_for(self) -> str:

@@ -1,17 +1,19 @@
-"""What a member submits, on its way into its sink: gathered into units, each staged under a key of its own."""
+"""The way of submitted rows into a member's sinks: gathered into units, each staged under a key of its own."""
 
 from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from uuid import UUID
 
 import pyarrow as pa
 
-from kohort.errors import RetriableError
+from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.consuming.waits import Wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
+from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
 from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 64 * 1024 * 1024
@@ -50,94 +52,216 @@ def sink_wait(name: str) -> Wait:
     )
 
 
+class _Units:
+    """The units of one place. `Stager` sees to it that one thread at a time is here."""
+
+    def __init__(self, sink: Sink, region_id: UUID, name: str, unit_bytes: int) -> None:
+        self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
+        self.tables: list[pa.Table] = []
+        self.bytes = self._epoch = self._unit = self._given = 0
+        self.staged: list[tuple[StagedKey, int]] = []  # with the rows of each
+        self._settled_tables = self._settled_keys = 0
+
+    def begin(self, epoch: int) -> None:
+        self.tables, self.staged = [], []
+        self.bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
+        self._epoch = epoch
+
+    def make_room(self) -> None:
+        """Stage what is there if it has come to a unit."""
+        if self.bytes >= self._unit_bytes:
+            self.stage_rest()
+
+    def take(self, table: pa.Table) -> None:
+        self.tables.append(table)
+        self.bytes += table.nbytes
+
+    def settle(self) -> None:
+        self._settled_tables, self._settled_keys = len(self.tables), len(self.staged)
+
+    def drop_unsettled(self) -> None:
+        del self.tables[self._settled_tables :], self.staged[self._settled_keys :]
+        self.bytes = sum(table.nbytes for table in self.tables)
+
+    def give(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
+        """Stage the rest, and with a schema also no rows; gives all keys that no sequence counts yet."""
+        if self.tables or (schema is not None and not self.staged):
+            self._stage(self.tables, schema)
+            self.tables, self.bytes, self._settled_tables = [], 0, 0
+        self._settled_keys = self._given = len(self.staged)
+        return tuple(key for key, _ in self.staged)
+
+    def counted(self) -> int:
+        """Forget the keys that were given, which a complete sequence has; gives how many rows these are."""
+        rows = self.rows_given()
+        self._settled_keys = max(0, self._settled_keys - self._given)
+        self.staged, self._given = self.staged[self._given :], 0
+        return rows
+
+    def rows_given(self) -> int:
+        return sum(rows for _, rows in self.staged[: self._given])
+
+    def stage_rest(self) -> None:
+        """Stage the rows of tables that are done, and those of the one in hand under a key of their own."""
+        settled, unsettled = self.tables[: self._settled_tables], self.tables[self._settled_tables :]
+        if settled:
+            self._stage(settled)
+            self.tables, self._settled_tables, self._settled_keys = unsettled, 0, len(self.staged)
+        if unsettled:
+            self._stage(unsettled)
+        self.tables, self.bytes, self._settled_tables = [], 0, 0
+
+    def _stage(self, tables: list[pa.Table], schema: pa.Schema | None = None) -> None:
+        table = pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()
+        key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
+        self._unit += 1  # also if this fails or is interrupted: something may be there under the key
+        self._sink.stage(key, table)
+        self.staged.append((key, table.num_rows))
+
+
 class Stager:
     """The units of one member; the thread that processes and the event thread use it in turn."""
 
-    def __init__(self, sink: Sink | None, region_id: UUID, name: str, unit_bytes: int = UNIT_BYTES) -> None:
-        """`unit_bytes`: a unit is staged when it has come to so much."""
-        self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
+    def __init__(
+        self,
+        sink: Sink | None,
+        region_id: UUID,
+        name: str,
+        unit_bytes: int = UNIT_BYTES,
+        *,
+        letters: Sink | None = None,
+        divides: bool = False,
+    ) -> None:
+        """Nothing is staged.
+
+        Args:
+            sink: of the rows; None: what is submitted goes nowhere.
+            region_id: the region's.
+            name: of the member.
+            unit_bytes: a unit is staged when it has come to so much.
+            letters: of the dead letters, which it has checked.
+            divides: rows that the sink can't take become dead letters; else a table that has one is refused.
+        """
+        self._sink, self._name, self._letters_sink, self._divides = sink, name, letters, divides
         self._lock = threading.RLock()
         self._schema: pa.Schema | None = None
-        self._tables: list[pa.Table] = []
-        self._bytes = self._epoch = self._unit = self._given = 0
-        self._keys: list[StagedKey] = []
-        self._settled_tables = self._settled_keys = 0
-        self.rows = 0
+        self._rows = None if sink is None else _Units(sink, region_id, name, unit_bytes)
+        self._letters = None if letters is None else _Units(letters, region_id, name, unit_bytes)
+        self._letter_log = LetterLog(name, "" if letters is None else letters.place)
+        self._units = [units for units in (self._rows, self._letters) if units is not None]
+        self._epoch = self.rows = 0
 
     def begin(self, epoch: int) -> None:
         """Nothing was staged in this epoch; what was before is void."""
         with self._lock:
-            self._tables, self._keys = [], []
-            self._bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
             self._epoch = epoch
+            for units in self._units:
+                units.begin(epoch)
 
-    def add(self, table: pa.Table) -> None:
+    def add(
+        self,
+        table: pa.Table,
+        *,
+        records: pa.Table | None = None,
+        read: pa.Table | None = None,
+        made_of: Callable[[], str] = str,
+    ) -> None:
         """Take rows in; the first tell the sink what they are.
 
+        Args:
+            table: the rows.
+            records: of which they were made, one by one; None: the rows say it, or nobody.
+            read: the records of the table in hand.
+            made_of: says which these are, for rows that don't say their record.
+
         Raises:
-            OSError, RetriableError: the sink takes nothing at the moment; the rows are not taken in.
+            OSError, RetriableError: a sink takes nothing at the moment; the rows are not taken in, none of them.
             Exception: what the sink says against them.
         """
         with self._lock:
-            if self._sink is None:
+            if self._sink is None or self._rows is None:
                 return
             if self._schema is None or (arranged := arrange(table, self._schema)) is None:
                 self._sink.check(table.schema)
-                self._stage_rest()
+                self._rows.stage_rest()
                 self._schema = table.schema
             else:
                 table = arranged
-            check_rows(self._sink, table)
-            if self._bytes >= self._unit_bytes:
-                self._stage_rest()
-            self._tables.append(table)
-            self._bytes += table.nbytes
-            self.rows += table.num_rows
+            if not self._divides:
+                check_rows(self._sink, table)
+                self._rows.make_room()
+                self._take(table)
+                return
+            good, reasons = divide(self._sink, table)
+            self._rows.make_room()
+            if reasons:
+                told = made_of()
+                reasons = {row: why + told for row, why in reasons.items()}
+                self._add_letters(letters_of(table, reasons, self._name, records=records, read=read))
+            self._take(good)  # behind the letters nothing fails any more
+
+    def add_letters(self, letters: pa.Table) -> None:
+        """Take dead letters in.
+
+        Raises:
+            OSError, RetriableError: the place takes nothing at the moment; none of them is taken in.
+            InvalidInputError: the member has no place for them.
+        """
+        with self._lock:
+            self._add_letters(letters)
+
+    def _add_letters(self, letters: pa.Table) -> None:
+        if self._letters is None or self._letters_sink is None:
+            raise InvalidInputError(
+                f"{self._name} has no place for dead letters: give Region.consumer dead_letters=..., a sink such as "
+                "ParquetFolder(path)"
+            )
+        check_rows(self._letters_sink, letters)
+        self._letters.make_room()
+        self._letters.take(letters)
+        if letters.num_rows:
+            self._letter_log.add(letters.num_rows, letters.column("reason")[0].as_py())
+
+    def _take(self, table: pa.Table) -> None:
+        assert self._rows is not None
+        self._rows.take(table)
+        self.rows += table.num_rows
 
     def settle(self) -> None:
         """All rows so far were made of tables that are done."""
         with self._lock:
-            self._settled_tables, self._settled_keys = len(self._tables), len(self._keys)
+            for units in self._units:
+                units.settle()
 
     def drop_unsettled(self) -> None:
         """Forget the rows of a table that was left undone; what was staged of it is named by no sequence."""
         with self._lock:
-            del self._tables[self._settled_tables :], self._keys[self._settled_keys :]
-            self._bytes = sum(table.nbytes for table in self._tables)
+            for units in self._units:
+                units.drop_unsettled()
 
     def give(self) -> tuple[StagedKey, ...]:
         """Stage the rest; the keys of all that was staged since the last sequence that counted.
+
+        An empty table too: lost output must not look like none.
 
         Raises:
             OSError, RetriableError: the sink takes nothing at the moment; nothing of it is lost.
         """
         with self._lock:
-            if self._schema is not None and (self._tables or not self._keys):
-                self._stage(self._tables, self._schema)  # an empty one too: lost output must not look like none
-                self._tables, self._bytes, self._settled_tables = [], 0, 0
-            self._settled_keys = len(self._keys)
-            self._given = len(self._keys)
-            return tuple(self._keys)
+            return () if self._rows is None else self._rows.give(self._schema)
 
-    def counted(self) -> None:
-        """What was given is in a complete sequence."""
+    def give_letters(self) -> tuple[tuple[StagedKey, ...], int]:
+        """Stage the rest of the dead letters; their keys, and how many they are. Without any nothing is staged.
+
+        Raises:
+            OSError, RetriableError: the place takes nothing at the moment; nothing of it is lost.
+        """
         with self._lock:
-            self._settled_keys = max(0, self._settled_keys - self._given)
-            self._keys, self._given = self._keys[self._given :], 0
+            return ((), 0) if self._letters is None else (self._letters.give(None), self._letters.rows_given())
 
-    def _stage_rest(self) -> None:
-        """Stage the rows of tables that are done, and those of the one in hand under a key of their own."""
-        settled, unsettled = self._tables[: self._settled_tables], self._tables[self._settled_tables :]
-        if settled:
-            self._stage(settled, settled[0].schema)
-            self._tables, self._settled_tables, self._settled_keys = unsettled, 0, len(self._keys)
-        if unsettled:
-            self._stage(unsettled, unsettled[0].schema)
-        self._tables, self._bytes, self._settled_tables = [], 0, 0
-
-    def _stage(self, tables: list[pa.Table], schema: pa.Schema) -> None:
-        assert self._sink is not None
-        key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
-        self._unit += 1  # also if this fails or is interrupted: something may be there under the key
-        self._sink.stage(key, pa.concat_tables(tables) if tables else schema.empty_table())
-        self._keys.append(key)
+    def counted(self) -> int:
+        """Forget the keys that were given, which a complete sequence has; gives how many dead letters these are."""
+        with self._lock:
+            if self._rows is not None:
+                self._rows.counted()
+            return 0 if self._letters is None else self._letters.counted()

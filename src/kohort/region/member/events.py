@@ -17,10 +17,12 @@ class Connected:
     Attributes:
         process: this one's name, if the control plane can see whether it has ended; else empty.
         shows: the last sequence that the member's sink shows, looked at since; -1: it has none.
+        letters_show: the same of the place of its dead letters.
     """
 
     process: str = ""
     shows: int = -1
+    letters_show: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,16 @@ class StateSaved:
     Attributes:
         ends: next offsets of all that the member was given to read; of what it has finished, if it reads on meanwhile.
         keys: of what these ends cover, and the sequences before do not.
+        letter_keys: the same of its dead letters.
+        dead_letters: how many these are.
     """
 
     cut: Cut
     ends: tuple[Position, ...]
     keys: tuple[StagedKey, ...]
     state: bytes
+    letter_keys: tuple[StagedKey, ...] = ()
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +115,16 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class PublishEnded:
-    """What a sequence staged is published; `cause`: why not yet, empty when it is."""
+    """An attempt to publish what a sequence staged has ended.
+
+    Attributes:
+        cause: why not yet; empty: it is.
+        place: where, as it was ordered.
+    """
 
     sequence: int
     cause: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +308,14 @@ class PublishKeys:
     Attributes:
         floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
         empties: empty the sink instead.
+        place: the member's sink, or that of its dead letters; empty: its sink.
     """
 
     sequence: int
     keys: tuple[StagedKey, ...]
     floor: int = 0
     empties: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ def connected(member: Member, event: happens.Connected) -> None:
             member.how.pinned,
             event.process,
             event.shows,
+            member.letters,
+            event.letters_show,
         )
     )
 
@@ -212,6 +214,9 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
         event.state,
         member.sink,
         member.how.keeps,
+        letters=member.letters,
+        letter_keys=event.letter_keys,
+        dead_letters=event.dead_letters,
     )
     member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given
@@ -289,12 +294,12 @@ def went_back(member: Member, event: happens.WentBack) -> None:
 
 
 def publish(member: Member, order: told.Publish) -> None:
-    member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties))
+    member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
 
 
 def publish_ended(member: Member, event: happens.PublishEnded) -> None:
-    failed = told.PublishFailed(event.sequence, event.cause)
-    member.say(failed if event.cause else told.Published(event.sequence))
+    failed = told.PublishFailed(event.sequence, event.cause, event.place)
+    member.say(failed if event.cause else told.Published(event.sequence, event.place))
 
 
 def sink_waits(member: Member, event: happens.SinkWaits) -> None:

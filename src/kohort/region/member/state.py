@@ -73,6 +73,8 @@ class Member:
         group: str,
         sink: str = "",
         how: Behaviour = BEHAVIOUR,
+        *,
+        letters: str = "",
     ) -> None:
         """A member.
 
@@ -83,9 +85,10 @@ class Member:
             group: its group's id.
             sink: the place that it writes to; empty: none.
             how: it takes part.
+            letters: the place of its dead letters; empty: it has none.
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
-        self.sink, self.how = sink, how
+        self.sink, self.how, self.letters = sink, how, letters
         self.state = SUBSCRIBED
         self.resting = SUBSCRIBED  # where it stands when no cut is under way
         self.identity = Identity()

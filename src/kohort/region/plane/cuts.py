@@ -182,6 +182,9 @@ def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contributi
         return f"as of another time: {meant}"
     if given.sink != member.sink or (given.keys and not given.sink):
         return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
+    if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
+        units = len(given.letter_keys)
+        return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
     taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
     for span in given.spans:
         part, start = part_of(span), plane.start_of(part_of(span))
@@ -231,7 +234,7 @@ def commit_if_whole(plane: Plane) -> None:
     stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
     merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
     before = set() if plane.empties else plane.places  # those are empty now
-    places = before | {one.sink for one in cutting.contributions.values() if one.keys}
+    places = before | set(keys_by_place(cutting.contributions.values()))
     cutting.manifest = Manifest(
         plane.region,
         plane.region_id,
@@ -333,6 +336,8 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
     plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
     plane.contributors = {name: one.epoch for name, one in given.items()}
+    for name in given.keys() & plane.members.keys():
+        plane.members[name].dead_letters += given[name].dead_letters
     kept = {name: one for name, one in plane.reserved.items() if name in away}
     plane.reserved = kept | reserved_by(given.values())
     plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
@@ -379,11 +384,11 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
     """Who wanted to leave with the sequence goes; who alone can publish it, when it has, and its siblings with it."""
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
     here = [one for one in plane.members.values() if one.lost_ms is None]
-    stay = {one.sink for one in here if one not in going}
-    able = [one for one in reversed(going) if one in here and one.sink and one.sink not in stay]
-    last = {one.sink: one for one in able if plane.needs(one.sink)}
+    stay = {place for member in here if member not in going for place in member.places}
+    able = [member for member in reversed(going) if member in here]
+    last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
     for member in going:
-        if any(last.get(one.sink) is one for one in plane.siblings(member)):
+        if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
             member.left = True
             member.handed.clear()
         else:
@@ -394,12 +399,15 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
 
 
 def published(plane: Plane, event: Heard) -> None:
-    """What the last sequence staged for a sink is published, by whomever: the topic is to have that."""
+    """A place shows what the last sequence staged for it, by whomever: the topic is to have that."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Published)
-    if member is None or member.sink not in plane.owed or report.sequence != plane.number_in(member.sink):
+    place = "" if member is None else report.place or member.sink
+    if member is None or place not in member.places or place not in plane.owed:
         return
-    shown = Shown(plane.region, member.sink, report.sequence, plane.now_ms, plane.empties)
+    if report.sequence != plane.number_in(place):
+        return
+    shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
 
     def saved() -> None:
         plane.shown[shown.place] = shown
@@ -414,9 +422,10 @@ def published(plane: Plane, event: Heard) -> None:
 def _paid(plane: Plane, place: str) -> None:
     """Who stayed to publish goes, and the next sequence may be committed."""
     plane.paid(place)
-    staying = {one.of or one.name for one in plane.members.values() if one.left and plane.needs(one.sink)}
-    for one in [one for one in plane.members.values() if one.left and (one.of or one.name) not in staying]:
-        members.let_leave(plane, one)
+    left = [member for member in plane.members.values() if member.left]
+    staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
+    for member in [member for member in left if (member.of or member.name) not in staying]:
+        members.let_leave(plane, member)
     members.go_on(plane)
     commit_if_whole(plane)
 
@@ -427,7 +436,7 @@ def publish_failed(plane: Plane, event: Heard) -> None:
     assert isinstance(report, PublishFailed)
     member = plane.member_on(event.connection)
     if member is not None:
-        plane.unshown[member.sink] = report.cause
+        plane.unshown[report.place or member.sink] = report.cause
     plane.tell(Level.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
 
 
@@ -440,10 +449,11 @@ def waiting(plane: Plane, event: Heard) -> None:
         return
     before, member.waits_for = member.waits_for, report.cause
     if report.cause and not before:
-        text = f"region {plane.region}: waits for {member.sink}, where {member.name} can't stage: {report.cause}"
+        places = " or ".join(member.places)
+        text = f"region {plane.region}: waits for {places}, where {member.name} can't stage: {report.cause}"
         plane.tell(Level.WARNING, text)
     elif before and not report.cause:
-        plane.tell(Level.INFO, f"region {plane.region}: {member.sink} takes what {member.name} stages again")
+        plane.tell(Level.INFO, f"region {plane.region}: what {member.name} stages is taken again")
         if "cut" in plane.due:
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 

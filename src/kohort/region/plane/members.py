@@ -45,7 +45,7 @@ def register(plane: Plane, event: Heard) -> None:
         _fence(plane, known)
     member = Registered(
         report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
-        report.of, report.sources, report.pinned, report.process,
+        report.of, report.sources, report.pinned, report.process, letters=report.letters,
     )  # fmt: skip
     plane.members[member.name] = member
     plane.by_connection[event.connection] = member.name
@@ -70,12 +70,14 @@ def register(plane: Plane, event: Heard) -> None:
 
 
 def _is_of_another_history(plane: Plane, report: Register) -> bool:
-    """Stop the region if a member's sink does not show what the topic says, before anything is published there."""
-    found = compare(plane.region, report.sink, report.shows, plane.bounds(report.sink))
-    if found is not None:
-        remedy = f"{found.remedy}; in each case then {resets.how_to_resume(plane)}"
-        resets.stop(plane, f"{report.name}: {found.cause}", report.name, remedy)
-    return found is not None
+    """Stop the region if a member's place does not show what the topic says, before anything is published there."""
+    for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
+        found = compare(plane.region, place, shows, plane.bounds(place))
+        if found is not None:
+            remedy = f"{found.remedy}; in each case then {resets.how_to_resume(plane)}"
+            resets.stop(plane, f"{report.name}: {found.cause}", report.name, remedy)
+            return True
+    return False
 
 
 def _inherit(plane: Plane, member: Registered) -> None:
@@ -273,12 +275,12 @@ def _miss_who_has_ended(plane: Plane) -> None:
 
 
 def offer_publish(plane: Plane) -> None:
-    """Have what the last sequence staged published, in each sink by someone who is there and writes to it."""
+    """Have what the last sequence staged published, in each place by someone who is there and writes to it."""
     for place, keys in plane.owed.items():
         publisher = plane.publisher(place)
         if publisher is not None:
             number = plane.number_in(place)
-            plane.say(publisher, Publish(plane.term, number, keys, plane.saved_floor, plane.empties))
+            plane.say(publisher, Publish(plane.term, number, keys, plane.saved_floor, plane.empties, place))
 
 
 def moved(plane: Plane, event: Heard) -> None:
@@ -342,12 +344,12 @@ def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
 
 
 def _alone_can_publish(plane: Plane, member: Registered) -> bool:
-    """Whether its sink would show too little, or what all go back behind, if it went now."""
-    if not member.sink or not plane.needs(member.sink) or member.lost_ms is not None:
+    """Whether one of its places would show too little, or what all go back behind, if it went now."""
+    if member.lost_ms is not None:
         return False
-    return not any(
-        one.sink == member.sink and one.lost_ms is None for one in plane.members.values() if one is not member
-    )
+    others = [other for other in plane.members.values() if other is not member and other.lost_ms is None]
+    elsewhere = {place for other in others for place in other.places}
+    return any(plane.needs(place) for place in member.places if place not in elsewhere)
 
 
 def let_leave(plane: Plane, member: Registered) -> None:

@@ -109,7 +109,8 @@ def _begin(plane: Plane, wanted: Pending) -> None:
 
 def _to_initial(plane: Plane) -> Manifest:
     """A sequence in which everything is where it was begun, and sinks are empty: all that the region ever wrote to."""
-    places = plane.places | {one.sink for one in plane.members.values() if one.sink} if plane.sequence > 0 else set()
+    written = plane.places.union(*(member.places for member in plane.members.values()))
+    places = written if plane.sequence > 0 else set()
     return Manifest(
         plane.region,
         plane.region_id,

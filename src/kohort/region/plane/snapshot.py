@@ -21,6 +21,8 @@ def seen(plane: Plane) -> RegionSeen:
             member.lost_ms is None,
             member.sink,
             waits[member.name].cause if member.name in waits else member.waits_for,
+            letters=member.letters,
+            dead_letters=member.dead_letters,
         )
         for _, member in sorted(plane.members.items())
     ]
@@ -47,7 +49,7 @@ def seen(plane: Plane) -> RegionSeen:
 
 
 def _sinks(plane: Plane) -> tuple[SinkSeen, ...]:
-    written = {member.sink for member in plane.members.values()}
+    written = {place for member in plane.members.values() for place in member.places}
     written |= {report.sink for report in plane.waiting_to_register.values()}
     places = plane.places | set(plane.owed) | (written - {""})
     return tuple(

@@ -83,6 +83,8 @@ class Registered:
         pinned: all queries of its group, where each partition is one of theirs for ever.
         process: its process's name; empty: whether that has ended can't be seen from here.
         waits_for: why its sink does not take what it has submitted; empty: the sink does.
+        letters: the place of its dead letters; empty: it has none.
+        dead_letters: how many complete sequences of this term have.
     """
 
     name: str
@@ -104,6 +106,13 @@ class Registered:
     stop: bool = False
     left: bool = False
     waits_for: str = ""
+    letters: str = ""
+    dead_letters: int = 0
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All places that it writes to, and can publish in."""
+        return tuple(place for place in (self.sink, self.letters) if place)
 
 
 @dataclass(slots=True)
@@ -375,7 +384,7 @@ class Plane:
     def publisher(self, place: str) -> Registered | None:
         """Who publishes for all that write to a place: the first by name that is there."""
         able = [
-            one for _, one in sorted(self.members.items()) if one.sink and one.sink == place and one.lost_ms is None
+            member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
         ]
         return able[0] if able else None
 

@@ -58,6 +58,7 @@ from kohort.region.sinks.rows import (
     in_order,
     last_of_each,
     refusal_of,
+    rows_where,
     shaped,
 )
 from kohort.region.sinks.staged_files import Codec
@@ -269,11 +270,10 @@ class DeltaTable(InFolder):
         rows = shaped(table, kept, self.keys)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable
-            if must and pa.types.is_string(kept.field(name).type):
-                row = pc.index(rows.column(name), value="").as_py()
-                if row >= 0:
-                    why = f"An empty text in {name!r}: as a partition, Delta can't tell it from null"
-                    raise refusal_of(why, table, row, name)
+            is_text = pa.types.is_string(kept.field(name).type)
+            if must and is_text and (empty := rows_where(pc.equal(rows.column(name), pa.scalar("")))):
+                why = f"An empty text in {name!r}: as a partition, Delta can't tell it from null"
+                raise refusal_of(dict.fromkeys(empty, why), table, name)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -15,7 +15,8 @@ from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]
 _MODES: Final = get_args(Mode)
-_SOURCE: Final = ("topic", "partition", "offset")
+SOURCE: Final = ("topic", "partition", "offset")
+"""Columns by which a row says of which record it was made."""
 VALUE_CHARS: Final = 200
 """Bound on a value in an error's text: it may be a whole document."""
 
@@ -124,26 +125,48 @@ def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
 
 
 class RowRefusedError(InvalidInputError):
-    """A row that a sink can't take.
+    """A row that a sink can't take. The message counts rows from 1.
 
     Attributes:
-        row: its index in the table that was submitted.
+        row: its index in the table that was submitted, from 0.
         column: that has the value.
         offset: of the record, where the table has the source's columns topic, partition and offset; None where not.
+        reasons: why a row is refused, by its index: of this row, and of others that the same check has found. Rows
+            that another check would refuse may be missing.
     """
 
-    def __init__(self, message: str, row: int = 0, column: str = "", offset: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        row: int = 0,
+        column: str = "",
+        offset: int | None = None,
+        reasons: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.row, self.column, self.offset = row, column, offset
+        self.reasons = {row: message} if reasons is None else dict(reasons)
 
 
-def refusal_of(why: str, table: pa.Table, row: int, column: str) -> RowRefusedError:
-    """The refusal of one row, which says where its record is, if the table does."""
-    where, offset = f"row {row} of {table.num_rows}", None
-    if all(table.column_names.count(name) == 1 for name in _SOURCE):
-        topic, partition, offset = (table.column(name)[row].as_py() for name in _SOURCE)
+def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
+    """The refusal of the first of these rows, which says where its record is, if the table does.
+
+    Args:
+        reasons: why, by the row's index in the table, from 0.
+        table: that was submitted.
+        column: that has the value.
+    """
+    row = min(reasons)
+    where, offset = f"row {row + 1} of {table.num_rows}", None
+    if has_source(table):
+        topic, partition, offset = (table.column(name)[row].as_py() for name in SOURCE)
         where += f" (topic {topic}, partition {partition}, offset {offset})"
-    return RowRefusedError(f"{why}: {where}", row, column, offset)
+    return RowRefusedError(f"{reasons[row]}: {where}", row, column, offset, reasons)
+
+
+def has_source(table: pa.Table) -> bool:
+    """Whether rows say of which record they were made."""
+    return all(table.column_names.count(name) == 1 for name in SOURCE)
 
 
 def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
@@ -154,31 +177,38 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
     """
     bare = [name for name in dict.fromkeys(names) if table.column(name).null_count]
     if bare:
-        first = pc.index(pc.is_null(table.column(bare[0])), value=True).as_py()
-        raise refusal_of(f"Null in columns that may not be: {', '.join(bare)}", table, first, bare[0])
+        why = f"Null in columns that may not be: {', '.join(bare)}"
+        raise refusal_of(dict.fromkeys(rows_where(pc.is_null(table.column(bare[0]))), why), table, bare[0])
+
+
+def rows_where(mask: Any) -> list[int]:
+    """The indices of the rows for which a column of booleans says yes."""
+    return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
 
 def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
-    """The first row whose value a column's type does not hold."""
+    """The rows whose values the type of a column does not hold: of the first such column."""
     for field in kept:
-        column = table.column(field.name)
-        if _casts(column, field.type):
-            continue
-        first, end = 0, len(column)  # the first bad one is from first up to and without end
-        while end - first > 1:
-            middle = (first + end) // 2
-            if _casts(column.slice(first, middle - first), field.type):
-                first = middle
+        column, found = table.column(field.name), dict[int, str]()
+        parts = [(0, len(column))]  # of which at least one value may be bad
+        while parts:
+            first, end = parts.pop()
+            if _casts(column.slice(first, end - first), field.type):
+                continue
+            if end - first > 1:
+                middle = (first + end) // 2
+                parts += [(middle, end), (first, middle)]
             else:
-                end = middle
-        value = _value_text(column[first])
-        return refusal_of(f"{field.name!r} can't keep {value} as {field.type}", table, first, field.name)
+                found[first] = f"{field.name!r} can't keep {value_text(column[first])[:VALUE_CHARS]} as {field.type}"
+        if found:
+            return refusal_of(found, table, field.name)
     return None
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value for people."""
     try:
-        return str(value.as_py())[:VALUE_CHARS]
+        return str(value.as_py())
     except (OverflowError, ValueError):
         return f"a {value.type} that Python can't tell"
 

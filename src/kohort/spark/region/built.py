@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError
+from kohort.region.sinks.dead_letters import RECORD
 from kohort.spark.region.operators import (
     has_watermark,
     refuse_mode,
@@ -16,9 +17,10 @@ from kohort.spark.region.operators import (
     sources_of,
     stateful_operators,
 )
+from kohort.spark.schema import BAD_REASON, BAD_VALUE
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 Build = Callable[..., "DataFrame"]
@@ -27,6 +29,12 @@ BATCHES_KEPT_MIN = 10
 SEAT = "regionSeat"
 """The option by which a source knows where to ask."""
 KEPT = "spark.sql.streaming.minBatchesToRetain"
+LETTER = "kohort_letter"
+"""The column of what does not decode, beside those of the query's rows."""
+_LETTER = (
+    "struct<topic: string, partition: int, offset: bigint, timestamp: timestamp, key: binary, value: binary, "
+    "reason: string>"
+)
 NOBODY = "0" * 32
 """A seat that nobody has: who starts a query of his own while one is built is refused by it."""
 
@@ -43,6 +51,7 @@ class BuiltQuery:
         sources: the options of each, as text, for people and for the next program.
         batches_kept: of the checkpoint, by Spark.
         beside: it reads from sources beside the region's.
+        undecoded: of each source, the columns that `build` is given where bad values become dead letters; empty: all.
     """
 
     spark: SparkSession
@@ -56,11 +65,12 @@ class BuiltQuery:
     sources: tuple[str, ...]
     batches_kept: int
     beside: bool
+    undecoded: tuple[tuple[str, ...], ...] = ()
 
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, seats: Sequence[str]) -> StreamingQuery:
         """Start it with a sink, from a checkpoint, its sources in these seats."""
         seated = [{**one, SEAT: seat} for one, seat in zip(self.options, seats, strict=True)]
-        rows = built(self.spark, self.build, seated)
+        rows = with_bad_values(*built(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", checkpoint).start()
 
@@ -71,8 +81,10 @@ class BuiltQuery:
         return isinstance(error, Py4JNetworkError | ConnectionError) or self.spark.sparkContext._jsc is None
 
 
-def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]]) -> DataFrame:
-    """What the query computes, of fresh sources.
+def built(
+    spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]], undecoded: Sequence[Sequence[str]] = ()
+) -> tuple[DataFrame, list[DataFrame]]:
+    """The rows of the query, of fresh sources, and the frames of sources whose values may not decode.
 
     Raises:
         InvalidInputError: that is no streaming DataFrame.
@@ -81,7 +93,9 @@ def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]
     from pyspark.sql.streaming.query import StreamingQuery
 
     frames = [spark.readStream.format("kohort").options(**one).load() for one in options]
-    rows = build(*frames)
+    shown = [*undecoded, *([()] * len(frames))]
+    bad = [frame for frame, columns in zip(frames, shown, strict=False) if columns]
+    rows = build(*(_decoded(frame, columns) for frame, columns in zip(frames, shown, strict=False)))
     if isinstance(rows, StreamingQuery):
         rows.stop()
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
@@ -90,11 +104,49 @@ def built(spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]
             f"a query is built of its sources' DataFrames and gives what its sink is to take, not {found}: "
             "leave writeStream to the region"
         )
-    return rows
+    return rows, bad
+
+
+def _decoded(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The records whose values are of their type, as `build` is to see them."""
+    return frame.where(f"{BAD_VALUE} IS NULL").select(*columns) if columns else frame
+
+
+def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
+    """The rows of a query, and those of its sources' records that do not decode, in one column more.
+
+    Spark reads a source that it finds in two places of a plan by one reader, once for each place.
+    """
+    if not bad:
+        return rows
+    from pyspark.sql import functions as f
+
+    def record(name: str) -> Column:
+        return f.col(BAD_VALUE if name == "value" else name).alias(name)
+
+    reason = f.concat(f.lit("the value is not of the declared type: "), f.col(BAD_REASON)).alias("reason")
+    letter = f.struct(*(record(name) for name in RECORD), reason)
+    both = rows.select(*map(_named, rows.columns), f.lit(None).cast(_LETTER).alias(LETTER))
+    for frame in bad:
+        nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields]
+        found = frame.where(f"{BAD_VALUE} IS NOT NULL").select(*nothing, letter.alias(LETTER))
+        both = both.union(found)
+    return both
+
+
+def _named(name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col("`" + name.replace("`", "``") + "`")
 
 
 def look(
-    spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]], mode: str, what: Sequence[Any]
+    spark: SparkSession,
+    build: Build,
+    options: Sequence[Mapping[str, str]],
+    mode: str,
+    what: Sequence[Any],
+    undecoded: tuple[tuple[str, ...], ...] = (),
 ) -> BuiltQuery:
     """Build a query once, and see what it is; nothing is connected for that.
 
@@ -104,6 +156,7 @@ def look(
         options: of each source.
         mode: Spark's output mode.
         what: of each source, as text, what it reads.
+        undecoded: as `BuiltQuery` has it.
 
     Raises:
         InvalidInputError: it can't be in a region.
@@ -114,9 +167,9 @@ def look(
     kept = int(spark.conf.get(KEPT) or "100")
     if kept < BATCHES_KEPT_MIN:
         raise InvalidInputError(f"{KEPT}={kept}: a region needs {BATCHES_KEPT_MIN} at least to go back to a sequence")
-    rows = built(spark, build, [{**one, SEAT: NOBODY} for one in options])
+    rows, bad = built(spark, build, [{**source, SEAT: NOBODY} for source in options], undecoded)
     refuse_unreplayable(rows)
-    refuse_mode(rows, mode)
+    refuse_mode(with_bad_values(rows, bad), mode)
     return BuiltQuery(
         spark,
         build,
@@ -129,4 +182,5 @@ def look(
         tuple(map(str, what)),
         kept,
         sources_of(rows) > len(options),
+        undecoded,
     )

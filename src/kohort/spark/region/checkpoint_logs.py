@@ -96,13 +96,14 @@ def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dic
 def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
     """The end that a source of kohort noted under this identity of its query; None if there is none.
 
-    Sources are told apart by what their offsets say and never by their place: Spark orders them by its plan.
+    Sources are told apart by what their offsets say and never by their place: Spark orders them by its plan. A source
+    that stands in two places of the plan, as in a union with itself, is there twice, with the same end.
 
     Raises:
         CorruptDataError: two sources have that identity.
     """
-    found = [each for each in offsets if isinstance(each, dict) and "kohort" in each and each.get("query") == query]
-    if len(found) > 1:
+    found = [end for end in offsets if isinstance(end, dict) and "kohort" in end and end.get("query") == query]
+    if any(end != found[0] for end in found):
         raise CorruptDataError(
             f"{len(found)} sources of one checkpoint say that they are query {query}: which of them read what can't be "
             "told; use a fresh folder"

@@ -10,9 +10,11 @@ from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.starts import Start, start_of
 from kohort.region.sinks import Sink
+from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.region.built import Build, BuiltQuery
+from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
 
 SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
@@ -62,6 +64,11 @@ class QuerySettings(TypedDict, total=False):
         queries: with 'pinned', the names of all queries of the group, this one too; they never change.
         reads_again: a group that is new to the region may read topics that another group of it has read into the same
             sink: their records are there twice then. Refused by default, for it follows from a changed `group.id`.
+        on_bad_record: what becomes of a row that the sink can't take, and of a value that is not of its `valueFormat`:
+            'fail': the query fails; 'dead-letter': it goes to `dead_letters`, and the other rows into the sink. Where a
+            source says `onBadRecord`, that counts for its values.
+        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record where
+            the row has these columns, the row as JSON, the reason and the query's name. Queries may share one.
     """
 
     start: str | int
@@ -70,6 +77,8 @@ class QuerySettings(TypedDict, total=False):
     state: Literal["partial", "pinned"] | None
     queries: Sequence[str]
     reads_again: bool
+    on_bad_record: Literal["fail", "dead-letter"]
+    dead_letters: Sink | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,10 @@ class Declared:
         sources: of each, what Spark is told and what that says.
         holds_back: a revocation waits for a sequence.
         queries: all of its group, where it is pinned.
+        letters: the sink of its dead letters.
+        divides: rows that the sink can't take become dead letters.
+        undecoded: of each source, the columns that the query is given, where values that do not decode become dead
+            letters; empty: they don't.
     """
 
     name: str
@@ -92,6 +105,9 @@ class Declared:
     state: str | None
     queries: tuple[str, ...]
     reads_again: bool = False
+    letters: Sink | None = None
+    divides: bool = False
+    undecoded: tuple[tuple[str, ...], ...] = ()
 
     def what(self) -> list[str]:
         """What each source reads, for people and for the next program."""
@@ -145,6 +161,8 @@ def declare(
         raise InvalidInputError(
             f"the query's name {name!r} is its folder's too: without '/', and no '.' at its beginning"
         )
+    bad, letters = told.get("on_bad_record", FAIL), told.get("dead_letters")
+    check_dead_letters(bad, into, letters)
     rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
     if rebalance not in ("checkpoint", "reset"):
         raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")
@@ -159,17 +177,25 @@ def declare(
     if not given:
         raise InvalidInputError(f"the query {name!r} has no source")
     parsed = tuple(_options(one, *connection) for one in given)
-    groups = [options.group_id for _, options in parsed]
+    undecoded = tuple(_undecoded_columns(*source) if bad == DEAD_LETTER else () for source in parsed)
+    parsed = tuple(_keeping_bad_values(*source, columns) for source, columns in zip(parsed, undecoded, strict=True))
+    _check_groups(name, [options.group_id for _, options in parsed])
+    _check_protocols(state, [options.group_protocol for _, options in parsed])
+    start = start_of(told.get("start", "committed"), "earliest")
+    holds_back = rebalance == "checkpoint"
+    again = told.get("reads_again", False)
+    return Declared(
+        name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)), again, letters,
+        bad == DEAD_LETTER, undecoded,
+    )  # fmt: skip
+
+
+def _check_groups(name: str, groups: Sequence[str | None]) -> None:
     if len(set(groups)) < len(groups):
         raise InvalidInputError(
             f"two sources of the query {name!r} are in one group, which would give each a part of the topics: "
             "give each a group.id of its own"
         )
-    _check_protocols(state, [options.group_protocol for _, options in parsed])
-    start = start_of(told.get("start", "committed"), "earliest")
-    holds_back = rebalance == "checkpoint"
-    again = told.get("reads_again", False)
-    return Declared(name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)), again)
 
 
 def _check_protocols(state: str | None, protocols: Sequence[str]) -> None:
@@ -204,6 +230,24 @@ def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> t
     if not options.group_id:
         raise InvalidInputError("a query of a region is a member of a group: give its source the option group.id")
     return raw, options
+
+
+def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[str, ...]:
+    """The columns that a query is given of a source whose bad values become dead letters; empty: they don't."""
+    says = any(name.lower() == "onbadrecord" for name in raw)
+    return () if says or options.value_format is None else columns_of(options)
+
+
+def _keeping_bad_values(
+    raw: dict[str, str], options: SourceOptions, columns: tuple[str, ...]
+) -> tuple[dict[str, str], SourceOptions]:
+    """The options by which a source gives the values that do not decode too, with their records."""
+    if not columns:
+        return raw, options
+    rest = {name: value for name, value in raw.items() if name.lower() != "columns"}
+    wanted = dict.fromkeys((*columns, *RECORD, BAD_VALUE, BAD_REASON))
+    kept = rest | {"columns": ",".join(wanted), "onBadRecord": "column"}
+    return kept, parse_options(kept, streaming=True)
 
 
 def _addresses(servers: Servers) -> str:

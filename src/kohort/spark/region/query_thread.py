@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from kohort.client.consumer.consumer import Consumer
@@ -26,7 +27,7 @@ from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
 from kohort.region.parts import Part
-from kohort.region.staged import StagedKey
+from kohort.region.staged import Staged
 from kohort.spark.region.handing import HandingSeat
 from kohort.spark.region.seats import Lost
 
@@ -51,7 +52,7 @@ class Query(Protocol):
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
-    ) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+    ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
         """What counts up to the last batch that is done: where partitions end, what it staged, and the query's state.
 
         Args:
@@ -63,8 +64,8 @@ class Query(Protocol):
             KafkaError: it can't be told.
         """
 
-    def counted(self, member: int) -> None:
-        """What was contributed last is in a complete sequence."""
+    def counted(self, member: int) -> int:
+        """Forget what was contributed last, which a complete sequence has; gives how many dead letters that has."""
 
     def settled(self, member: int) -> None:
         """Look whether the batch that runs is done."""
@@ -83,13 +84,13 @@ class QueryThread(MemberThread):
         self,
         machine: MemberMachine,
         consumer: Consumer,
-        publisher: Publisher | None,
+        publishers: Sequence[Publisher],
         config: MemberConfig,
         query: Query,
         number: int,
     ) -> None:
         """Does nothing before `start`; `number`: of the source among its query's."""
-        super().__init__(machine, consumer, publisher, config)
+        super().__init__(machine, consumer, publishers, config)
         self.seat = HandingSeat(lambda: self.post(happens.Fetched()), self.wake, self._lost)
         self._query, self.number = query, number
         self._asked_back: deque[happens.Revoked] = deque()  # until no batch reads of it
@@ -235,7 +236,7 @@ class QueryThread(MemberThread):
             case happens.Retire(_, _, counts):
                 self.figures.sequences += 1
                 if counts:
-                    self._query.counted(self.number)
+                    self.figures.dead_letters += self._query.counted(self.number)
             case _:
                 pass  # `GoOn`: it never stopped
 
@@ -258,12 +259,12 @@ class QueryThread(MemberThread):
 
     def _save_state(self, cut: Cut, names: tuple[str, ...]) -> None:
         try:
-            ends, keys, state = self._query.contribute(self.number, cut, names)
+            ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
             log.warning("%s: %s can't be contributed to: %s", self.name, cut, error)
             self._step(happens.NotQuiet(cut, str(error)))
             return
-        self._give(cut, self._ends(ends), keys, state)
+        self._give(cut, self._ends(ends), staged, state)
 
     def _ends(self, ends: dict[TopicPartition, Position]) -> dict[Part, Position]:
         """Of all that it was given to read; what no batch has read ends where it was begun."""

@@ -24,8 +24,8 @@ from kohort.ids import TopicPartition
 from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.region.sinks import Sink
-from kohort.region.staged import StagedKey
+from kohort.region.sinks.dead_letters import LetterLog
+from kohort.region.staged import Staged
 from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.region.built import BuiltQuery
 from kohort.spark.region.checkpoint_logs import find_source, last_batch, last_planned, offsets_of
@@ -35,7 +35,7 @@ from kohort.spark.region.handing import RunSeat
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.saved import SavedQuery, refuse_other
 from kohort.spark.region.seats import SEATS
-from kohort.spark.region.staging import StagedBatches, StagingTask, stage_batch
+from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, stage_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -122,7 +122,7 @@ class RegionQuery:
         self,
         name: str,
         built: BuiltQuery,
-        sink: Sink,
+        output: QueryOutput,
         region_id: UUID,
         folder: str,
         members: Callable[[], Sequence[QueryThread]],
@@ -132,12 +132,13 @@ class RegionQuery:
         Args:
             name: of the query in its region.
             built: how it is made anew, and what it is.
-            sink: as the region writes to it.
+            output: where its rows go.
             region_id: the region's.
             folder: of its checkpoints.
             members: of its sources, in their order.
         """
-        self.name, self._built, self._sink, self._region_id, self._folder = name, built, sink, region_id, folder
+        self.name, self._built, self._output, self._region_id, self._folder = name, built, output, region_id, folder
+        self._letter_log = LetterLog(name, "" if output.letters is None else output.letters.place)
         self._members = members
         self._lock = threading.Lock()
         self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -213,7 +214,7 @@ class RegionQuery:
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
-    ) -> tuple[dict[TopicPartition, Position], tuple[StagedKey, ...], bytes]:
+    ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
         """See `query_thread.Query`."""
         own = self._members()[member]
         with self._lock:
@@ -222,13 +223,13 @@ class RegionQuery:
                 self._at_cut = self._settle(key, names)
             run, last, ends = self._at_cut.run, self._at_cut.last, self._at_cut.ends[member]
             if member != LEAD:
-                return ends, (), b""
+                return ends, Staged(), b""
             self._given = None
             if run is None:
-                return ends, (), self._as_of(-1, None).to_bytes() if self._state is None else self._state
-            saved, keys = self._as_of(run.epoch, last), run.staged.give(last)
+                return ends, Staged(), self._as_of(-1, None).to_bytes() if self._state is None else self._state
+            saved, staged = self._as_of(run.epoch, last), run.staged.give(last)
             self._given = _Given(saved, saved.to_bytes(), run)
-            return ends, keys, self._given.state
+            return ends, staged, self._given.state
 
     def _settle(self, cut: tuple[int, Cut], names: tuple[str, ...]) -> _AtCut:
         those, run = self._members(), self._run
@@ -266,20 +267,21 @@ class RegionQuery:
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
-    def counted(self, member: int) -> None:
+    def counted(self, member: int) -> int:
         """See `query_thread.Query`."""
         if member != LEAD:
-            return
+            return 0
         with self._lock:
             given, self._given = self._given, None
             if given is None:
-                return
-            given.run.staged.counted()
+                return 0
+            dead_letters = given.run.staged.counted()
             before, self._saved, self._state = self._saved, given.saved, given.state
             if given.saved.batch != given.run.began:
                 self._unplanned = self._slow = 0
             kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
         self._posted.put(partial(forget, self._folder, kept))
+        return dead_letters
 
     def settled(self, member: int) -> None:
         """See `query_thread.Query`."""
@@ -337,11 +339,14 @@ class RegionQuery:
         for id, seat in seats.items():
             SEATS.add(id, seat)
         staged = StagedBatches(began)
-        task = StagingTask(self._sink, self._built.schema, self._region_id, epoch, self.name)
+        task = StagingTask(self._output, self._built.schema, self._region_id, epoch, self.name)
         stage = stage_batch(task)
 
         def sink(rows: DataFrame, batch: int) -> None:
-            staged.add(batch, stage(rows))
+            found = stage(rows)
+            staged.add(batch, found)
+            if found.dead_letters:
+                self._letter_log.add(found.dead_letters)
 
         try:
             query = self._built.run(sink, new, tuple(seats))

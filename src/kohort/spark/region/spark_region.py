@@ -33,6 +33,7 @@ from kohort.spark.region.query_thread import CLOSING, QueryThread
 from kohort.spark.region.runs import LEAD, RegionQuery
 from kohort.spark.region.saved import SavedQuery, refuse_other
 from kohort.spark.region.signals import StopSignals
+from kohort.spark.region.staging import QueryOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,18 +185,19 @@ class SparkRegion:
     def _look(self, declared: Declared) -> tuple[BuiltQuery, bool]:
         """What can be told without a broker."""
         raw = [options for options, _ in declared.sources]
-        built = look(self._spark, declared.build, raw, declared.mode, declared.what())
+        built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
         check_sink(declared, built)
         return built, check_state(declared, built)
 
     def _admit(self, declared: Declared, built: BuiltQuery, shares: bool) -> _Started:
-        region_id, sink = UUID(int=0), declared.into
+        region_id, sink, letters = UUID(int=0), declared.into, declared.letters
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
             topics = options.subscribe or ()
             who = Applicant(name, str(options.group_id), topics, options.pattern_text(), declared.reads_again)
-            region_id, bound = self._region.admit(who, declared.into if number == LEAD else None)
-            sink = bound or sink
+            into, aside = (declared.into, declared.letters) if number == LEAD else (None, None)
+            region_id, into, aside = self._region.admit(who, into, aside)
+            sink, letters = into or sink, aside or letters
         state = self._region.state_of(declared.name)
         if state is not None:
             now = SavedQuery(-1, None, built.output, built.operators, built.sources)
@@ -204,36 +206,45 @@ class SparkRegion:
         keeps = bool(built.operators) or built.beside
         started, folder = _Started(built.beside), f"{self._folder}/{declared.name}"
         how = behaviour(declared, shares=shares, keeps=keeps)
-        started.query = RegionQuery(declared.name, built, sink, region_id, folder, lambda: started.members)
+        started.query = RegionQuery(
+            declared.name,
+            built,
+            QueryOutput(sink, letters, declared.divides),
+            region_id,
+            folder,
+            lambda: started.members,
+        )
         with ExitStack() as failing:
             failing.callback(started.end)
             for number in range(len(declared.sources)):
-                machine = self._machine(declared, number, sink, how)
-                started.members.append(self._member(declared, number, sink, machine, started.query))
+                places = tuple(place for place in (sink, letters) if place is not None) if number == LEAD else ()
+                machine = self._machine(declared, number, places, how)
+                started.members.append(self._member(declared, number, places, machine, started.query))
             failing.pop_all()
         return started
 
-    def _machine(self, declared: Declared, number: int, sink: Sink, how: Behaviour) -> MemberMachine:
-        leads = number == LEAD
+    def _machine(self, declared: Declared, number: int, places: Sequence[Sink], how: Behaviour) -> MemberMachine:
+        at = [*map(place_of, places), "", ""]
         return MemberMachine(
             self.name,
-            declared.name if leads else f"{declared.name}#{number + 1}",
+            declared.name if number == LEAD else f"{declared.name}#{number + 1}",
             uuid4(),
             str(declared.sources[number][1].group_id),
-            place_of(sink) if leads else "",
+            at[0],
             how,
+            letters=at[1],
         )
 
     def _member(
-        self, declared: Declared, number: int, sink: Sink, machine: MemberMachine, query: RegionQuery
+        self, declared: Declared, number: int, places: Sequence[Sink], machine: MemberMachine, query: RegionQuery
     ) -> QueryThread:
         options = declared.sources[number][1]
-        publisher = Publisher(sink, machine.name) if number == LEAD else None
+        publishers = [Publisher(place, machine.name) for place in places]
         config = MemberConfig(
             options.subscribe or (), options.pattern_text(), declared.start, options.fail_on_data_loss
         )
         consumer = self._region.group_consumer(machine.name, _settings(declared, options))
-        return QueryThread(machine, consumer, publisher, config, query, number)
+        return QueryThread(machine, consumer, publishers, config, query, number)
 
     def _begin(self, started: _Started) -> None:
         assert started.query is not None

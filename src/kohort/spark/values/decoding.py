@@ -43,8 +43,8 @@ class Values:
     avro: str | None = None
     writer_schemas: str | None = None
 
-    def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column]:
-        """Values as the declared type, and the bytes of those that are bad; a bad one is null.
+    def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
+        """Values as the declared type, and the bytes of those that are bad, with the reasons; a bad one is null.
 
         Args:
             values: binary.
@@ -60,7 +60,7 @@ class Values:
                 f"{place(row)}: the value is no {self.format} of the declared type: {reason}; onBadRecord=null makes "
                 "such values null, onBadRecord=column keeps their bytes in the column badValue"
             )
-        return parts.joined(), _bad_values(values, parts)
+        return parts.joined(), _bad_values(values, parts), _reasons(len(values), parts)
 
 
 def _bad_values(values: Column, parts: Parts) -> Column:
@@ -68,6 +68,12 @@ def _bad_values(values: Column, parts: Parts) -> Column:
         return pa.nulls(len(values), pa.binary())
     places = [row if row in parts.reasons else None for row in range(len(values))]
     return values.take(pa.array(places, pa.int64()))
+
+
+def _reasons(count: int, parts: Parts) -> Column:
+    if not parts.reasons:
+        return pa.nulls(count, pa.string())
+    return pa.array([parts.reasons.get(row) for row in range(count)], pa.string())
 
 
 @lru_cache(maxsize=16)
