@@ -53,6 +53,7 @@ def topics_made_on_use(side: Side, version: int) -> None:
     side.until(lambda: asking(missing), version, led)
     side.ask(asking(bad, allow_auto_topic_creation=True), version)
     side.silently(DeleteTopicsRequest(topic_names=[missing], timeout_ms=10_000), 5)
+    side.until(lambda: asking(missing), version, lambda answer: bool(answer.topics[0].error_code))
     side.ask(asking(missing, allow_auto_topic_creation=True), version)
 
 

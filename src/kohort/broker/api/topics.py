@@ -123,12 +123,14 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
         try:
             _check_named_once(name, topic_id, counts)
             topic = _known(node, name, topic_id)
-            if {(topic.name, NO_ID), (None, topic.id)} <= counts.keys():
-                raise InvalidInputError(f"topic {topic.name} is named by its name and by its id", _MALFORMED)
-            doomed[topic.name] = result
             result.name = topic.name
             if version >= 6:
                 result.topic_id = topic.id
+            if {(topic.name, NO_ID), (None, topic.id)} <= counts.keys():
+                if name is None:
+                    results.pop()  # the entry by name tells of both
+                raise InvalidInputError(f"topic {topic.name} is named by its name and by its id", _MALFORMED)
+            doomed[topic.name] = result
         except KafkaError as error:
             _refuse(result, error, version)
 
