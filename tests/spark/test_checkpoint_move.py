@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -192,15 +193,16 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(tmp_path: Path) -> None:
-    """Stateless with two sources in groups, and stateful; every second run dies inside a batch."""
+@pytest.fixture
+def moving(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Start the program that runs two queries under both sources, with a broker."""
     try:
         folder = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False)
     except maven.MavenUnavailable as error:
         pytest.skip(f"Spark's own Kafka source can't be had: {error}")
     jars = ",".join(map(str, sorted(folder.glob("*.jar"))))
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
-        command = [
+        program = [
             sys.executable,
             "-m",
             "tests.spark.moving.application",
@@ -208,9 +210,36 @@ def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(t
             str(tmp_path),
             jars,
         ]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
-    told = json.loads(run.stdout.splitlines()[-1])
+
+        def run(*step: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*program, *step], capture_output=True, text=True, check=False)
+
+        yield run
+
+
+def check_that_each_row_was_read_once(output: str) -> None:
+    """Hold the sinks of both queries to what was sent."""
+    told = json.loads(output.splitlines()[-1])
     assert told["taken"] == list(range(told["sent"]))
-    each = [sum(number % 10 == digit for number in range(told["sent"])) for digit in range(10)]
-    assert told["counts"] == {str(digit): count for digit, count in enumerate(each)}
+    counts = [sum(number % 10 == digit for number in range(told["sent"])) for digit in range(10)]
+    assert told["counts"] == {str(digit): count for digit, count in enumerate(counts)}
+
+
+def test_a_checkpoint_goes_over_and_back_three_times_and_each_row_is_read_once(
+    moving: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Stateless with two sources in groups, and stateful; every second run dies inside a batch."""
+    run = moving()
+    assert run.returncode == 0, run.stderr[-4000:]
+    check_that_each_row_was_read_once(run.stdout)
+
+
+def test_a_process_that_is_killed_inside_a_batch_leaves_it_to_the_other_source(
+    moving: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    for source, other in (("kafka", "kohort"), ("kohort", "kafka")):
+        run = moving(f"{source}-killed")
+        assert run.returncode == -signal.SIGKILL, run.stderr[-4000:]
+        run = moving(other)
+        assert run.returncode == 0, run.stderr[-4000:]
+        check_that_each_row_was_read_once(run.stdout)

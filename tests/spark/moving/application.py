@@ -1,14 +1,21 @@
-"""A program that runs two queries under both sources in turn: `python -m … SERVERS FOLDER JAR[,JAR…]`.
+"""A program that runs two queries under both sources in turn: `python -m … SERVERS FOLDER JAR[,JAR…] [RUN]`.
 
 The one is stateless and reads two topics by two `load()`s, each a member of a group of its own; the other counts by key
 and has no group. Every second run fails inside a batch, before the sink has taken it. The last line of the output is
 JSON: the values that the sink of the first has taken, and the counts of the second.
+
+With a RUN it is one step of such a story, whose sinks are a file. `kafka-killed` and `kohort-killed` end by SIGKILL
+when both queries are inside a batch; `kafka` and `kohort` read to the end. A run of Kafka's source first converts what
+kohort's has left.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +111,32 @@ class Moving:
             for name in ("values", "counts"):
                 Checkpoint(self.folder / name).convert("kafka", committed).write()
 
+    def step(self, source: str, *, killed: bool) -> None:
+        """One run of its own process, which goes on with what the file of the sinks has."""
+        file = self.folder / "sinks.json"
+        if file.exists():
+            kept = json.loads(file.read_text())
+            self.sent, self.taken, self.counts = kept["sent"], kept["taken"], kept["counts"]
+            if source == "kafka":
+                self.back()
+        self.produce()
+        file.write_text(self.told())
+        if killed:
+            self.both_are_killed(source)
+        self.both(source)
+        file.write_text(self.told())
+
+    def both_are_killed(self, source: str) -> None:
+        """End by SIGKILL when both queries are inside a batch, of which the sinks have taken nothing."""
+        inside = threading.Barrier(2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        for name, rows, mode in (("values", self.union(source), "append"), ("counts", self.by_key(source), "update")):
+            writer = rows.writeStream.foreachBatch(lambda batch, _number: (batch.collect(), inside.wait()))
+            writer.option("checkpointLocation", str(self.folder / name)).outputMode(mode).start()
+        self.spark.streams.awaitAnyTermination()
+
+    def told(self) -> str:
+        return json.dumps({"sent": self.sent, "taken": sorted(self.taken), "counts": self.counts})
+
     def story(self) -> None:
         """Each source in turn; a run that dies leaves its batch to the other source."""
         for number in range(ROUNDS):
@@ -118,7 +151,7 @@ class Moving:
         self.both("kafka")
 
 
-def main(servers: str, folder: str, jars: str) -> None:
+def main(servers: str, folder: str, jars: str, run: str = "") -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -130,11 +163,16 @@ def main(servers: str, folder: str, jars: str) -> None:
         .getOrCreate()
     )
     register(spark)
-    with Admin(servers) as admin:
-        admin.create_topics([NewTopic("a", 2), NewTopic("b", 2)]).all()
     moving = Moving(spark, servers, Path(folder))
-    moving.story()
-    print(json.dumps({"sent": moving.sent, "taken": sorted(moving.taken), "counts": moving.counts}))
+    with Admin(servers) as admin:
+        if "a" not in {topic.name for topic in admin.list_topics()}:
+            admin.create_topics([NewTopic("a", 2), NewTopic("b", 2)]).all()
+    if run:
+        source, _, ending = run.partition("-")
+        moving.step(source, killed=ending == "killed")
+    else:
+        moving.story()
+    print(moving.told())
     spark.stop()
 
 
