@@ -21,7 +21,6 @@ from pathlib import Path
 
 from pyspark.errors.exceptions.base import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-
 from tests.support.waiting import TOO_SLOW
 
 from kohort import Admin, Producer, TopicPartition
