@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from kohort.errors import TimedOutError
-from kohort.region.consuming import link
+from kohort.region.consuming import link, publishing
 from kohort.region.region import Region
+from kohort.region.staged import StagedKey
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_away_sinks import gauge
 from tests.region.test_region import all_once
@@ -25,6 +27,8 @@ class Answering(Collected):
         self.error: Exception | None = None
         self.goes_on, self.asked = threading.Event(), threading.Event()
         self.goes_on.set()
+        self.publishes, self.publishing = threading.Event(), threading.Event()
+        self.publishes.set()
 
     def published(self) -> int:
         self.asked.set()
@@ -32,6 +36,12 @@ class Answering(Collected):
         if self.error is not None:
             raise self.error
         return super().published()
+
+    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
+        if not self.publishes.is_set():
+            self.publishing.set()
+        self.publishes.wait(60)
+        super().publish(sequence, keys)
 
 
 @pytest.fixture
@@ -46,6 +56,21 @@ def working(own_servers: str, name: str, regions: list[Region]) -> tuple[Worker,
     worker = Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(20)), "all is published")
     return worker, sink, region, other
+
+
+def close_in_a_thread(worker: Worker) -> tuple[threading.Thread, list[str]]:
+    """A close that takes at most half a second, and what it says when that was too short."""
+    late: list[str] = []
+
+    def close() -> None:
+        try:
+            worker.consumer.close(timeout_s=0.5)
+        except TimedOutError as error:
+            late.append(error.message)
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    return closing, late
 
 
 @pytest.mark.parametrize("error", [ValueError("a fault in the sink"), PermissionError(13, "no right")])
@@ -65,16 +90,7 @@ def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch:
     sink.asked.clear()
     other.serve()
     assert sink.asked.wait(60)
-    late: list[str] = []
-
-    def close() -> None:
-        try:
-            worker.consumer.close(timeout_s=0.5)
-        except TimedOutError as error:
-            late.append(error.message)
-
-    closing = threading.Thread(target=close)
-    closing.start()
+    closing, late = close_in_a_thread(worker)
     closing.join(60)
     worker.thread.join(60)
     try:
@@ -82,6 +98,23 @@ def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch:
         assert late == ["m1: no sequence was complete within 0.5 s of the close"]
     finally:
         sink.goes_on.set()
+
+
+def test_close_waits_for_no_publication_that_does_not_end(
+    working: Any, own_servers: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, sink, _, _ = working
+    monkeypatch.setattr(publishing, "CLOSE_S", 0.1)
+    sink.publishes.clear()
+    fill(own_servers, name, range(20, 30))
+    assert sink.publishing.wait(60)
+    closing, late = close_in_a_thread(worker)
+    closing.join(60)
+    worker.thread.join(60)
+    try:
+        assert not closing.is_alive() and not worker.thread.is_alive() and late, "it is not published yet"
+    finally:
+        sink.publishes.set()
 
 
 def test_region_says_which_sink_a_member_waits_for_before_it_registers(
