@@ -26,8 +26,9 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Sink, SqlTable
 from kohort.region import messages as told
+from kohort.region.agreement import History, adopt
 from kohort.region.consuming.staging import Stager
-from kohort.region.facts import keys_by_place
+from kohort.region.facts import Contribution, Manifest, keys_by_place
 from kohort.region.plane import events as happens
 from kohort.region.plane.snapshot import seen
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of
@@ -296,6 +297,20 @@ def test_letters_that_nothing_staged_are_no_contribution(driven: tuple[Driven, t
     lost = give_letters(made, "m1", span(P0, part.offset, part.offset), letters=0, sink="s1")
     made.say(1, told.Contributed(cut, replace(lost, dead_letters=4)))
     assert made.stands(RegionState.RESETTING)
+
+
+def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
+    driven: tuple[Driven, tuple[Any, Any]],
+) -> None:
+    """A person adopts the place of the dead letters; what is staged for the sinks is not touched."""
+    made, given = driven
+    plane = made.machine.plane
+    last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
+    history = History(last, given, plane.owed, {})
+    moved = [fact for fact in adopt(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
+    assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", one.letter_keys) for one in given]
+    ahead = [fact for fact in adopt(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
+    assert [(fact.letter_keys, fact.keys, fact.sequence) for fact in ahead] == [((), one.keys, 40) for one in given]
 
 
 # -- in a region

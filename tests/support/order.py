@@ -26,6 +26,8 @@ LONG = tuple(
         "region/test_handlers.py",
         "region/test_link.py",
         "region/test_away_sinks.py",
+        "region/test_dead_letters.py",
+        "spark/region/test_dead_letters.py",
         "spark/region/test_kills.py",
         "spark/region/test_face.py",
         "spark/region/test_in_one_process.py",

@@ -52,6 +52,11 @@ def test_good_values_are_columns_and_bad_ones_null(spark: Any, stage: Stage) -> 
 
 def test_bad_values_are_kept_in_a_column(spark: Any, stage: Stage) -> None:
     fill(stage, MIXED)
+    columns = "value,offset,badValue,badReason"
+    frame = read(spark, stage, valueFormat="json", valueSchema="a INT, b STRING", onBadRecord="column", columns=columns)
+    assert frame.columns == columns.split(",")
+    reasons = {row["offset"]: row["badReason"] for row in frame.where("badReason IS NOT NULL").collect()}
+    assert "value.a is the string 'no number'" in reasons[4]
     frame = read(spark, stage, valueFormat="json", valueSchema="a INT, b STRING", onBadRecord="column")
     assert frame.columns == ["value", "offset", "badValue"]
     rows = sorted(frame.collect(), key=lambda row: row["offset"])
