@@ -157,6 +157,8 @@ class Restoring:
         stored.sequence, stored.places, stored.owed = known.sequence, frozenset(known.places), set(known.owed())
         stored.differs.discard(disk.place)
         disk.lose_after(last)
+        if stored.empties and disk.place in stored.owed:  # the last sequence is the initial state: it is emptied too
+            disk.goes_back(empties=True)
         self.adopted += 1
         self.world.clock.tell(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
         if not known.bounds(disk.place).allow(last):

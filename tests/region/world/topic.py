@@ -61,7 +61,9 @@ class Stored:
         self.positions = {part_of(position): position for position in manifest.positions}
         self.owed, self.places = set(manifest.places), frozenset(manifest.places)
         for place, disk in self.disks.items():
-            disk.goes_back(empties=manifest.empties and place in manifest.places)
+            empties = manifest.empties and place in manifest.places
+            if empties or place not in self.differs:  # the topic knows nothing of what a lost history wrote there
+                disk.goes_back(empties=empties)
 
     def commit(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         """A sequence is complete."""
