@@ -31,7 +31,7 @@ from kohort.region.consuming.staging import Stager
 from kohort.region.facts import Contribution, Manifest, keys_by_place
 from kohort.region.plane import events as happens
 from kohort.region.plane.snapshot import seen
-from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of
+from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of, letters_of_records
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 from tests.region.conftest import fill, make_topic
@@ -145,6 +145,16 @@ def test_a_letter_of_a_row_that_says_no_record_has_the_row() -> None:
 def test_a_record_as_it_came_is_no_row_beside() -> None:
     [letter] = letters_of(records(7), {0: "no JSON"}, "m1").to_pylist()
     assert (letter["offset"], letter["value"], letter["row"], letter["reason"]) == (7, b"v7", None, "no JSON")
+
+
+def test_a_reason_that_quotes_a_zero_byte_is_one_that_every_place_keeps() -> None:
+    given = pa.table({"id": ["a\0b"]})
+    [letter] = letters_of(given, {0: "'a\0b' is none"}, "m1").to_pylist()
+    assert letter["reason"] == r"'a\0b' is none" and "\0" not in letter["row"]
+    record = pa.chunked_array([[dict.fromkeys(LETTERS.names[:6]) | {"reason": "\0"}]], pa.struct(
+        [pa.field(name, LETTERS.field(name).type) for name in (*LETTERS.names[:6], "reason")]
+    ))  # fmt: skip
+    assert letters_of_records(record, "q").column("reason").to_pylist() == [r"\0"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -219,7 +219,7 @@ def test_another_regions_group_and_folder_and_who_reads_in_the_group(
     make: Callable[[str], SparkRegion], stage: Stage, spark: SparkSession
 ) -> None:
     with Region(f"other-{stage.topic}", stage.servers) as other:
-        _, bound = other.admit(Applicant("m", f"{stage.group}-taken"), ParquetFolder(stage.folder / "taken"))
+        _, bound, _ = other.admit(Applicant("m", f"{stage.group}-taken"), ParquetFolder(stage.folder / "taken"))
         assert bound is not None
         mine = make("group")
         declare(mine, stage, "q1", "free", "free")

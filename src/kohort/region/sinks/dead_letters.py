@@ -124,7 +124,7 @@ def letters_of(
         found = {name: pa.nulls(len(rows), LETTERS.field(name).type) for name in RECORD}
     texts = [None] * len(rows) if _is_record(bad) else [_row_text(bad, row) for row in range(len(rows))]
     columns = [found[name] for name in RECORD]
-    columns += [pa.array(texts, pa.string()), pa.array(reasons.values(), pa.string())]
+    columns += [pa.array(texts, pa.string()), _without_zeros(pa.array(reasons.values(), pa.string()))]
     return pa.Table.from_arrays([*columns, pa.array([member] * len(rows), pa.string())], schema=LETTERS)
 
 
@@ -133,7 +133,12 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
     found = letters.drop_null()
     columns = [pc.struct_field(found, name).cast(LETTERS.field(name).type) for name in (*RECORD, "reason")]
     rows, names = pa.nulls(len(found), pa.string()), pa.array([member] * len(found), pa.string())
-    return pa.Table.from_arrays([*columns[:-1], rows, columns[-1], names], schema=LETTERS)
+    return pa.Table.from_arrays([*columns[:-1], rows, _without_zeros(columns[-1]), names], schema=LETTERS)
+
+
+def _without_zeros(texts: Any) -> Any:
+    """Texts of errors, which may quote a value: PostgreSQL keeps no zero byte, and would refuse the letter for ever."""
+    return pc.replace_substring(texts, "\0", "\\0")
 
 
 def _is_record(rows: pa.Table) -> bool:
