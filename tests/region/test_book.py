@@ -168,7 +168,7 @@ def test_the_next_term_knows_which_places_show_the_last_sequence(
 ) -> None:
     first, known = begin(home, closing)
     for sequence, place in ((1, "s:/a"), (1, "s:/b"), (2, "s:/b")):
-        if sequence not in {fact.sequence for fact in home.follow() if isinstance(fact, Manifest)}:
+        if sequence not in home.saved().manifests:
             commit_accepted(first, known, sequence, members, (members.first, "a"))
         first.save([Shown(name, place, sequence, 7)])
     _, after = begin(home, closing)
