@@ -48,7 +48,7 @@ coordinator-chaos: setup ## three of our coordinators, of Kafka and of ZooKeeper
 	@sh tools/preflight.sh java
 	@KOHORT_CLUSTER_CHAOS=$(SECONDS_OF) $(BIN)/python -m pytest -s tests/cluster/test_chaos.py $(PYTEST_ARGS)
 
-check: lint types layers sizes ## ruff, mypy, import-linter, sizes
+check: lint types layers sizes ## ruff, mypy, import-linter, sizes, prose
 
 lint: setup
 	@$(BIN)/ruff check --quiet .
@@ -63,6 +63,7 @@ layers: setup
 sizes: setup
 	@$(BIN)/python tools/sizes.py
 	@$(BIN)/python tools/hygiene.py
+	@$(BIN)/python -m tools.prose
 
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)

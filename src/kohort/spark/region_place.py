@@ -17,6 +17,7 @@ from kohort.spark.options import SourceOptions
 from kohort.spark.place import Held, Replay
 from kohort.spark.rebalances import Standing
 from kohort.spark.region.seats import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, topic_ids
+from kohort.spark.topic_pattern import INTERNAL_TOPICS
 
 ANSWER_S = 4.0
 """How long the application may leave a question unanswered, what it was asked to wait included. A query without its
@@ -136,6 +137,8 @@ class RegionPlace:
         Raises:
             OffsetError: a topic is gone, or another has its name, and that is to end the query.
         """
+        if self._options.subscribe_pattern is not None:  # a coordinator finds Kafka's own topics by a pattern too
+            parts = tuple(part for part in parts if part.topic not in INTERNAL_TOPICS)
         present = self._look(frozenset(one.topic for one in parts))
         there: dict[TopicPartition, HandedPart] = {}
         gone: list[HandedPart] = []

@@ -46,6 +46,16 @@ def test_partitions_start_where_they_are_handed_out_and_only_the_region_commits(
     region.check()
 
 
+def test_a_pattern_reads_none_of_kafkas_own_topics(region: Region) -> None:
+    """A KIP-848 coordinator assigns them where their names match."""
+    region.desk.hand({0: 0})
+    region.desk.hand({0: 0}, topic="__consumer_offsets", topic_id=uuid.uuid4())
+    query = region.query(subscribe=None, subscribePattern=f"{region.desk.topic}|__consumer")
+    batch = region.batch(query, FIRST)
+    assert [part.topic for part in batch.spans] == [region.desk.topic]
+    assert region.desk.lost_parts == []
+
+
 def a_day(region: Region) -> None:
     """Partitions go and come back, a batch ends by the application's word, looks miss what is there; all is checked."""
     desk = region.desk

@@ -1,0 +1,241 @@
+"""Counts what breaks the rules of docs/style.md that a program can see: `python -m tools.prose [RULE [ROOM]]`.
+
+Without arguments it compares each count with the number that tools/prose_allowed.json still allows for the room, and
+fails when one has grown. With a rule it lists the places. `--lower` writes counts that have shrunk into that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tools.hygiene import ROOT, tracked_files
+
+ALLOWED = ROOT / "tools" / "prose_allowed.json"
+SENTENCE_WORDS_MAX = 25
+SHORT_NAME_LETTERS = 8
+SHARED_BY_MAX = 5
+CODE = ("src/", "tests/", "simulation/", "bench/", "tools/")
+SKIPPED = ("docs/style.md", "tests/test_prose.py")
+"""They show what is not to be written."""
+RULES = {
+    "relative": "a docstring or comment begins with Who, What, Whose or That which",
+    "pronoun": "a docstring begins with It, Its, These, They, Them or The same",
+    "pointer": "a docstring says nothing but See … or As …",
+    "long": f"a sentence has more than {SENTENCE_WORDS_MAX} words",
+    "loop": "a loop variable is named one or each",
+    "private": "a phrase of the private language",
+    "class": "a class name stands twice in the package",
+    "satellite": "the only importer of a module is its neighbour",
+    "short": f"a function's name is shorter than {SHORT_NAME_LETTERS} letters and shared by more than {SHARED_BY_MAX}",
+}
+_RELATIVE = re.compile(r"(?:Who|What|Whose|That which|Those who)\b")
+_PRONOUN = re.compile(r"(?:It|Its|These|They|Them|The same)\b")
+_POINTER = re.compile(r"(?:See|As) [^.]*\.?$")
+_PRIVATE = re.compile(
+    r"\b(?:no one waits for|is missed at once|is registered no more|goes back as a whole|what was not known to be|"
+    r"(?:has|have|had) (?:all|everyone|everybody|others|them|it) (?:go|come|begin|start|wait|stop|read|leave))\b",
+    re.IGNORECASE,
+)
+_COMMENT = re.compile(r"\s*#[!:]?\s?(.*)")
+_SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`*(])")
+_LEFT_OUT = re.compile(r"\s*(?:[|#>]|```|    |<!--|!\[|\d+\. )")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One place that breaks a rule.
+
+    Attributes:
+        rule: A key of `RULES`.
+        path: The file, from the checkout's root.
+        line: In it.
+        text: What stands there.
+    """
+
+    rule: str
+    path: str
+    line: int
+    text: str
+
+    @property
+    def room(self) -> str:
+        """The folder that the count belongs to: two levels of `src/kohort`, one of the others."""
+        parts = self.path.split("/")
+        depth = 3 if parts[0] == "src" else 2 if parts[0] == "tests" else 1
+        return "/".join(parts[: min(depth, len(parts) - 1)]) or "."
+
+
+def faults_of_source(path: str, source: str) -> Iterator[Fault]:
+    """The faults that one Python file shows by itself."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                line = node.body[0].lineno
+                yield from (Fault(rule, path, line, docstring[:90]) for rule in docstring_rules(docstring))
+                yield from long_sentences(path, line, docstring)
+        targets = [node.target] if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension) else []
+        for name in (part for target in targets for part in ast.walk(target)):
+            if isinstance(name, ast.Name) and name.id in ("one", "each"):
+                yield Fault("loop", path, name.lineno, f"for {name.id} in …")
+    for line, text in comments_of(source):
+        if _RELATIVE.match(text):
+            yield Fault("relative", path, line, text[:90])
+        yield from long_sentences(path, line, text)
+    for number, text in enumerate(source.split("\n"), 1):
+        if found := _PRIVATE.search(text):
+            yield Fault("private", path, number, found[0])
+
+
+def docstring_rules(docstring: str) -> Iterator[str]:
+    """The rules that a docstring's beginning breaks."""
+    if _RELATIVE.match(docstring):
+        yield "relative"
+    if _PRONOUN.match(docstring):
+        yield "pronoun"
+    if _POINTER.match(docstring):
+        yield "pointer"
+
+
+def comments_of(source: str) -> Iterator[tuple[int, str]]:
+    """Blocks of lines that are comments alone, each as one text with the line where it begins."""
+    block: list[str] = []
+    for number, line in enumerate([*source.split("\n"), ""], 1):
+        if found := _COMMENT.match(line):
+            block.append(found[1])
+        elif block:
+            yield number - len(block), " ".join(block)
+            block = []
+
+
+def long_sentences(path: str, line: int, text: str) -> Iterator[Fault]:
+    """Sentences of running text that are too long; sections, lists and examples of a docstring end a sentence."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\w+(?: \(\w+\))?: ))", text):
+        if paragraph.lstrip().startswith((">>>", "```", "::")) or paragraph.startswith("    "):
+            continue
+        for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
+            count = len(sentence.split())
+            if count > SENTENCE_WORDS_MAX:
+                yield Fault("long", path, line, f"{count} words: {sentence[:80]}")
+
+
+def faults_of_page(path: str, text: str) -> Iterator[Fault]:
+    """The faults of a page: headings, tables and blocks of code are left out."""
+    within_code, paragraph, first = False, [""], 1
+    for number, row in enumerate([*text.split("\n"), ""], 1):
+        if row.lstrip().startswith("```"):
+            within_code = not within_code
+        if within_code or not row.strip() or _LEFT_OUT.match(row) or row.lstrip().startswith(("- ", "* ")):
+            yield from long_sentences(path, first, "\n".join(paragraph))
+            is_item = not within_code and row.lstrip().startswith(("- ", "* "))
+            paragraph, first = [row.lstrip("-* ") if is_item else ""], number
+            continue
+        paragraph.append(row)
+        if found := _PRIVATE.search(row):
+            yield Fault("private", path, number, found[0])
+
+
+def faults_of_names(trees: dict[str, ast.Module]) -> Iterator[Fault]:
+    """Class names and short function names that several definitions share; `trees` are those of the package."""
+    classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    functions: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append((path, node.lineno))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+                functions[node.name].append((path, node.lineno))
+    for name, places in classes.items():
+        yield from (Fault("class", path, line, name) for path, line in places[1:])
+    for name, places in functions.items():
+        if len(name.strip("_")) < SHORT_NAME_LETTERS and len(places) > SHARED_BY_MAX:
+            path, line = places[0]
+            yield Fault("short", path, line, f"{name}: {len(places)} definitions")
+
+
+def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
+    """Modules that one module alone imports, which stands beside them."""
+    modules = {path.removeprefix("src/").removesuffix(".py").replace("/", "."): path for path in trees}
+    importers: dict[str, set[str]] = defaultdict(set)
+    for module, path in modules.items():
+        for node in ast.walk(trees[path]):
+            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in names:
+                if name in modules and name != module:
+                    importers[name].add(module)
+    for module, by in importers.items():
+        if len(by) == 1 and not module.endswith(".__init__"):
+            (importer,) = by
+            if importer.rpartition(".")[0] == module.rpartition(".")[0] and not importer.endswith("__init__"):
+                yield Fault("satellite", modules[module], 1, f"imported by {importer} alone")
+
+
+def all_faults() -> list[Fault]:
+    """The faults of every tracked file."""
+    files = [name for name in tracked_files() if name not in SKIPPED]
+    texts = {name: (ROOT / name).read_text() for name in files if name.endswith((".py", ".md"))}
+    package = {
+        name: ast.parse(text) for name, text in texts.items() if name.startswith("src/") and name.endswith(".py")
+    }
+    found: list[Fault] = []
+    for name, text in texts.items():
+        if name.endswith(".md"):
+            found += faults_of_page(name, text)
+        elif name.startswith(CODE):
+            found += faults_of_source(name, text)
+    return [*found, *faults_of_names(package), *faults_of_grain(package)]
+
+
+def counts_of(faults: list[Fault]) -> dict[str, dict[str, int]]:
+    """How many faults each rule has in each room."""
+    counts = {rule: Counter(fault.room for fault in faults if fault.rule == rule) for rule in RULES}
+    return {rule: dict(sorted(by_room.items())) for rule, by_room in counts.items()}
+
+
+def grown(counts: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]]) -> list[str]:
+    """A line for each count that is over what is allowed."""
+    return [
+        f"{room}: {count} times {RULES[rule]}; {allowed.get(rule, {}).get(room, 0)} are allowed "
+        f"(python -m tools.prose {rule} {room} lists them)"
+        for rule, by_room in counts.items()
+        for room, count in by_room.items()
+        if count > allowed.get(rule, {}).get(room, 0)
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """1 if a count has grown."""
+    faults = all_faults()
+    if arguments and arguments[0] in RULES:
+        for fault in faults:
+            if fault.rule == arguments[0] and fault.room == (arguments[1] if len(arguments) > 1 else fault.room):
+                print(f"{fault.path}:{fault.line}: {fault.text}")
+        return 0
+    counts = counts_of(faults)
+    allowed = json.loads(ALLOWED.read_text()) if ALLOWED.exists() else counts
+    if arguments == ["--lower"]:
+        lower = {
+            rule: {room: min(count, allowed.get(rule, {}).get(room, count)) for room, count in by_room.items()}
+            for rule, by_room in counts.items()
+        }
+        ALLOWED.write_text(json.dumps(lower, indent=1, sort_keys=True) + "\n")
+    too_many = grown(counts, allowed)
+    print(*too_many, sep="\n", end="\n" if too_many else "")
+    totals = ", ".join(f"{rule} {sum(by_room.values())}" for rule, by_room in counts.items())
+    print(f"prose: {totals}")
+    return 1 if too_many else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
