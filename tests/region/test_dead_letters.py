@@ -49,7 +49,7 @@ def rows(*values: tuple[int | None, str | None]) -> pa.Table:
 
 
 def records(*offsets: int) -> pa.Table:
-    """As `tables()` gives them."""
+    """Tables of records as `tables()` gives them."""
     return pa.table(
         {
             "key": pa.array([f"k{offset}".encode() for offset in offsets], pa.binary()),

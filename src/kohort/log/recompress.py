@@ -32,7 +32,7 @@ def compression_of(config: LogConfig) -> tuple[int, int | None]:
 
 
 def prepared(name: str, batches: ReadBuffer, config: LogConfig, now_ms: int) -> bytes:
-    """What is to be appended of what a producer sent, once it is found acceptable: compressed as the topic wants it.
+    """Validate the batches that a producer sent, and return them in the codec that the topic wants.
 
     Raises:
         KafkaError: any of it is not acceptable; then none of it is.

@@ -36,7 +36,7 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
 
 @in_turn
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
-    """The same, with topics that may have to be made.
+    """Answer with nodes and topics, after making those that are missing.
 
     One that was deleted a moment ago is made, and told as unknown, as Kafka tells of each topic that it makes on use:
     who looks whether the deletion took hold sees that it did.
