@@ -285,7 +285,7 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
 
 
 def test_another_member_publishes_the_letters_of_one_that_is_gone(driven: tuple[Driven, tuple[Any, Any]]) -> None:
-    """It died between its sink and the place of the dead letters."""
+    """A publisher died between its sink and the place of the dead letters."""
     made, given = driven
     made.say(1, told.Published(made.machine.plane.sequence, "s1"))
     made.do(happens.Disconnected(1))
@@ -318,9 +318,11 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
     history = History(last, given, plane.owed, {})
     moved = [fact for fact in adopt(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
-    assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", one.letter_keys) for one in given]
+    assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
     ahead = [fact for fact in adopt(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]
-    assert [(fact.letter_keys, fact.keys, fact.sequence) for fact in ahead] == [((), one.keys, 40) for one in given]
+    assert [(fact.letter_keys, fact.keys, fact.sequence) for fact in ahead] == [
+        ((), before.keys, 40) for before in given
+    ]
 
 
 # -- in a region

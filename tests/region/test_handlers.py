@@ -146,7 +146,7 @@ def read_the_rest(servers: str, name: str, sink: Collected) -> None:
     with app.region:
         with app.region.consumer("m2", **app.settings) as member:
             reading = threading.Thread(
-                target=lambda: [member.submit(each.select(["value"])) for each in member.tables()]
+                target=lambda: [member.submit(table.select(["value"])) for table in member.tables()]
             )
             reading.start()
             until(lambda: all_once(sink, range(RECORDS)), "all records are there")

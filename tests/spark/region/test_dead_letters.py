@@ -170,8 +170,10 @@ def test_queries_put_aside_what_can_not_be_decoded_or_taken(spark: Any, stage: S
         region.start()
         stage.until(lambda: values_in(bad, "member").total() >= 2 * len(BAD), "all dead letters are there")
         stage.until(lambda: region.describe().sequence == region.describe().published, "all is published")
-        stage.until(lambda: {one.name: one.dead_letters for one in region.describe().members} == DEAD, "they count")
-        counts = {name: sum(one.figures.dead_letters for one in started.members)
+        stage.until(
+            lambda: {member.name: member.dead_letters for member in region.describe().members} == DEAD, "they count"
+        )
+        counts = {name: sum(member.figures.dead_letters for member in started.members)
                   for name, started in region._running.items()}  # fmt: skip
     assert counts == DEAD
     with sqlite3.connect(database) as connection:
