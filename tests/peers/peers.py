@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -195,5 +196,9 @@ class Driver:
                     stream.close()
 
     def _story(self) -> str:
-        errors = self.log.read_text(errors="replace")[-1500:]
+        """What the driver said last, and where the threads of one that waits stand (Python drivers only)."""
+        if self._process.poll() is None and "_driver.py" in str(self._process.args):
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)
+        errors = self.log.read_text(errors="replace")[-6000:]
         return f"last said: {self.said[-5:]}, exit code {self._process.poll()}, standard error: {errors}"

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from kohort import Producer
 from kohort.errors import TimedOutError
 from kohort.region.consuming import link, publishing
 from kohort.region.region import Region
 from kohort.region.staged import StagedKey
+from kohort.region.topic import transactional_id_of
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_away_sinks import gauge
 from tests.region.test_region import all_once
@@ -56,6 +58,39 @@ def working(own_servers: str, name: str, regions: list[Region]) -> tuple[Worker,
     worker = Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(20)), "all is published")
     return worker, sink, region, other
+
+
+def test_term_that_no_other_application_ended_is_followed_by_another(
+    own_servers: str, name: str, regions: list[Region]
+) -> None:
+    """The coordinator fences a control plane whose transaction takes too long, as a later producer of its name does.
+
+    A member whose application may not serve waited for ever, and `kohort region serve` ended.
+    """
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(20))
+    serving = Region(name, own_servers, checkpoint_every="100ms")
+    region = Region(name, own_servers, serves=False)
+    regions += [serving, region]
+    lost = serving.serve()
+    sink = Collected()
+    Worker(region, "m1", sink, name)
+    until(lambda: all_once(sink, range(20)), "all is published")
+    with Producer(own_servers, transactional_id=transactional_id_of(name)) as fencing:
+        fencing.init_transactions()
+    fill(own_servers, name, range(20, 40))
+    until(lambda: all_once(sink, range(40)), "the next term publishes")
+    assert lost.over.is_set() and not serving.wait_replaced(0)
+    assert serving.describe().term > lost.term
+
+
+def test_application_that_was_replaced_does_not_serve_again(own_servers: str, name: str, regions: list[Region]) -> None:
+    first, second = (Region(name, own_servers, checkpoint_every="100ms") for _ in range(2))
+    regions += [first, second]
+    first.serve()
+    term = second.serve().term
+    assert first.wait_replaced(60)
+    assert second.describe().term == term
 
 
 def close_in_a_thread(worker: Worker) -> tuple[threading.Thread, list[str]]:

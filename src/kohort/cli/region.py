@@ -299,7 +299,7 @@ def serve(
         print(f"ready {plane.term}", flush=True)
         if region.metrics_address is not None:
             note(f"metrics on http://{region.metrics_address}/metrics")
-        while not ended.wait(0.2) and not plane.over.is_set():
+        while not ended.is_set() and not region.wait_replaced(0.2):
             pass
         if not ended.is_set():
             note(f"region {name}: another control plane has taken over")

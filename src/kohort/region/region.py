@@ -354,6 +354,13 @@ class Region:
         with self._call("serve"):
             return self._tenure.serve()
 
+    def wait_replaced(self, timeout_s: float) -> bool:
+        """Wait until this application, which served the region, does so no more: see `Tenure.replaced`.
+
+        A term that ends without a successor, as when the cluster aborts its transaction, is followed by another here.
+        """
+        return self._tenure.replaced.wait(timeout_s)
+
     def is_served(self) -> bool:
         """Whether there is a control plane that answers."""
         with self._call("is_served"):

@@ -161,11 +161,29 @@ class ControlPlane:
         over: set when it has ended, for whatever reason.
     """
 
-    def __init__(self, book: Book, known: Known, config: RegionConfig, listening: socket.socket, token: bytes) -> None:
-        """Takes over `listening`, a socket that is bound. Serves from `start` on."""
+    def __init__(
+        self,
+        book: Book,
+        known: Known,
+        config: RegionConfig,
+        listening: socket.socket,
+        token: bytes,
+        on_lost: Callable[[ControlPlane], None] = lambda _: None,
+    ) -> None:
+        """Takes over `listening`, a socket that is bound. Serves from `start` on.
+
+        Args:
+            book: The region's topic, written under this term.
+            known: The region's state when the term began.
+            config: The checkpoint interval and the deadlines.
+            listening: The socket that members connect to.
+            token: The shared secret that members prove.
+            on_lost: Called on the control plane's own thread when the term ends and `close` was not called.
+        """
         self.term, self.region = known.term, known.region
         self.over = threading.Event()
         self._book, self._listening, self._token = book, listening, token
+        self._on_lost, self._closed = on_lost, False
         self._machine = RegionMachine(known, config, _now_ms())
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._asks: dict[int, int] = {}
@@ -186,11 +204,12 @@ class ControlPlane:
 
     def close(self) -> None:
         """End, as a process does that dies: members look for another control plane."""
+        self._closed = True
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._end.set)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._pool.shutdown(wait=False)
 
@@ -217,6 +236,8 @@ class ControlPlane:
         finally:
             self._book.close()
             self.over.set()
+        if not self._closed:
+            self._on_lost(self)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

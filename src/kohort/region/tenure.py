@@ -56,7 +56,12 @@ class Place(Protocol):
 
 
 class Tenure:
-    """One for each application. Any thread may call; they wait for each other."""
+    """One for each application. Any thread may call; they wait for each other.
+
+    Attributes:
+        replaced: Set when this application served the region and does not any more: another application has begun a
+            later term, or no new term could be begun after a lost one.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class Tenure:
         self._losses, self._stays_behind_s = 0, 0.0
         self._plane: ControlPlane | None = None
         self._closed = False
+        self.replaced = threading.Event()
 
     def reach(self, *, patiently: bool = True) -> Link:
         """A connection to the control plane of now.
@@ -148,7 +154,8 @@ class Tenure:
         except BaseException:
             listening.close()
             raise
-        self._plane = ControlPlane(book, known, self._config, listening, token)
+        self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
+        self.replaced.clear()
         self._plane.start()
         return Address(known.term, self._told, port, token)
 
@@ -178,6 +185,32 @@ class Tenure:
                 self._take_over()
             assert self._plane is not None
             return self._plane
+
+    def _serve_again(self, lost: ControlPlane) -> None:
+        """Begin another term after one that no other application has ended.
+
+        A term also ends when the coordinator aborts its transaction at `TRANSACTION_MS`, which a busy cluster or a
+        process that slept can cause. Members of applications that may not serve would then wait for ever.
+        """
+        for losses in range(LOSSES_MAX):
+            time.sleep(random.uniform(*PATIENCE_S) * 2**losses)
+            with self._lock:
+                if self._closed or self._plane is not lost:
+                    return
+                try:
+                    address = self._place.address()
+                    if address is not None and address.term != lost.term:
+                        break
+                    log.info("region %s: term %s was lost and no other has begun: begin one", lost.region, lost.term)
+                    self._take_over()
+                except FINAL as error:
+                    log.warning("region %s: no term could be begun after term %s: %s", lost.region, lost.term, error)
+                    break
+                except KafkaError as error:
+                    log.info("region %s: a term could not be begun yet: %s", lost.region, error)
+                else:
+                    return
+        self.replaced.set()
 
     def close(self) -> None:
         """End the control plane, if it is here: another application takes over."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
 
 stopping = threading.Event()
+faulthandler.register(signal.SIGUSR1)  # a test that waits in vain asks where every thread stands
 
 
 def say(event: str, **facts: Any) -> None:
