@@ -196,7 +196,7 @@ class Driver:
                     stream.close()
 
     def _story(self) -> str:
-        """What the driver said last, and where the threads of one that waits stand (Python drivers only)."""
+        """Describe the last events; add the stacks of a Python driver that is still running."""
         if self._process.poll() is None and "_driver.py" in str(self._process.args):
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(0.5)
