@@ -29,7 +29,7 @@ from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaE
 from kohort.ids import TopicPartition
 from kohort.wire.groups import JoinGroupResponse
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("kohort.client")
 
 
 class ClassicProtocol:

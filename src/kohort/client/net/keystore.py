@@ -19,7 +19,7 @@ from kohort.client.net.truststore import JKS_MAGIC, jks_entries, refuse_other_st
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
 
-_SALT_BYTES = _DIGEST_BYTES = 20
+_SALT_BYTES = _SHA1_BYTES = 20
 _SUN_PROTECTION = bytes.fromhex("060a2b060104012a02110101")
 """The object identifier 1.3.6.1.4.1.42.2.17.1.1, of Sun's own encryption of keys."""
 
@@ -104,10 +104,10 @@ def _unprotected(data: bytes, password: str) -> bytes | None:
     if at < 0:
         return None
     sealed = _octets(data[at + len(_SUN_PROTECTION) :])
-    if sealed is None or len(sealed) < _SALT_BYTES + _DIGEST_BYTES:
+    if sealed is None or len(sealed) < _SALT_BYTES + _SHA1_BYTES:
         return None
     secret = password.encode("utf-16-be")
-    block, hidden, check = sealed[:_SALT_BYTES], sealed[_SALT_BYTES:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
+    block, hidden, check = sealed[:_SALT_BYTES], sealed[_SALT_BYTES:-_SHA1_BYTES], sealed[-_SHA1_BYTES:]
     stream = b""
     while len(stream) < len(hidden):
         block = hashlib.sha1(secret + block, usedforsecurity=False).digest()
