@@ -14,10 +14,10 @@ from rich.console import Console
 from bench.harness import Contender, Figure, Options, Sample, compare
 from bench.peers import Place, brokers, drop_topic, filled_topic, new_topic, runner
 from kohort.client.group.member import GroupMember
-from kohort.region.book import Home, Pen
-from kohort.region.facts import Contribution, Manifest, Position
+from kohort.region.control_plane.events import Offsets
 from kohort.region.messages import Identity
-from kohort.region.plane.events import Offsets
+from kohort.region.records import Contribution, Manifest, Position
+from kohort.region.region_log import Home, Pen
 
 _RECORDS, _SIZE, _COMMITS, _MEMBERS = 8_000_000, 100, 30, 10
 _TOPIC_ID = UUID(int=1)

@@ -12,11 +12,11 @@ from kazoo.client import KazooClient
 from rich.console import Console
 
 from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.group_nodes import OFFSETS
-from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply
+from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
 from kohort.zookeeper import ZooKeeper
 

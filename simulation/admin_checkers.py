@@ -6,13 +6,10 @@ from typing import Any
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_assignment, read_topics
 from kohort.errors import ErrorCode
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
-from kohort.groups.group import Group
-from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import (
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
     DescribedConsumer,
@@ -27,7 +24,10 @@ from kohort.groups.outcome import (
     OffsetDeleteReply,
     Outcome,
 )
-from kohort.groups.push.state import PushGroup
+from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGroups, ListGroups, OffsetDelete
+from kohort.groups.group import Group
+from kohort.groups.machine import GroupMachine
+from kohort.groups.push.group import PushGroup
 from kohort.groups.records import HeldPartitions, Kind, Tombstone
 from simulation.journal_model import ConsumerJournal, GroupJournal, Pairs, PushJournal, Slot, pairs
 from simulation.property import QUIET, Checker, Holder, Waiting

@@ -8,19 +8,13 @@ from typing import Any
 
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
-from kohort.groups import admin
+from kohort.groups import machine
+from kohort.groups import offsets as offsets
 from kohort.groups.classic import rebalance
-from kohort.groups.classic.state import ClassicGroup
-from kohort.groups.consumer.protocol import named
-from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.context import Context
-from kohort.groups.events import (
-    DeleteGroups,
-)
-from kohort.groups.group import Group
-from kohort.groups.machine import GroupMachine
-from kohort.groups.offsets import requests as offsets
-from kohort.groups.outcome import (
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.handlers import named
+from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
     GroupState,
@@ -29,6 +23,12 @@ from kohort.groups.outcome import (
     Now,
     Outcome,
 )
+from kohort.groups.events import (
+    DeleteGroups,
+)
+from kohort.groups.group import Group
+from kohort.groups.machine import GroupMachine
+from kohort.groups.step import Context
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.property import Checker
 from simulation.share_checkers import ClassicEvennessChecker
@@ -78,7 +78,7 @@ class DeletesGroupsWithMembers(Swapped):
 class LeavesTracesOfGroups(Swapped):
     """Deletes a group and leaves what its members had."""
 
-    module, name = admin, "delete_one"
+    module, name = machine, "delete_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class LeavesTracesOfGroups(Swapped):
 class DescribesWhatIsChosen(Swapped):
     """Tells of a classic group the protocol and metadata of a round that is not over."""
 
-    module, name = admin, "describe_one"
+    module, name = machine, "describe_one"
 
     @staticmethod
     def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
@@ -113,7 +113,7 @@ class DescribesWhatIsChosen(Swapped):
 class HidesWhatIsGivenUp(Swapped):
     """Leaves out of a description what a member has still to give up."""
 
-    module, name = admin, "describe_consumer_group"
+    module, name = machine, "describe_consumer_group"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class HidesWhatIsGivenUp(Swapped):
 class ListsAllAsStable(Swapped):
     """Lists every consumer group as stable."""
 
-    module, name = admin, "list_one"
+    module, name = machine, "list_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup
+from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.pairs import Pairs, unpack
 from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
 from simulation.property import QUIET, Checker, Holder, Waiting

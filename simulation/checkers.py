@@ -8,9 +8,10 @@ from typing import Any
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -18,8 +19,7 @@ from kohort.groups.events import (
     TopicImage,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, JoinGroupReply, LeaveGroupReply, Now, Outcome
-from kohort.groups.push.state import PushGroup
+from kohort.groups.push.group import PushGroup
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import JoinGroupReply, SyncGroupReply
 from kohort.groups.events import (
     Client,
     Heartbeat,
@@ -14,7 +15,6 @@ from kohort.groups.events import (
     LeavingMember,
     SyncGroup,
 )
-from kohort.groups.outcome import JoinGroupReply, SyncGroupReply
 from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
 from simulation.assigning import (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kohort.client.group.classic_member import ClassicMembership
-from kohort.client.group.classic_protocol import ClassicProtocol
-from kohort.client.group.consumer_member import ConsumerMembership
+from kohort.client.group.classic import ClassicMembership, ClassicProtocol
+from kohort.client.group.kip848 import ConsumerMembership
 from kohort.groups.machine import GroupMachine
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply
 from simulation.assigning import Target, pattern_of, to_ids, to_names, topic_name
 from simulation.client import ASIDE
 from simulation.process import Process

@@ -19,13 +19,12 @@ from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.journal.protocol import Owner
-from kohort.log import retention
+from kohort.log import store
 from kohort.log.compaction import Compaction
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
-from kohort.log.points import Points, write_points
-from kohort.log.unreadable import UnreadableLog
+from kohort.log.store import Points, UnreadableLog, write_points
 from simulation.files import Fault, Files, Volume
 from simulation.world import World
 
@@ -198,8 +197,8 @@ class Disk:
         now_ms = self.world.wall_ms
         with contextlib.suppress(OSError):
             log.settle()
-            retention.flush_settled(log, now_ms)
-            retention.close_for_compaction(log, now_ms)
+            store.flush_settled(log, now_ms)
+            store.close_for_compaction(log, now_ms)
             if self.compacts and self._compaction is None and (run := Compaction.due(log, now_ms)) is not None:
                 self._begin(run, log)
         if self.log is log and self.files is not None:

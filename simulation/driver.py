@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from kohort.coordinator.driver import Action
-from kohort.groups.consumer import targets
-from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
-from kohort.groups.outcome import (
+from kohort.groups.consumer import assignment
+from kohort.groups.effects import (
     Computation,
     Counted,
     DividePartitions,
@@ -22,7 +21,8 @@ from kohort.groups.outcome import (
     Told,
     Work,
 )
-from kohort.groups.push import division
+from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
+from kohort.groups.push import rebalance
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
@@ -42,15 +42,15 @@ def match(regex: str, topics: Iterable[str]) -> list[str]:
 def carried_out(work: Work) -> Any:
     """The event that comes of work."""
     if isinstance(work, ResolveRegexes):
-        return targets.resolve(work, match)
+        return assignment.resolve(work, match)
     if isinstance(work, DividePartitions):
-        return division.divide(work, match)
+        return rebalance.divide_partitions(work, match)
     if isinstance(work, FindOffsets):
         begins = tuple(Position(topic, partition, 0) for topic, partition in work.partitions)
         return OffsetsFound(work.group_id, work.member_id, work.ticket, begins)
     if not isinstance(work, Computation):
         raise AssertionError(work)  # this world's topics and groups are all its own
-    return targets.compute(work)
+    return assignment.compute(work)
 
 
 class Unmeasured:

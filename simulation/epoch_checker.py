@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, HeartbeatReply, OffsetFetchReply, Outcome, SyncGroupReply
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, SyncGroup
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, HeartbeatReply, OffsetFetchReply, Outcome, SyncGroupReply
 from kohort.groups.records import MemberState
 from simulation.journal_model import ConsumerJournal, pairs
 from simulation.property import Checker, Waiting

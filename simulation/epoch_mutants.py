@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import commits, targets
+from kohort.groups.consumer import assignment, handlers
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
-from kohort.groups.context import Context
+from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.effects import Meter, Now, Outcome, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
@@ -26,14 +26,9 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import classic_members as mixed
 from kohort.groups.migration import conversion
 from kohort.groups.migration.conversion import Converted
-from kohort.groups.outcome import (
-    Meter,
-    Now,
-    Outcome,
-    Rebalanced,
-)
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
+from kohort.groups.step import Context
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.property import Checker
 from simulation.swapped import Swapped
@@ -43,7 +38,7 @@ from simulation.target_checkers import CountChecker, HandoverChecker, TargetChec
 class FetchesForAnyEpoch(Swapped):
     """Tells offsets to a member that says an older epoch."""
 
-    module, name = commits, "may_fetch"
+    module, name = handlers, "may_fetch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +103,7 @@ class SyncsInAnOlderEpoch(Swapped):
 class TakesAnyTarget(Swapped):
     """Takes the result of work that was called off, or that an earlier coordinator asked for."""
 
-    module, name = targets, "take"
+    module, name = assignment, "take"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

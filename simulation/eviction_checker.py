@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import GroupState, JoinGroupReply, Outcome
 from kohort.groups.events import (
     NO_CONNECTION,
     ConnectionLost,
@@ -29,7 +30,6 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, JoinGroupReply, Outcome
 from kohort.groups.records import MemberAssigned, MemberSaved, MemberState
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World

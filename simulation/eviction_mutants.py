@@ -8,20 +8,18 @@ from typing import Any
 
 from kohort.coordinator.shard import Shard
 from kohort.groups.classic import rebalance
-from kohort.groups.classic.state import ClassicGroup
-from kohort.groups.consumer import lost, members, silence, targets
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
-from kohort.groups.context import Context
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.consumer import assignment, handlers, members, suspicion
+from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.effects import Outcome
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import classic_members as mixed
-from kohort.groups.outcome import (
-    Outcome,
-)
 from kohort.groups.pairs import Pairs
+from kohort.groups.step import Context
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker
@@ -70,7 +68,7 @@ class NeverStopsJoinPhases(Swapped):
 class PutsOutTheStatic(Swapped):
     """Lets a static member's session end early when its connection has ended."""
 
-    module, name = lost, "on_connection_lost"
+    module, name = handlers, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +148,7 @@ class AsksForNoTargetAfterRestart(GroupMachine):
 class LooksAtNoTopicsAfterRestart(Swapped):
     """Does not notice at a restart that topics came or went."""
 
-    module, name = targets, "look_at_topics"
+    module, name = assignment, "look_at_topics"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +164,7 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 class WatchesNoOneAfterRestart(Swapped):
     """Does not look after a restart whether those are silent that must move."""
 
-    module, name = silence, "watch"
+    module, name = suspicion, "watch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import GroupState, Outcome
 from kohort.groups.events import Tick
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, Outcome
 from kohort.groups.records import (
     GroupSaved,
     Kind,

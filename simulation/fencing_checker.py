@@ -6,8 +6,8 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome
 from kohort.groups.events import ConsumerGroupHeartbeat, OffsetCommit, SyncGroup, TxnOffsetCommit
-from kohort.groups.outcome import Outcome
 from kohort.groups.records import Kind, Tombstone
 from kohort.ids import NO_TOPIC_ID
 from simulation.assigning import decode_assignment, to_names

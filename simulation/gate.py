@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from kohort.broker.api import consumer_groups, group_offsets, groups
-from kohort.broker.net.session import ClientSession
+from kohort.broker.server.connection import ClientSession
 from kohort.errors import ErrorCode
+from kohort.groups.client_quirks import Patience
 from kohort.groups.config import GroupConfig
-from kohort.groups.liveness.patience import Patience
-from kohort.lease import hold_max_ms
+from kohort.io.processes import hold_max_ms
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from simulation.network import Connection
 from simulation.push_gate import PushGate

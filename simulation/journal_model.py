@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kohort.groups.outcome import GroupState
+from kohort.groups.effects import GroupState
 from kohort.groups.records import (
     EpochBumped,
     GenerationStarted,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome
 from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kohort.coordinator.appends import Appends
-from kohort.coordinator.shard import Phase, Shard
+from kohort.coordinator.shard import Appends, Phase, Shard
 from kohort.errors import ErrorCode
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup
-from kohort.groups.context import Context
+from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
+from kohort.groups.effects import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
     JoinGroup,
@@ -21,11 +20,11 @@ from kohort.groups.events import (
     TransactionEnded,
 )
 from kohort.groups.group import Group
-from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
 from kohort.groups.machine import GroupMachine
-from kohort.groups.migration import arrivals
-from kohort.groups.outcome import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
+from kohort.groups.migration import group_routing
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
+from kohort.groups.step import Context
+from kohort.groups.timers import Deadline, Deadlines, Timer
 from simulation.admin_mutants import ADMIN_MUTANTS
 from simulation.away_checker import AwayChecker
 from simulation.checkers import (
@@ -227,7 +226,7 @@ class WakesTheAway(GroupMachine):
         held = None if presence is None else presence.held
         if presence is not None:
             presence.held = None
-        arrivals.consumer_heartbeat(context, event)
+        group_routing.consumer_heartbeat(context, event)
         if presence is not None and presence.hold is not None and held is not None:
             presence.held = held
             context.run(presence.hold, held.hold_ms)

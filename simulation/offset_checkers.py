@@ -11,6 +11,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import DeleteGroupsReply, OffsetDeleteReply, OffsetFetchReply, Outcome, ReplyValue
 from kohort.groups.events import (
     DeleteGroups,
     Heartbeat,
@@ -23,7 +24,6 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import DeleteGroupsReply, OffsetDeleteReply, OffsetFetchReply, Outcome, ReplyValue
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone
 from simulation.property import QUIET, Checker, Holder, Waiting
 from simulation.world import World

@@ -9,16 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kohort.client.group.classic_member import ClassicMembership
-from kohort.client.group.consumer_member import ConsumerMembership
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.kip848 import ConsumerMembership
 from kohort.client.group.membership import Membership
 from kohort.client.group.push import PushMembership
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
 from kohort.client.net.runtime import Task
-from kohort.client.offset_requests import commit_offsets
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata, commit_offsets
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.ids import TopicPartition

@@ -10,7 +10,7 @@ from kohort.client.group.lease import Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
-from kohort.lease import CLOCK_MARGIN, hold_max_ms
+from kohort.io.processes import CLOCK_MARGIN, hold_max_ms
 from simulation.assigning import EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client

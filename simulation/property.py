@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome
 from kohort.groups.events import Heartbeat, OffsetCommit, OffsetFetch
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
 from kohort.ids import TopicId, TopicPartition
 from simulation.journal_model import JournalModel

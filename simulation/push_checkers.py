@@ -8,6 +8,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import DismissConsumer, Outcome, RegisterConsumerReply, StartConsumer
 from kohort.groups.events import (
     ConnectionLost,
     ConsumerAnswered,
@@ -18,8 +19,7 @@ from kohort.groups.events import (
     Topic,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import DismissConsumer, Outcome, RegisterConsumerReply, StartConsumer
-from kohort.groups.push.state import PushGroup
+from kohort.groups.push.group import PushGroup
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
 from kohort.ids import NO_POSITION
 from simulation.journal_model import Pairs

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.broker.api.push import FROM_BEGIN
-from kohort.broker.pushing import Asks, asking_frame, read_answer
+from kohort.broker.host import Asks, asking_frame, read_answer
 from kohort.errors import ErrorCode
 from kohort.groups import events
+from kohort.groups.effects import DismissConsumer, Push
 from kohort.groups.events import Asking
-from kohort.groups.outcome import DismissConsumer, Push
 from kohort.wire.push import (
     ClusterMetadataResponse,
     ErrorResponse,

@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kohort.client.group.push import PushMembership
-from kohort.client.net.claimed import Claimed
+from kohort.client.net.connection import Claimed
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.context import Context
+from kohort.groups.effects import Now, Outcome, Push, StartConsumer
 from kohort.groups.events import Asking, ConnectionLost
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome, Push, StartConsumer
 from kohort.groups.pairs import Pairs
-from kohort.groups.push import asking, registration, rounds
-from kohort.groups.push.state import PushGroup, PushMember
+from kohort.groups.push import rebalance, registration, requests
+from kohort.groups.push.group import PushGroup, PushMember
 from kohort.groups.records import PushMemberSaved
+from kohort.groups.step import Context
 from kohort.wire.push import Asked, ErrorResponse
 from simulation.checkers import OwnershipChecker
 from simulation.property import Checker
@@ -40,7 +40,7 @@ class StartsBeforeStops(Swapped):
 class DropsChanges(Swapped):
     """Forgets a change that comes while a rebalance is under way, as the text does."""
 
-    module, name = rounds, "look"
+    module, name = rebalance, "look"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ class DropsChanges(Swapped):
 class ForgetsTheReturned(Swapped):
     """Starts no consumer that comes back, where nothing is to be changed."""
 
-    module, name = asking, "start"
+    module, name = requests, "start"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ class FreesAtDisconnects(Swapped):
 class HalvesSessions(Swapped):
     """Ends sessions at half their length."""
 
-    module, name = asking, "bound_ms"
+    module, name = requests, "bound_ms"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ class HalvesSessions(Swapped):
 class CallsRepeatsFirst(Swapped):
     """Says of a Ping that repeats one that all answers have come."""
 
-    module, name = asking, "ping"
+    module, name = requests, "ping"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,7 +120,7 @@ class CallsRepeatsFirst(Swapped):
 class ForgetsStopsThatAreOut(Swapped):
     """Leaves alone who is to have what it has, though it has been asked to stop."""
 
-    module, name = rounds, "must_move"
+    module, name = rebalance, "must_move"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,7 +164,7 @@ class _BySize(PushGate):
 class FindsForWhoFinds(Swapped):
     """Writes the log's end as the position where a consumer wants to find it itself."""
 
-    module, name = asking, "start"
+    module, name = requests, "start"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import Now, Outcome
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome
-from kohort.groups.push.state import PushGroup
+from kohort.groups.push.group import PushGroup
 from kohort.groups.transitions import CLASSIC, CONSUMER, NONE, PUSH
 
 Seen = tuple[str, str, str]

@@ -13,6 +13,7 @@ from typing import Any
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Now, OffsetCommitReply, Outcome, Push, Work
 from kohort.groups.events import (
     ConnectionLost,
     GroupSettings,
@@ -25,7 +26,6 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, OffsetCommitReply, Outcome, Push, Work
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers import Checkers
 from simulation.disk import Disk, DiskJournal

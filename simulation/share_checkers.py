@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.effects import ComputeAssignment, Outcome
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ComputeAssignment, Outcome
 from kohort.groups.records import PushMemberSaved
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World

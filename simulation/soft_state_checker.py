@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.state import ConsumerGroup, Presence
+from kohort.groups.consumer.group import ConsumerGroup, Presence
+from kohort.groups.effects import Computation, ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
 from kohort.groups.events import Topic
-from kohort.groups.liveness.deadlines import Timer
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Computation, ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
 from kohort.groups.records import MemberState, Record
+from kohort.groups.timers import Timer
 from simulation.journal_model import ConsumerJournal, GroupJournal, JournalModel, pairs
 from simulation.property import Checker, Holder, Waiting
 from simulation.world import World

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
+from kohort.groups.effects import Now, Outcome
+from kohort.groups.handlers import Protocol
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Now, Outcome
-from kohort.groups.protocol import Protocol
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Computation, ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Computation, ComputeAssignment, Counted, GroupState, Meter, Outcome, Rebalanced, Work
 from kohort.groups.records import (
     EpochBumped,
     GroupSaved,

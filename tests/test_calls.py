@@ -29,7 +29,7 @@ from kohort import (
     Records,
     TopicPartition,
 )
-from kohort.calls import checked
+from kohort.settings.arguments import checked
 
 NOWHERE = "127.0.0.1:1"
 TP = TopicPartition("t", 0)

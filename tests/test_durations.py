@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.durations import duration_ms
 from kohort.errors import InvalidInputError
+from kohort.settings.validation import duration_ms
 
 
 def test_times_carry_their_unit() -> None:

@@ -21,7 +21,7 @@ import pytest
 from tools import setting_types
 
 import kohort
-from kohort.config import settings
+from kohort.settings.config import settings
 
 HOME = Path(kohort.__file__).parent
 CLIENTS = {

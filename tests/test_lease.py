@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.lease import answer_ms, beat_ms, hold_max_ms, owned_ms
+from kohort.io.processes import answer_ms, beat_ms, hold_max_ms, owned_ms
 
 CLOCKS_DIFFER = 0.001
 """At worst, by the clocks' own limits."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.processes import NAME_MAX_LENGTH, has_ended, own_name
+from kohort.io.processes import NAME_MAX_LENGTH, has_ended, own_name
 
-SAYS_ITS_NAME = "import sys; from kohort.processes import own_name; print(own_name(), flush=True); sys.stdin.read()"
+SAYS_ITS_NAME = "import sys; from kohort.io.processes import own_name; print(own_name(), flush=True); sys.stdin.read()"
 LEADER_ENDS = """
 import ctypes, sys, threading
-from kohort.processes import own_name
+from kohort.io.processes import own_name
 threading.Thread(target=sys.stdin.read).start()
 print(own_name(), flush=True)
 ctypes.CDLL(None).syscall(60 if __import__("os").uname().machine == "x86_64" else 93, 0)

@@ -95,6 +95,6 @@ def test_a_count_may_shrink_and_not_grow() -> None:
 
 
 def test_the_room_of_a_file_is_two_folders_of_the_package_and_one_of_the_rest() -> None:
-    paths = {"src/kohort/client/net/links.py": "src/kohort/client", "tests/log/test_a.py": "tests/log"}
+    paths = {"src/kohort/client/net/connection.py": "src/kohort/client", "tests/log/test_a.py": "tests/log"}
     paths |= {"simulation/clients/a.py": "simulation", "README.md": ".", "src/kohort/ids.py": "src/kohort"}
     assert {path: prose.Fault("loop", path, 1, "").room for path in paths} == paths

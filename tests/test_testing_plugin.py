@@ -125,7 +125,7 @@ def test_faults_and_crashes(pytester: pytest.Pytester) -> None:
         import pytest
         from kohort import Admin, TopicPartition
         from kohort.client.admin.values import NewTopic
-        from kohort.client.offset_values import OffsetAndMetadata
+        from kohort.client.offsets import OffsetAndMetadata
         from kohort.errors import ErrorCode, KafkaError
         from kohort.testing import Fault
 

@@ -13,9 +13,9 @@ from kohort.broker.config.settings import LOG_NAMES, LOG_UNITS, BrokerConfig
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
 from kohort.cluster.settings import CoordinatorConfig
-from kohort.config import Setting, settings
 from kohort.groups.config import GroupConfig
 from kohort.log.config import LogConfig
+from kohort.settings.config import Setting, settings
 from kohort.spark.options import SourceOptions
 from kohort.spark.sink_options import SinkOptions
 from kohort.spark.tables import TableOptions

@@ -15,7 +15,7 @@ from typing import Any
 
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
-from kohort.config import Setting, default_of, settings
+from kohort.settings.config import Setting, default_of, settings
 
 PLACE = Path(__file__).resolve().parent.parent / "src/kohort/client/setting_types.py"
 POSITIONAL = ("bootstrap_servers",)

@@ -1,6 +1,6 @@
 """Fails when a source file or a function has grown past what one sitting can read.
 
-A file may have 500 lines, a function 60 (docstring not counted). Tests may be longer.
+A file may have 800 lines, a function 60 (docstring not counted). Tests may be longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
 ROOT = Path(__file__).resolve().parent.parent
 CHECKED = ("src/", "simulation/", "bench/", "tools/")

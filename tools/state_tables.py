@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kohort.groups.transitions import CLASSIC_GROUP, CONSUMER_GROUP, CONSUMER_MEMBER, NONE, PUSH_GROUP, Transition
+from kohort.region.control_plane.machine import TABLE as REGION
 from kohort.region.member.machine import TABLE as MEMBER
-from kohort.region.plane.machine import TABLE as REGION
 from kohort.region.states import Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,8 +39,8 @@ deadline: sessions, rebalance timeouts, delays, expiration.
 REGION_DOC = ROOT / "docs" / "region-states.md"
 REGION_HEAD = """# States of a region and of its members
 
-Drawn from `src/kohort/region/plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`: every event
-has an entry in every state, and a handler that leads elsewhere than its entry says is a fault that raises. What a
+Drawn from `src/kohort/region/control_plane/machine.py` and `src/kohort/region/member/machine.py` by `make docs`: every
+event has an entry in every state, and a handler that leads elsewhere than its entry says is a fault that raises. What a
 state is, says `src/kohort/region/states.py`; what the words mean, [region.md](region.md).
 """
 

@@ -9,7 +9,7 @@ from bench.cluster.site import KAFKAS, OURS, SHARDS, Site, described
 from bench.coordinator import load
 from bench.coordinator.places import Coordinator
 from bench.harness import Contender, RunFailed, Sample
-from kohort.broker.descriptors import open_file_limit
+from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
 
 KAFKAS_CORES = "kafka's cores"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from bench.cluster.site import Site
 from bench.coordinator.load import host_and_port
 from bench.coordinator.wire import Link
-from kohort.wire.cluster import MetadataRequest, MetadataResponse
+from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
 
 ANSWER_S = 1.0

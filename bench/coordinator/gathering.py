@@ -9,7 +9,7 @@ decided by it. Compared are
   is told then. Whose reply is released before (by a commit, or since it was held long enough) is told at that moment
   only if its next heartbeat is due after the deadline. The deadline is one interval;
 - last due: the same, with the deadline at the moment when the last of those that were not held is due, if that is
-  earlier. This is what kohort.groups.classic.gathering does.
+  earlier. This is what kohort.groups.classic.deferred_notification does.
 
 A member that was told joins when it polls next, and stands still from then until the last has joined and the leader's
 assignment has gone round.

@@ -20,10 +20,10 @@ from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Me
 from bench.coordinator.pushed import PushMember
 from bench.coordinator.wire import Link
 from kohort import AsyncAdmin
-from kohort.broker.descriptors import open_file_limit
+from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsRequest, CreateTopicsRequest, MetadataRequest
+from kohort.wire.discovery import ApiVersionsRequest, CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest
 

@@ -25,9 +25,8 @@ from bench.coordinator.wire import Link
 from kohort.consumer_protocol import Subscription, read_assignment, write_assignment, write_subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.lease import beat_ms
-from kohort.processes import name_of
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.io.processes import beat_ms, name_of
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
     HeartbeatRequest,

@@ -45,7 +45,7 @@ from bench.coordinator.load import percentile, prepare_topic
 from bench.coordinator.members import ClassicMember, Plan
 from bench.coordinator.places import SETTINGS
 from kohort import Broker, Producer
-from kohort.java import start_tied
+from kohort.io.java import start_tied
 
 CLIENTS = ("java", "librdkafka", "aiokafka", "kafka-python", "franz-go", "kohort")
 PLACES = ("off", "known", "Apache Kafka")

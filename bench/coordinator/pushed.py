@@ -14,8 +14,8 @@ from collections.abc import Callable
 from bench.coordinator.members import LEAVE, Member
 from bench.coordinator.wire import Link
 from kohort.errors import ErrorCode
-from kohort.lease import owned_ms
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.io.processes import owned_ms
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
     ClusterMetadataRequest,

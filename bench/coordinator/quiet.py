@@ -14,7 +14,7 @@ from bench.coordinator.places import Coordinator
 from bench.coordinator.real import RealMembers
 from bench.coordinator.wire import Link
 from bench.harness import RunFailed, Sample
-from kohort.broker.descriptors import open_file_limit
+from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire.push import ClusterMetadataRequest, ClusterMetadataResponse, framed
 

@@ -19,7 +19,7 @@ from bench.coordinator import load
 from bench.coordinator.load import Load
 from bench.coordinator.members import Member
 from bench.coordinator.real import RealMember, RealMembers
-from kohort.broker.descriptors import open_file_limit
+from kohort.broker.server.listener import open_file_limit
 from kohort.broker.serving import new_loop
 
 REAL = 10

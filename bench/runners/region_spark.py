@@ -43,7 +43,7 @@ from kohort import Producer
 from kohort.region import ParquetFolder
 from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
-from kohort.spark.region.built import built
+from kohort.spark.region.query_factory import built
 from kohort.spark.region.staging import QueryOutput, StagingTask, stage_batch
 
 MOST = "400000"

@@ -11,7 +11,6 @@ from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.wire import framing
 from kohort.wire.batch import parse_header
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.data import (
     FetchRequest,
     FetchResponse,
@@ -20,6 +19,7 @@ from kohort.wire.data import (
     ProduceRequest,
     ProduceResponse,
 )
+from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse
 from kohort.wire.transactions import (

@@ -10,7 +10,7 @@ from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
 from kohort.client.consumer.records import Records
 from kohort.client.consumer.subscription import Position
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.columns import decode
 from kohort.errors import KafkaError

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kohort.cluster.doors.placement_codec import from_bytes, read_placement
+from kohort.cluster.coordination.placement import from_bytes, read_placement
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.zookeeper.nodes import IDS, PLACEMENT
-from kohort.coordinator.appends import READING
+from kohort.coordinator.shard import READING
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
 from kohort.groups.records import Record
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker, Holder, Waiting

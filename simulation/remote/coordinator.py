@@ -7,17 +7,17 @@ from functools import partial
 from typing import Any
 
 from kohort.broker.shards import GroupShards
-from kohort.cluster.doors.placement import Candidate
+from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.journal.place import JournalSettings
-from kohort.cluster.tenures import Tenures
-from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.shard_ownership import Tenures
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome
 from kohort.groups.events import TopicImage
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome
 from simulation.checkers import Checkers
 from simulation.driver import VirtualDriver
 from simulation.network import Connection, Network

@@ -14,7 +14,6 @@ from uuid import UUID
 from kohort.cluster.journal.place import JournalTopic
 from kohort.errors import ErrorCode
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.data import (
     FetchRequest,
     FetchResponse,
@@ -23,6 +22,7 @@ from kohort.wire.data import (
     ProduceRequest,
     ProduceResponse,
 )
+from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
 from kohort.wire.transactions import InitProducerIdRequest, InitProducerIdResponse
 from simulation.network import Connection, Network

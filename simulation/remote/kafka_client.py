@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConnectionConfig, client_config
 from simulation.network import Connection, Network

@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
-from kohort.cluster.journal.term import JournalTerm
-from kohort.cluster.journal.writing import JournalWriter, Written, new_epoch
-from kohort.cluster.zookeeper import door as zookeeper_door
+from kohort.cluster.journal.term import JournalTerm, JournalWriter, Written, new_epoch
+from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.session import Node
-from kohort.coordinator import appends
-from kohort.coordinator.appends import Appends
+from kohort.coordinator import shard
+from kohort.coordinator.shard import Appends
 from kohort.errors import FencedError, KafkaError
-from kohort.groups.liveness import sessions
-from kohort.groups.outcome import PingConsumer, StartConsumer, StopConsumer
+from kohort.groups import failure_detector
+from kohort.groups.effects import PingConsumer, StartConsumer, StopConsumer
 from kohort.journal.sealing import packed
 from kohort.wire.data import ListOffsetsRequest
 from simulation.checkers import OwnershipChecker
@@ -131,7 +130,7 @@ class HeartbeatsWithoutProof(DiskMutant):
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Only reads wait."""
-        return lambda self, steps: bool(self._unproven) or appends._reads(steps)
+        return lambda self, steps: bool(self._unproven) or shard._reads(steps)
 
 
 class PushesWithoutProof(DiskMutant):
@@ -161,7 +160,7 @@ class StopsWithoutProof(PushesWithoutProof):
 class ReadsWithoutProof(DiskMutant):
     """Answers reads as it answers heartbeats."""
 
-    where, name = appends, "_reads"
+    where, name = shard, "_reads"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +187,7 @@ class TakesLateAnswersForProof(DiskMutant):
 class EndsSessionsEarly(DiskMutant):
     """Ends sessions after a take-over as if nobody else could have answered the members."""
 
-    where, name = sessions, "goes_on"
+    where, name = failure_detector, "goes_on"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kohort.broker.embedded import (
         FaultHandle as FaultHandle,
     )
-    from kohort.broker.net.fault import Fault as Fault
+    from kohort.broker.server.fault_kinds import Fault as Fault
     from kohort.client.admin.admin import Admin as Admin
     from kohort.client.admin.async_admin import AsyncAdmin as AsyncAdmin
     from kohort.client.admin.values import (
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from kohort.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from kohort.client.consumer.commits import OnCommit as OnCommit
     from kohort.client.consumer.consumer import Consumer as Consumer
-    from kohort.client.consumer.figures import ConsumerFigures as ConsumerFigures
+    from kohort.client.consumer.metrics import ConsumerFigures as ConsumerFigures
     from kohort.client.consumer.records import Records as Records
     from kohort.client.net.metadata import (
         PartitionInfo as PartitionInfo,
@@ -118,21 +118,11 @@ if TYPE_CHECKING:
     from kohort.client.net.metadata import (
         TopicInfo as TopicInfo,
     )
-    from kohort.client.offset_values import (
-        GroupMetadata as GroupMetadata,
-    )
-    from kohort.client.offset_values import (
-        HoldingListener as HoldingListener,
-    )
-    from kohort.client.offset_values import (
-        OffsetAndMetadata as OffsetAndMetadata,
-    )
-    from kohort.client.offset_values import (
-        OffsetAndTimestamp as OffsetAndTimestamp,
-    )
-    from kohort.client.offset_values import (
-        RebalanceListener as RebalanceListener,
-    )
+    from kohort.client.offsets import GroupMetadata as GroupMetadata
+    from kohort.client.offsets import HoldingListener as HoldingListener
+    from kohort.client.offsets import OffsetAndMetadata as OffsetAndMetadata
+    from kohort.client.offsets import OffsetAndTimestamp as OffsetAndTimestamp
+    from kohort.client.offsets import RebalanceListener as RebalanceListener
     from kohort.client.producer.async_producer import AsyncProducer as AsyncProducer
     from kohort.client.producer.batches import (
         Delivery as Delivery,
@@ -216,7 +206,7 @@ _NAMES = {
         "BrokerFaults",
         "FaultHandle",
     ),
-    "kohort.broker.net.fault": ("Fault",),
+    "kohort.broker.server.fault_kinds": ("Fault",),
     "kohort.client.admin.admin": ("Admin",),
     "kohort.client.admin.async_admin": ("AsyncAdmin",),
     "kohort.client.admin.values": (
@@ -253,13 +243,13 @@ _NAMES = {
     "kohort.client.consumer.async_consumer": ("AsyncConsumer",),
     "kohort.client.consumer.commits": ("OnCommit",),
     "kohort.client.consumer.consumer": ("Consumer",),
-    "kohort.client.consumer.figures": ("ConsumerFigures",),
+    "kohort.client.consumer.metrics": ("ConsumerFigures",),
     "kohort.client.consumer.records": ("Records",),
     "kohort.client.net.metadata": (
         "PartitionInfo",
         "TopicInfo",
     ),
-    "kohort.client.offset_values": (
+    "kohort.client.offsets": (
         "GroupMetadata",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",

@@ -28,7 +28,7 @@ import pytest
 
 if TYPE_CHECKING:  # the plugin is imported by every pytest run; the broker only by tests that use it
     from kohort.broker import Broker
-    from kohort.broker.net.fault import Fault
+    from kohort.broker.server.fault_kinds import Fault
 
 __all__ = ["Fault", "kohort_broker", "kohort_broker_factory", "kohort_shared_broker"]
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     """`Fault` is imported when it is first asked for."""
     if name != "Fault":
         raise AttributeError(f"module 'kohort.testing' has no attribute {name!r}")
-    from kohort.broker.net.fault import Fault
+    from kohort.broker.server.fault_kinds import Fault
 
     return Fault
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kohort.errors import NotFoundError
-from kohort.java import JavaProgram, JavaServer, log_settings
+from kohort.io.java import JavaProgram, JavaServer, log_settings
 
 _START_TIMEOUT_MS = 30_000
 

@@ -22,9 +22,9 @@ from kohort.broker.metrics import Metrics
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Push, Work
 from kohort.groups.events import Event, GroupSettings, OffsetCommit, OffsetFetch, OffsetToCommit, Topic, TopicImage
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Push, Work
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal

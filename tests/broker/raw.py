@@ -12,8 +12,8 @@ from typing import Any, Self
 from kohort import Broker
 from kohort.wire import framing
 from kohort.wire.batch import BatchRecord, build_batch
-from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
 from kohort.wire.data import FetchRequest, ListOffsetsRequest, ProduceRequest
+from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
 
 TIMEOUT_S = 20.0
 

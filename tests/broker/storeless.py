@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Self, TypeVar
 from uuid import UUID
 
-from kohort.broker.api.cluster import unknown_api_versions
+from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.endpoints import Coordinated, Leader, Place
 from kohort.broker.host import GroupHost
-from kohort.broker.net.connection import Connection
-from kohort.broker.net.dispatch import Dispatcher, api_keys
-from kohort.broker.net.server import Server, listening_socket
-from kohort.broker.places import Coordinated, Leader, Place
 from kohort.broker.routes import GROUP_ROUTES
+from kohort.broker.server.connection import Connection
+from kohort.broker.server.dispatch import Dispatcher, api_keys
+from kohort.broker.server.listener import Server, listening_socket
 from kohort.broker.shards import java_hash
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.groups.config import GroupConfig

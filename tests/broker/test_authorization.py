@@ -12,15 +12,14 @@ import pytest
 from kohort import Consumer
 from kohort.broker.api import push
 from kohort.broker.authorization import NEEDS, PUSH_NEEDS, Need, Resource
-from kohort.broker.net.dispatch import Dispatcher
-from kohort.broker.net.push_request import PushRequest
-from kohort.broker.net.request import Request
-from kohort.broker.net.session import ANYONE, Principal
 from kohort.broker.routes import GROUP_ROUTES, ROUTES, unknown_api_versions
 from kohort.broker.run import RunningBroker
+from kohort.broker.server.connection import ANYONE, Principal
+from kohort.broker.server.dispatch import Dispatcher
+from kohort.broker.server.requests import PushRequest, Request
 from kohort.errors import ErrorCode, NotAuthorizedError
 from kohort.ids import AclOperation
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetFetchRequest
 from kohort.wire.push import ClusterMetadataRequest, PushType, RegisterConsumerRequest, TopicCount, write_topic_count

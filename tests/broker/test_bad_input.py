@@ -17,14 +17,14 @@ import pytest
 from kohort import Broker
 from kohort.broker.config.settings import broker_configs
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.cluster import (
+from kohort.wire.data import ListOffsetsRequest, ProduceRequest, ProduceResponse
+from kohort.wire.discovery import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     CreateTopicsRequest,
     MetadataRequest,
     MetadataResponse,
 )
-from kohort.wire.data import ListOffsetsRequest, ProduceRequest, ProduceResponse
 from kohort.wire.framing import decode_response, encode_request
 from tests.broker.raw import RawClient, batch_of, create_topic, fetch, produce, produce_request, resident_kib
 

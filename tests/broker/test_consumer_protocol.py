@@ -10,7 +10,7 @@ import pytest
 from kohort import Admin, Broker
 from kohort.client.admin.values import ConfigResource, ResourceType
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 from tests.broker.raw import RawClient, create_topic, topic_id
 from tests.broker.test_groups import when_loaded

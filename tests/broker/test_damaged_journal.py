@@ -15,7 +15,7 @@ from kohort.broker.shards import java_hash
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import LogStore, TopicPlan, completed
 from kohort.wire.batch import iter_headers
-from kohort.wire.cluster import DeleteTopicsRequest
+from kohort.wire.discovery import DeleteTopicsRequest
 from kohort.wire.groups import DescribeGroupsRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
 from kohort.wire.transactions import (

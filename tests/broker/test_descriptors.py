@@ -13,15 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kohort.broker.descriptors import DESCRIPTORS_MIN, OTHERS, shares
+from kohort.broker.server.listener import DESCRIPTORS_MIN, OTHERS, shares
 from kohort.errors import InvalidInputError
-from kohort.wire.cluster import (
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    MetadataRequest,
-)
 from kohort.wire.data import FetchRequest
+from kohort.wire.discovery import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
 from kohort.wire.offsets import OffsetCommitRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, produce
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kohort.broker.pushing import Dividers
+from kohort.broker.host import Dividers
 
 WAIT_S = 20.0
 

@@ -15,7 +15,7 @@ import pytest
 from kohort import Broker
 from kohort.broker import Fault
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.wire.cluster import MetadataRequest
+from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient, batch_of, end_offset, fetch, produce, produce_request

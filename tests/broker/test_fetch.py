@@ -7,8 +7,8 @@ from typing import Any
 
 from kohort import Broker
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import DeleteTopicsRequest
 from kohort.wire.data import DeleteRecordsRequest, FetchRequest
+from kohort.wire.discovery import DeleteTopicsRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, fetch, fetch_request, produce, topic_id
 
 

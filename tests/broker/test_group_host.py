@@ -10,7 +10,7 @@ import pytest
 from kohort import Admin
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest, MetadataRequest
+from kohort.wire.discovery import ApiVersionsRequest, DescribeClusterRequest, MetadataRequest
 from kohort.wire.groups import (
     DescribeGroupsRequest,
     FindCoordinatorRequest,

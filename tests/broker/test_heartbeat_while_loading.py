@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kohort.broker.api.groups import heartbeat
-from kohort.broker.net.session import ClientSession
+from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kohort import Broker
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest
 from tests.broker.group_member import Member

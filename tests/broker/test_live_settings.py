@@ -16,7 +16,7 @@ from kohort.broker.config.live_settings import ALL, FILE, LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.cluster import IncrementalAlterConfigsRequest, MetadataRequest
+from kohort.wire.discovery import IncrementalAlterConfigsRequest, MetadataRequest
 from tests.broker.raw import RawClient, create_topic
 
 OWN, EVERY = ConfigResource(ResourceType.BROKER, "1"), ConfigResource(ResourceType.BROKER, ALL)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kohort import Broker
-from kohort.broker.net.log_lines import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogLines
-from kohort.wire.cluster import MetadataRequest
+from kohort.broker.server.log import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogLines
+from kohort.wire.discovery import MetadataRequest
 from tests.broker.raw import RawClient
 
 log = logging.getLogger("kohort.broker")

@@ -9,7 +9,7 @@ import pytest
 from kohort import Broker
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import ConsumerGroupDescribeRequest
 from tests.broker.group_member import Member
 from tests.broker.raw import RawClient

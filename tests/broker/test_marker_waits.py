@@ -9,8 +9,8 @@ import pytest
 
 from kohort import Broker
 from kohort.broker.shards import java_hash
-from kohort.broker.transactions import marker_waits
-from kohort.broker.transactions.marker_waits import WAITING_MAX, MarkerWaits
+from kohort.broker.transactions import coordinator
+from kohort.broker.transactions.coordinator import WAITING_MAX, MarkerWaits
 from kohort.errors import ErrorCode
 from kohort.wire.batch import iter_headers
 from kohort.wire.transactions import EndTxnRequest
@@ -108,7 +108,7 @@ def test_a_transaction_takes_no_offsets_of_a_damaged_journal_in(tmp_path: Path, 
 def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, told = MarkerWaits(), []
     now_s = 100.0
-    monkeypatch.setattr(marker_waits.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(coordinator.time, "monotonic", lambda: now_s)
 
     def wait() -> None:
         waits.add("x", lambda: told.append(ErrorCode.NONE), told.append)
@@ -118,10 +118,10 @@ def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     assert not told
     wait()
     assert told == [ErrorCode.CONCURRENT_TRANSACTIONS]
-    now_s += marker_waits.WAIT_S / 2
+    now_s += coordinator.WAIT_S / 2
     waits.failed("x", stuck=False)
     assert len(told) == 1
-    now_s += marker_waits.WAIT_S / 2
+    now_s += coordinator.WAIT_S / 2
     waits.failed("x", stuck=False)
     assert told == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
     wait()

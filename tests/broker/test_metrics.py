@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kohort import Broker
 from kohort.broker.metrics import BOUNDS_S, GROUPS_MAX, Histogram, Metrics
 from kohort.errors import KafkaError
-from kohort.groups.outcome import Rebalanced
-from kohort.scrapes import SCRAPES_MAX
+from kohort.groups.effects import Rebalanced
+from kohort.io.metrics_http import SCRAPES_MAX
 from kohort.wire.groups import DeleteGroupsRequest, HeartbeatRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetDeleteRequest
 from tests.broker.group_member import Member

@@ -70,7 +70,7 @@ def test_cluster_metadata_names_the_coordinator_by_two_bytes_or_for_a_group(brok
 
 
 def test_cluster_metadata_and_requests_of_kafka_share_a_connection(broker: Broker) -> None:
-    from kohort.wire.cluster import MetadataRequest
+    from kohort.wire.discovery import MetadataRequest
 
     with RawClient(broker.bootstrap_servers) as client:
         assert client.ask(MetadataRequest(topics=[])).brokers

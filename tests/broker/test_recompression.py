@@ -10,8 +10,8 @@ import pytest
 from kohort import Broker, Producer
 from kohort.errors import ErrorCode
 from kohort.wire.batch import BatchRecord, build_batch, iter_headers
-from kohort.wire.cluster import CreateTopicsRequest
 from kohort.wire.data import FetchRequest, ProduceRequest
+from kohort.wire.discovery import CreateTopicsRequest
 from kohort.wire.records import read_records
 from tests.broker.raw import RawClient
 

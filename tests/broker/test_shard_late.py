@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kohort.coordinator import appends, shard
+from kohort.coordinator import shard
 from kohort.errors import ErrorCode, FencedError, KafkaError
+from kohort.groups.effects import Counted
 from kohort.groups.events import Heartbeat, ListGroups, TopicsDeleted
-from kohort.groups.outcome import Counted
 from kohort.groups.records import OffsetCommitted
 from tests.broker.driven import LONG_S, TOPIC, Driven, LateJournal
 
@@ -246,7 +246,7 @@ def test_appends_are_bounded_by_their_bytes_where_the_journal_has_a_bound(tmp_pa
 
 
 def test_steps_that_wait_are_bounded(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appends, "WAITING_STEPS", 3)
+    monkeypatch.setattr(shard, "WAITING_STEPS", 3)
     numbers = [late.commit("a", 1)]
     late.turns.settle()
     for _ in range(8):
@@ -299,7 +299,7 @@ def test_a_deletion_is_settled_when_it_is_durable_or_the_shard_serves_no_longer(
         late.commit("a", 1)
         late.turns.settle()
     if place == "queued":
-        monkeypatch.setattr(appends, "WAITING_STEPS", 1)
+        monkeypatch.setattr(shard, "WAITING_STEPS", 1)
     late.shard.tell(TopicsDeleted((TOPIC,)))
     assert late.shard.settle()
     if place != "on its way" and durable:

@@ -11,6 +11,7 @@ import pytest
 from kohort.broker.driver import LoopDriver
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode, FencedError
+from kohort.groups.effects import Now
 from kohort.groups.events import Client as Sender
 from kohort.groups.events import (
     ConsumerGroupDescribe,
@@ -25,7 +26,6 @@ from kohort.groups.events import (
     SyncGroup,
     Tick,
 )
-from kohort.groups.outcome import Now
 from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
 from tests.broker.driven import TOPIC, Driven, LateJournal

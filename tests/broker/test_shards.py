@@ -9,11 +9,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from kohort.broker.net.session import ClientSession
+from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ListGroupsReply, OffsetCommitReply, OffsetFetchReply
 from kohort.groups.events import DescribeGroups, ListGroups, OffsetCommit, OffsetFetch, OffsetToCommit, TransactionEnded
-from kohort.groups.outcome import ListGroupsReply, OffsetCommitReply, OffsetFetchReply
 from kohort.ids import TopicPartition
 from tests.broker.driven import TERM, TOPIC, Driven
 

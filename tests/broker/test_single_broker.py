@@ -14,8 +14,8 @@ from kohort import Admin, Broker, Producer
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import Place, place_in
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.config import read_properties
 from kohort.errors import InvalidInputError
+from kohort.settings.config import read_properties
 from kohort.zookeeper import free_port
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import Start, ready

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kohort.broker.config.json_file import read_json, write_json
-from kohort.broker.transactions.producer_ids import FILE, ProducerIds
+from kohort.broker.transactions.coordinator import FILE, ProducerIds
 
 
 class Disk:

@@ -10,14 +10,14 @@ import pytest
 
 from kohort import Broker
 from kohort.errors import ErrorCode
-from kohort.wire.cluster import (
+from kohort.wire.data import DeleteRecordsRequest
+from kohort.wire.discovery import (
     ApiVersionsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     MetadataRequest,
 )
-from kohort.wire.data import DeleteRecordsRequest
 from tests.broker.raw import RawClient, batch_of, create_topic, end_offset, produce, resident_kib
 
 MANY = 10_000

@@ -8,12 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.net.connection import Connection
-from kohort.broker.net.framing import BadFrame, Frame
-from kohort.broker.net.sending import Parts
-from kohort.broker.net.server import Server, listening_socket
-from kohort.broker.net.session import ClientSession
-from kohort.broker.net.turned import UNANSWERED_MAX, Turned
+from kohort.broker.server.connection import UNANSWERED_MAX, ClientSession, Connection, Parts, Turned
+from kohort.broker.server.framing import BadFrame, Frame
+from kohort.broker.server.listener import Server, listening_socket
 from kohort.errors import KafkaError
 from tests.broker.test_framing import framed
 

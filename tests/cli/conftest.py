@@ -9,7 +9,7 @@ from tests.cli.running import Kohort, Said
 
 from kohort import Admin, TopicPartition
 from kohort.cli.app import run
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 
 @pytest.fixture

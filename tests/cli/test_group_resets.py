@@ -8,7 +8,7 @@ import pytest
 from tests.cli.running import Kohort, committed, fill
 
 from kohort import Admin, Consumer, TopicPartition
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 
 @pytest.fixture

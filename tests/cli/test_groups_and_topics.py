@@ -16,9 +16,9 @@ from tests.cli.running import Kohort, committed, fill
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 
 def test_topics_live_and_die(kohort: Kohort, topic: str) -> None:

@@ -16,7 +16,7 @@ from tools import command_docs
 
 from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.cli.output import NAMES, show
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 CONSUMED = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
 """What records are called, which is what Spark calls it."""

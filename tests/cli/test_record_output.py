@@ -25,7 +25,7 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.cli.whole_writes import WholeWrites, whole_stream
 from kohort.client.admin.values import NewTopic
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 RECORDS = 4_000
 VALUE_BYTES = 400

@@ -14,7 +14,7 @@ from tests.region.conftest import Collected, Worker, fill, make_topic, name
 from tests.support.waiting import until
 
 from kohort.region.region import Region
-from kohort.spark.region.saved import SavedQuery
+from kohort.spark.region.query_state import SavedQuery
 
 __all__ = ["name"]
 

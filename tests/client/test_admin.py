@@ -16,7 +16,7 @@ import pytest
 
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType, TransactionDescription
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import (
     CommitFailedError,
     ErrorCode,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from kohort import AsyncProducer, Broker, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.net.thread_driver import ClientClosed

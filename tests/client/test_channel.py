@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import Channel
+from kohort.client.net.connection import Channel
 from tests.support.secured_kafka import make_certificates
 
 FRAMES = [b"refused", b"for a reason"]

@@ -14,7 +14,7 @@ import pytest
 from kohort import AsyncConsumer, AsyncProducer, Consumer, Producer, TopicPartition
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.subscription import Position
-from kohort.client.offset_values import RebalanceListener
+from kohort.client.offsets import RebalanceListener
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TxnState
 from kohort.wire.groups import LeaveGroupResponse

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from kohort.client.net.cluster import ANY, Coordinator, Node, parse_address
-from kohort.client.net.coordinators import ASKED_MS, PATIENCE_MAX_MS
-from kohort.client.net.links import Address, ConnectionFailed
-from kohort.client.net.reaching import SILENT_MS
+from kohort.client.net.bootstrap_check import SILENT_MS
+from kohort.client.net.cluster import ANY, ASKED_MS, PATIENCE_MAX_MS, Coordinator, Node, parse_address
+from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
+from kohort.wire.discovery import ApiVersionsResponse, DescribeClusterRequest, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 

@@ -21,7 +21,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.core import WakeupError
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.group.member import GroupMember
-from kohort.client.offset_values import OffsetAndMetadata, RebalanceListener
+from kohort.client.offsets import OffsetAndMetadata, RebalanceListener
 from kohort.errors import CommitFailedError, InvalidInputError, KafkaError, OffsetError, TimedOutError
 from tests.support.waiting import until
 

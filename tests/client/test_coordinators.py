@@ -11,8 +11,8 @@ from kohort.client.net.cluster import ANY, Coordinator, Node
 from kohort.client.net.targets import TRANSACTION
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
+from kohort.wire.discovery import ApiVersionsResponse, DescribeClusterRequest, DescribeClusterResponse
 from kohort.wire.groups import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kohort.client.consumer import fetching
-from kohort.client.consumer.doubt import BEHIND_MS, CONFIRM_MS
+from kohort.client.consumer.positions import BEHIND_MS, CONFIRM_MS
 from kohort.client.consumer.subscription import Position
 from kohort.errors import CorruptDataError, ErrorCode, NotAuthorizedError, OffsetError
-from kohort.wire.cluster import MetadataResponse
 from kohort.wire.data import FetchResponse
+from kohort.wire.discovery import MetadataResponse
 from tests.client.virtual import PARK
 from tests.client.written_log import A0, A1, Log, offsets
 

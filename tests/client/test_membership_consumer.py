@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kohort.client.group.consumer_member import ConsumerMembership
+from kohort.client.group.kip848 import ConsumerMembership
 from kohort.client.group.subscription import Subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataResponse
+from kohort.wire.discovery import MetadataResponse
 from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from tests.client.virtual import DROP, PARK, VirtualCluster
 

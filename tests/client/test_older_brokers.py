@@ -11,18 +11,24 @@ from kohort.client.admin import cluster as cluster_calls
 from kohort.client.admin import group_offsets, groups, topics, transactions
 from kohort.client.net.cluster import TRANSACTION, Cluster
 from kohort.client.net.cluster import Coordinator as Place
-from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets, list_offsets
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.offsets import (
+    GroupIdentity,
+    GroupMetadata,
+    OffsetAndMetadata,
+    commit_offsets,
+    committed_offsets,
+    list_offsets,
+)
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import Transactions, TxnState
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import DeleteTopicsResponse
+from kohort.wire.cluster_admin import UpdateFeaturesResponse
 from kohort.wire.data import ListOffsetsResponse
+from kohort.wire.discovery import DeleteTopicsResponse
 from kohort.wire.framing import APIS
 from kohort.wire.groups import ListGroupsResponse
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse
-from kohort.wire.operations import UpdateFeaturesResponse
 from kohort.wire.transactions import InitProducerIdResponse
 from tests.client import test_membership, test_membership_consumer
 from tests.client.virtual import VirtualCluster

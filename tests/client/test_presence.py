@@ -10,9 +10,8 @@ import pytest
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.net.presence import ASKED, present_topics
-from kohort.client.offset_requests import LATEST, GroupIdentity, commit_offsets, list_offsets
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.net.topic_existence import ASKED, present_topics
+from kohort.client.offsets import LATEST, GroupIdentity, OffsetAndMetadata, commit_offsets, list_offsets
 from kohort.errors import ErrorCode, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.wire.data import FetchRequest, ListOffsetsResponse

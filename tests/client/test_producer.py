@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from kohort import Admin, Broker, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.net.thread_driver import ClientClosed

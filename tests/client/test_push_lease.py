@@ -8,12 +8,11 @@ import pytest
 
 from kohort.client.group.push import PushMembership
 from kohort.client.group.subscription import Subscription
-from kohort.client.net.claimed import FRAMES_MAX
-from kohort.client.offset_requests import GroupIdentity, commit_offsets
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.net.connection import FRAMES_MAX
+from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.lease import owned_ms
+from kohort.io.processes import owned_ms
 from kohort.wire.groups import LeaveGroupResponse
 from kohort.wire.push import (
     Asked,

@@ -18,11 +18,11 @@ import pytest
 
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker.embedded import FaultHandle
-from kohort.broker.net.fault import Fault
-from kohort.client.group.push_coordinator import PushCoordinator
-from kohort.client.net.contact import reach
-from kohort.client.net.links import Address, ConnectionFailed
-from kohort.client.net.reaching import explained
+from kohort.broker.server.fault_kinds import Fault
+from kohort.client.group.push import PushCoordinator
+from kohort.client.net.bootstrap_check import explained
+from kohort.client.net.connection import Address, ConnectionFailed
+from kohort.client.net.health import reach
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.client.group.subscription import Subscription
-from kohort.client.offset_values import Rebalance
+from kohort.client.offsets import Rebalance
 from kohort.errors import ErrorCode
 from tests.client.test_membership import Coordinator as ClassicCoordinator
 from tests.client.test_membership import parts

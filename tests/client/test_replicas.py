@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from tests.support.apache_kafka import SOON_BACK, ApacheKafka
 from tests.support.kafka_cluster import three_nodes
 from tests.support.maven import MavenUnavailable

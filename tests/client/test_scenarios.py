@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kohort.client.offset_requests import committed_offsets
+from kohort.client.offsets import committed_offsets
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import OffsetFetchResponse

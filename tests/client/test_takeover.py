@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.processes import own_name
+from kohort.io.processes import own_name
 from tests.support.waiting import until
 
 PARTITIONS = 4

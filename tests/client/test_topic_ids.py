@@ -10,8 +10,7 @@ import pytest
 
 from kohort import Admin, Broker, Consumer, Producer
 from kohort.client.admin.values import NewTopic
-from kohort.client.offset_requests import GroupIdentity, commit_offsets, committed_offsets
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, committed_offsets
 from kohort.errors import CommitFailedError, ErrorCode, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import OffsetCommitResponse, OffsetFetchResponse

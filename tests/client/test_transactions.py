@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offsets import GroupMetadata
 from kohort.client.producer import transactions
 from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
 from tests.support.apache_kafka import KafkaTools

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kohort import Admin, Broker, Producer, TopicPartition
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.producer import transactions
 from kohort.client.producer.transactions import TxnState

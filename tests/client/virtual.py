@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.wire import framing
-from kohort.wire.cluster import ApiVersionsResponse, MetadataResponse
+from kohort.wire.discovery import ApiVersionsResponse, MetadataResponse
 from kohort.wire.groups import FindCoordinatorResponse
 
 Handler = Callable[[Any, int], Any]

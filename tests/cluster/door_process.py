@@ -15,11 +15,11 @@ import sys
 import uuid
 
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.doors.door import Door
-from kohort.cluster.doors.group_door import GroupDoor
-from kohort.cluster.doors.peers import Peers
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.peers import Peers
+from kohort.cluster.coordination.placement import Candidate
+from kohort.cluster.coordination.service import Door
+from kohort.cluster.zookeeper.service import ZooKeeperDoor
 
 SHARDS = 12
 ALIVE_S = 0.05

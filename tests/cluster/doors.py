@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 from kazoo.client import KazooClient
 
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.doors.group_door import HEARTBEAT_MS, GroupDoor
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.coordination.group_service import HEARTBEAT_MS, GroupDoor
+from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.nodes import IDS
+from kohort.cluster.zookeeper.service import ZooKeeperDoor
 from kohort.cluster.zookeeper.session import SessionState
 
 SHARDS = 10

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from kohort.cluster.doors import group_door
-from kohort.cluster.zookeeper import door as zookeeper_door
+from kohort.cluster.coordination import group_service
+from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.errors import KafkaError, TimedOutError
 from kohort.zookeeper import ZooKeeper, free_port
 from tests.cluster.doors import SHARDS, AnyDoors, GroupDoors, ZooKeeperDoors, candidate, run, until
@@ -209,7 +209,7 @@ def test_server_goes_and_comes(server: tuple[Server, AnyDoors]) -> None:
 def test_nobody_there(kind: type[AnyDoors], monkeypatch: pytest.MonkeyPatch) -> None:
     """Says where it looked, and may be tried again."""
     monkeypatch.setattr(zookeeper_door, "_REACH_MS", 500)
-    monkeypatch.setattr(group_door, "_OPEN_MS", 300)
+    monkeypatch.setattr(group_service, "_OPEN_MS", 300)
     door, address = kind(server := f"127.0.0.1:{free_port()}").door(), re.escape(server)
 
     async def play() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.client.admin.values import Acl, AclOperation, AclResource
-from kohort.cluster.doors.group_door import GroupDoor
-from kohort.cluster.doors.group_round import Given, Told
+from kohort.cluster.coordination.group_round import Given, Told
+from kohort.cluster.coordination.group_service import GroupDoor
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
 from kohort.zookeeper import free_port
 from tests.cluster.doors import GroupDoors, candidate, run, until

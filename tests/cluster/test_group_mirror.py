@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from kohort.cluster.zookeeper.door import Guard, ZooKeeperDoor
-from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
+from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
-from kohort.cluster.zookeeper.mirrored import Plan
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper.service import Guard, ZooKeeperDoor
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
+from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.events import OwnersMissing, ShowPushGroups
-from kohort.groups.outcome import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper

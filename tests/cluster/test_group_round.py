@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given as played
 from hypothesis import strategies as st
 
-from kohort.cluster.doors.group_round import Given, Told, given
-from kohort.cluster.doors.placement import Candidate, Placement, placed
+from kohort.cluster.coordination.group_round import Given, Told, given
+from kohort.cluster.coordination.placement import Candidate, Placement, placed
 from kohort.errors import CorruptDataError
 
 SHARDS = 10

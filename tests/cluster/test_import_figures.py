@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kohort.broker.metrics import Metrics
-from kohort.broker.prometheus import IMPORTS, Exporter
-from kohort.groups.outcome import Counted, Meter
+from kohort.broker.metrics import IMPORTS, Exporter, Metrics
+from kohort.groups.effects import Counted, Meter
 
 
 def scraped(metrics: Metrics) -> str:

@@ -11,14 +11,14 @@ import pytest
 
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal import term as journal_term
-from kohort.cluster.journal import writing as journal_writing
+from kohort.cluster.journal import term as journal_writing
 from kohort.cluster.journal.fences import EPOCH_LAST, Authors
 from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
-from kohort.cluster.journal.term import JournalTerm
-from kohort.cluster.journal.writing import (
+from kohort.cluster.journal.term import (
     APPEND_EVERY_MS,
     REPEAT_MS,
     SILENCE_MAX_MS,
+    JournalTerm,
     JournalWriter,
     new_epoch,
 )

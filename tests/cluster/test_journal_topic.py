@@ -24,7 +24,7 @@ from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.journal.place import JournalRefused, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.topic import journal_topic
 from kohort.errors import NotAuthorizedError, TimedOutError
-from kohort.wire.cluster import DescribeConfigsResponse, MetadataResponse
+from kohort.wire.discovery import DescribeConfigsResponse, MetadataResponse
 from tests.client.virtual import PARK, VirtualCluster
 from tests.cluster.journals import Holder, client, committed
 from tests.support.apache_kafka import ApacheKafka

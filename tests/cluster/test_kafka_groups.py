@@ -13,10 +13,10 @@ from kohort import AsyncAdmin, AsyncConsumer, AsyncProducer, NewTopic, TopicPart
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.imports import KafkaGroups
+from kohort.cluster.host import KafkaGroups
 from kohort.errors import ErrorCode
+from kohort.groups.effects import Counted, ImportGroup, Meter
 from kohort.groups.events import Event, GroupImported, OffsetToCommit
-from kohort.groups.outcome import Counted, ImportGroup, Meter
 from kohort.zookeeper import free_ports
 
 WAIT_S = 60.0

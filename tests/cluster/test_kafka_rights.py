@@ -11,8 +11,8 @@ from kohort import AsyncAdmin, NewTopic
 from kohort.client.admin.values import Acl, AclFilter, AclOperation, AclResource
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig, client_config
-from kohort.cluster.imports import KafkaGroups
-from kohort.cluster.kafka_topics import KafkaTopics
+from kohort.cluster.host import KafkaGroups
+from kohort.cluster.topic_view import KafkaTopics
 from kohort.errors import ErrorCode
 from tests.cluster.test_kafka_groups import asked
 from tests.cluster.test_kafka_topics import WAIT_S, Hearing

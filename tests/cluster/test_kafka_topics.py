@@ -14,11 +14,11 @@ from kohort import AsyncAdmin, Broker, NewTopic
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.kafka_topics import KafkaTopics, is_up
+from kohort.cluster.topic_view import KafkaTopics, is_up
 from kohort.errors import ErrorCode, KafkaError
+from kohort.groups.effects import LookForTopics
 from kohort.groups.events import Event, TopicsChanged, TopicsDeleted
-from kohort.groups.outcome import LookForTopics
-from kohort.wire.cluster import MetadataResponse
+from kohort.wire.discovery import MetadataResponse
 from kohort.zookeeper import free_ports
 
 WAIT_S = 30.0

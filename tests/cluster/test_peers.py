@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kohort.cluster.doors import peers
-from kohort.cluster.doors.peers import Peers
-from kohort.cluster.doors.placement import Candidate, Placement, placed
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.cluster.coordination import peers
+from kohort.cluster.coordination.peers import Peers
+from kohort.cluster.coordination.placement import Candidate, Placement, placed
+from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.framing import decode_request_header
 from tests.cluster.doors import until
 

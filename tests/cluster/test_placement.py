@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohort.cluster.doors.placement import NOBODY, Candidate, Placement, placed
-from kohort.cluster.doors.placement_codec import from_bytes, placement_fields, read_placement, to_bytes
+from kohort.cluster.coordination.placement import (
+    NOBODY,
+    Candidate,
+    Placement,
+    from_bytes,
+    placed,
+    placement_fields,
+    read_placement,
+    to_bytes,
+)
 from kohort.errors import CorruptDataError
 
 

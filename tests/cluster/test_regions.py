@@ -10,7 +10,7 @@ import pytest
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.errors import InvalidInputError
 from kohort.region import Region
-from kohort.region.topic import make_or_check
+from kohort.region.region_topic import make_or_check
 from tests.broker.storeless import TOPIC, Coordinators
 
 

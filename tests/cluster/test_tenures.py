@@ -12,12 +12,12 @@ from uuid import UUID
 import pytest
 
 from kohort.broker.host import GroupHost
-from kohort.broker.net.dispatch import api_keys
 from kohort.broker.routes import GROUP_ROUTES
-from kohort.cluster import tenures
-from kohort.cluster.doors.placement import Candidate, Placement
+from kohort.broker.server.dispatch import api_keys
+from kohort.cluster import shard_ownership
+from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.cluster.settings import advertised, configured, coordinator_id
-from kohort.cluster.tenures import Tenures
+from kohort.cluster.shard_ownership import Tenures
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetCommit, OffsetToCommit, Topic
@@ -187,7 +187,7 @@ def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
 def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
+    monkeypatch.setattr(shard_ownership, "LEAVING_S", 0.05)
 
     async def test(host: Host) -> None:
         await give_one_away(host)
@@ -236,7 +236,7 @@ def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
 
 
 def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenures, "LEAVING_S", 0.05)
+    monkeypatch.setattr(shard_ownership, "LEAVING_S", 0.05)
 
     async def test(host: Host) -> None:
         await give_one_away(host)
@@ -246,7 +246,7 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
         host.door.give(ME.id, OTHER.id, ME.id)
         host.tenures.follow()
         passed = asyncio.Event()
-        host.loop.call_later(2 * tenures.LEAVING_S, passed.set)  # behind the end, on the same clock
+        host.loop.call_later(2 * shard_ownership.LEAVING_S, passed.set)  # behind the end, on the same clock
         await passed.wait()
         assert await host.commit(0) is ErrorCode.NONE
         assert host.tenures.held[0].began_s == began_s
@@ -281,7 +281,7 @@ def test_a_door_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None
 def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenures, "PAUSE_S", 0.01)
+    monkeypatch.setattr(shard_ownership, "PAUSE_S", 0.01)
 
     async def test(host: Host) -> None:
         host.door.give(ME.id, OTHER.id, ME.id)
@@ -310,7 +310,7 @@ def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path
         host.door.give(ME.id, OTHER.id, OTHER.id)
         host.tenures.follow()
         passed = asyncio.Event()
-        host.loop.call_later(2 * tenures.PAUSE_S, passed.set)  # behind the pause, on the same clock
+        host.loop.call_later(2 * shard_ownership.PAUSE_S, passed.set)  # behind the pause, on the same clock
         await passed.wait()
         assert 2 not in host.groups
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kohort.cluster.told_topics import ASKED_MAX, Told, ToldTopics
+from kohort.cluster.topic_view import ASKED_MAX, Told, ToldTopics
 from kohort.errors import ErrorCode
 from kohort.ids import NO_TOPIC_ID, TopicId
 

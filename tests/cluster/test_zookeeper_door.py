@@ -14,8 +14,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from kohort.cluster.zookeeper import door as zookeeper_door
-from kohort.cluster.zookeeper.door import ZooKeeperDoor
+from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.nodes import (
     COORDINATOR,
     EPOCH,
@@ -26,6 +25,7 @@ from kohort.cluster.zookeeper.nodes import (
     Office,
     Registration,
 )
+from kohort.cluster.zookeeper.service import ZooKeeperDoor
 from kohort.cluster.zookeeper.session import Change, Node, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.zookeeper import ZooKeeper

@@ -22,8 +22,8 @@ from kohort.demo.report import Share
 from kohort.demo.watching import Look, parts_seen
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag
-from kohort.region.facts import Contribution, Epoch, Fact, Manifest, Span, Term
-from kohort.region.records import key_of, value_of
+from kohort.region.record_codec import key_of, value_of
+from kohort.region.records import Contribution, Epoch, Fact, Manifest, Span, Term
 from kohort.region.staged import StagedKey
 
 ID = UUID(int=7)

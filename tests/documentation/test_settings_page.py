@@ -10,7 +10,7 @@ from pathlib import Path
 from tools import setting_docs
 
 import kohort
-from kohort.config import settings
+from kohort.settings.config import settings
 
 HOME = Path(kohort.__file__).parent
 

@@ -64,9 +64,9 @@ def without(text: str, start: str) -> str:
         (spec_page.wrong_places, "`wire/offsets.py`", "`wire/moved.py`", "1.1: there is no src/kohort/wire/moved.py"),
         (
             spec_page.wrong_places,
-            "`groups/offsets/requests.py` (`delete`)",
-            "`groups/offsets/requests.py` (`remove_it`)",
-            "1.2: src/kohort/groups/offsets/requests.py has no remove_it",
+            "`groups/offsets.py` (`delete`)",
+            "`groups/offsets.py` (`remove_it`)",
+            "1.2: src/kohort/groups/offsets.py has no remove_it",
         ),
         (
             spec_page.wrong_places,

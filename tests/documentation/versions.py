@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from kohort.java import JAVA_VERSION_MIN
+from kohort.io.java import JAVA_VERSION_MIN
 from tests.support.maven import KAFKA
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import DismissConsumer, Outcome, PingConsumer, Pushed, StartConsumer, StopConsumer
 from kohort.groups.events import Asking, Client, ConnectionLost, ConsumerAnswered, Position, RegisterConsumer
-from kohort.groups.outcome import (
-    DismissConsumer,
-    Outcome,
-    PingConsumer,
-    Pushed,
-    StartConsumer,
-    StopConsumer,
-)
-from kohort.groups.push.state import PushGroup
+from kohort.groups.push.group import PushGroup
 from tests.groups.trial import Trial
 
 SESSION_MS = 6_000

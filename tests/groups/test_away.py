@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, CurrentAssignment
+from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, CurrentAssignment
+from kohort.groups.effects import DescribedConsumerGroup
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseHeld, Tick
-from kohort.groups.outcome import DescribedConsumerGroup
 from tests.groups.test_conversion import offer
 from tests.groups.trial import Trial, owned
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
 from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup
-from kohort.groups.outcome import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
 from tests.groups.trial import Trial, protocols, subscription
 

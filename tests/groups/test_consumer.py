@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups import client_quirks
+from kohort.groups.effects import ComputeAssignment, ListedGroup, ResolveRegexes
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
@@ -20,8 +22,6 @@ from kohort.groups.events import (
     OffsetFetch,
     ReleaseHeld,
 )
-from kohort.groups.liveness import patience
-from kohort.groups.outcome import ComputeAssignment, ListedGroup, ResolveRegexes
 from kohort.groups.records import EpochBumped, MemberState
 from kohort.ids import TopicPartition
 from tests.groups.test_conversion import offer
@@ -452,7 +452,7 @@ def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
     ],
 )
 def test_who_is_held(mode: str, software: str | None, expected: tuple[int, bool]) -> None:
-    assert patience.patience(mode, software) == expected
+    assert client_quirks.patience(mode, software) == expected
 
 
 def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:

@@ -16,8 +16,8 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
+from kohort.groups.effects import GroupState, Level, Told
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
-from kohort.groups.outcome import GroupState, Level, Told
 from kohort.groups.records import ClassicProtocol, GroupSaved
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, owned, subscription

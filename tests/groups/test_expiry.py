@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import Meter
 from kohort.groups.events import ListGroups, OffsetDelete, OffsetToCommit, TransactionEnded, TxnOffsetCommit
-from kohort.groups.outcome import Meter
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, protocols
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups import client_quirks
+from kohort.groups.effects import Meter
 from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseHeld
-from kohort.groups.liveness import patience
-from kohort.groups.outcome import Meter
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
 
@@ -545,4 +545,4 @@ def test_a_group_that_takes_a_consumer_member_in_holds_no_classic_heartbeat() ->
     ],
 )
 def test_whose_heartbeats_are_held(mode: str, software: str | None, expected: int) -> None:
-    assert patience.classic_hold_ms(mode, software) == expected
+    assert client_quirks.classic_hold_ms(mode, software) == expected

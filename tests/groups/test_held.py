@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kohort.groups.effects import Meter
 from kohort.groups.events import ConnectionLost
-from kohort.groups.outcome import Meter
 from tests.groups.test_gathering import Held
 from tests.groups.trial import Trial
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports
+from kohort.groups import imports, offsets
+from kohort.groups.effects import ImportGroup, Meter, Told
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -22,8 +23,6 @@ from kohort.groups.events import (
     TopicsChanged,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.offsets import imported
-from kohort.groups.outcome import ImportGroup, Meter, Told
 from kohort.groups.records import GroupSaved, OffsetCommitted, OffsetsImported
 from kohort.ids import NO_TOPIC_ID
 from tests.groups.trial import Trial, topic_id
@@ -269,7 +268,7 @@ def test_a_shard_with_as_many_groups_as_it_may_have_takes_none_over() -> None:
 
 
 def test_more_offsets_than_one_append_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imported, "OFFSETS_MAX", 2)
+    monkeypatch.setattr(offsets, "OFFSETS_MAX", 2)
     trial = Importing()
     trial.fetch()
     trial.answer(*OFFSETS)

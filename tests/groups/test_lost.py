@@ -7,9 +7,9 @@ import re
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import Told
 from kohort.groups.events import Client, ConnectionLost
-from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
 

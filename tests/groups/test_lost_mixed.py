@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.classic.state import ClassicMember
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.classic.group import ClassicMember
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import Told
 from kohort.groups.events import Client, ConnectionLost
-from kohort.groups.outcome import Told
 from tests.groups.test_conversion import make_trial, offer, plan
 from tests.groups.trial import Trial, protocols
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import Meter, Rebalanced
 from kohort.groups.events import DeleteGroups, OffsetDelete, OffsetToCommit, TxnOffsetCommit
-from kohort.groups.outcome import Meter, Rebalanced
 from kohort.ids import TopicPartition
 from tests.groups.test_consumer import settle
 from tests.groups.trial import Trial, owned

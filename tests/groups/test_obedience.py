@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ComputeAssignment, ResolveRegexes
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupDescribe,
@@ -15,7 +16,6 @@ from kohort.groups.events import (
     OffsetFetch,
     RegexesResolved,
 )
-from kohort.groups.outcome import ComputeAssignment, ResolveRegexes
 from kohort.groups.records import ClassicProtocol
 from kohort.ids import TopicPartition
 from tests.groups.test_conversion import assignment, classic_metadata, make_classic, make_trial, offer, plan

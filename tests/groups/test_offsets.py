@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import FetchedOffset, Meter, OffsetDeleteReply
 from kohort.groups.events import (
     DeleteGroups,
     OffsetCommit,
@@ -16,7 +17,6 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
-from kohort.groups.outcome import FetchedOffset, Meter, OffsetDeleteReply
 from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
 from kohort.ids import TopicPartition
 from tests.groups.trial import Trial, protocols

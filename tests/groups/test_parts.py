@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kohort.consumer_protocol import read_topics
 from kohort.groups import invariants
-from kohort.groups.liveness.deadlines import Deadline, Deadlines, Timer
+from kohort.groups.timers import Deadline, Deadlines, Timer
 from tests.groups.trial import Trial, subscription
 
 

@@ -14,7 +14,14 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
-from kohort.groups.context import Context
+from kohort.groups.effects import (
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    HeartbeatReply,
+    LeaveGroupReply,
+    LeftMember,
+)
 from kohort.groups.events import (
     ConnectionLost,
     ConsumerGroupDescribe,
@@ -36,21 +43,13 @@ from kohort.groups.events import (
     Tick,
     TxnOffsetCommit,
 )
+from kohort.groups.failure_detector import CAREFUL, Pacing, is_silent, silent_from_ms
 from kohort.groups.group import Membership
-from kohort.groups.liveness.deadlines import Deadline
-from kohort.groups.liveness.held import SESSION_PARTS, SHORTEST_MS, Release
-from kohort.groups.liveness.pacing import CAREFUL, Pacing, is_silent, silent_from_ms
-from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import (
-    DescribedGroup,
-    DescribedMember,
-    GroupState,
-    HeartbeatReply,
-    LeaveGroupReply,
-    LeftMember,
-)
-from kohort.groups.protocol import Protocol
-from kohort.groups.protocols import PROTOCOLS
+from kohort.groups.handlers import Protocol
+from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
+from kohort.groups.machine import PROTOCOLS, GroupMachine
+from kohort.groups.step import Context
+from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
 from tests.groups.trial import CLIENT, Trial, protocols

@@ -9,6 +9,7 @@ import pytest
 
 from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
+from kohort.groups.effects import DividePartitions, FindOffsets, Meter, Rebalanced, ShownPushGroup, StartConsumer
 from kohort.groups.events import (
     Asking,
     Client,
@@ -25,9 +26,8 @@ from kohort.groups.events import (
     PartitionsDivided,
     ShowPushGroups,
 )
-from kohort.groups.outcome import DividePartitions, FindOffsets, Meter, Rebalanced, ShownPushGroup, StartConsumer
-from kohort.groups.push.asking import first_ping_ms
-from kohort.groups.push.division import divide
+from kohort.groups.push.rebalance import divide_partitions
+from kohort.groups.push.requests import first_ping_ms
 from kohort.ids import NO_POSITION, TopicPartition
 from tests.groups.push_trial import SESSION_MS, PushConsumer, PushTrial
 from tests.groups.trial import match
@@ -573,7 +573,7 @@ def test_a_found_begin_replaces_no_position_that_was_committed_meanwhile(trial: 
     a = trial.consumer("a", auto_commit=False)
     division = trial.work.pop()
     assert isinstance(division, DividePartitions)
-    trial.feed(divide(division, match))
+    trial.feed(divide_partitions(division, match))
     search = trial.work.pop()
     assert isinstance(search, FindOffsets)
     assert commit(trial, "a", 0, offset=42) is ErrorCode.NONE, "anyone in the group may say where it begins"

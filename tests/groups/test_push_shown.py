@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ShowPushGroupsReply
 from kohort.groups.events import (
     DeleteGroups,
     LeaveGroup,
@@ -17,7 +18,6 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
-from kohort.groups.outcome import ShowPushGroupsReply
 from kohort.ids import TopicPartition
 from tests.groups.push_trial import SESSION_MS, PushTrial
 

@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import LookForTopics
 from kohort.groups.events import (
     OffsetCommit,
     OffsetFetch,
@@ -16,7 +17,6 @@ from kohort.groups.events import (
     TopicsChanged,
     TopicsDeleted,
 )
-from kohort.groups.outcome import LookForTopics
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tests.groups.trial import Trial
 

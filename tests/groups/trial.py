@@ -11,10 +11,24 @@ from typing import Any
 from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
 from kohort.groups import invariants
-from kohort.groups.classic.state import ClassicGroup
+from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import targets
-from kohort.groups.consumer.state import ConsumerGroup
+from kohort.groups.consumer import assignment
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.effects import (
+    Computation,
+    Counted,
+    DividePartitions,
+    FindOffsets,
+    JoinGroupReply,
+    Meter,
+    Now,
+    Outcome,
+    Question,
+    ReplyValue,
+    ResolveRegexes,
+    Work,
+)
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
@@ -35,21 +49,7 @@ from kohort.groups.events import (
     TopicsChanged,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import (
-    Computation,
-    Counted,
-    DividePartitions,
-    FindOffsets,
-    JoinGroupReply,
-    Meter,
-    Now,
-    Outcome,
-    Question,
-    ReplyValue,
-    ResolveRegexes,
-    Work,
-)
-from kohort.groups.push import division
+from kohort.groups.push import rebalance
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
 
@@ -294,11 +294,11 @@ class Trial:
             elif not isinstance(work, Computation):
                 self.questions.append(work)
             elif isinstance(work, ResolveRegexes):
-                self.feed(targets.resolve(work, match))
+                self.feed(assignment.resolve(work, match))
             elif isinstance(work, DividePartitions):
-                self.feed(division.divide(work, match))
+                self.feed(rebalance.divide(work, match))
             else:
-                self.feed(targets.compute(work))
+                self.feed(assignment.compute(work))
 
     def offsets_found(self, work: FindOffsets) -> OffsetsFound:
         """Every log begins at 0 and ends at 100."""

@@ -11,7 +11,7 @@ from tests.support.waiting import until
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic, PartitionResults
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import ErrorCode, error_for
 from kohort.lag import PartitionLag, group_lag
 

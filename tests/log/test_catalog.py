@@ -17,7 +17,7 @@ import pytest
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
 from kohort.log.catalog import TopicPlan, read_catalog
-from kohort.log.steps import completed
+from kohort.log.cooperative import completed
 from tests.log.making import NOW, batch, values
 
 CHANGES: dict[str, Callable[[LogStore], object]] = {

@@ -12,7 +12,7 @@ import pytest
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, OffsetError, RecordsRefusedError
 from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, LogConfig, OpenOptions, PartitionLog
 from kohort.log.files import FileCache
-from kohort.log.retention import enforce
+from kohort.log.store import enforce
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
 from tests.log.making import CRASHED, NOW, batch, keyed, small, values
 

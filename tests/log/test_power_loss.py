@@ -21,7 +21,7 @@ from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.folder import CLEAN as CLEANLY_CLOSED
 from kohort.log.folder import LOCK
-from kohort.log.points import Points, write_points
+from kohort.log.store import Points, write_points
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, keyed, small, values
 

@@ -17,7 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.log import LogConfig, LogStore, StoreLimits
-from kohort.log.steps import completed
+from kohort.log.cooperative import completed
 from tests.log.making import NOW, batch, keyed, values
 
 

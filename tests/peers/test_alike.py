@@ -14,7 +14,7 @@ import pytest
 from tools import protocol_docs
 
 from kohort import Broker
-from kohort.wire.cluster import ApiVersionsRequest
+from kohort.wire.discovery import ApiVersionsRequest
 from tests.broker.raw import RawClient
 from tests.peers.alike import (
     away,

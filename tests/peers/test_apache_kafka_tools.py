@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Broker, TopicPartition
 from kohort.client.admin.values import GroupDescription, NewTopic
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from tests.support.apache_kafka import KafkaTools
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 

@@ -8,9 +8,9 @@ import pytest
 
 from kohort import Broker
 from kohort.broker.config.settings import BrokerConfig, known_names
-from kohort.config import settings
 from kohort.log import LogConfig
-from kohort.wire.cluster import CreateTopicsRequest, DescribeConfigsRequest
+from kohort.settings.config import settings
+from kohort.wire.discovery import CreateTopicsRequest, DescribeConfigsRequest
 from tests.broker.raw import RawClient
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable

@@ -13,25 +13,25 @@ from typing import Any
 from unittest import mock
 
 from kohort.errors import OffsetError, RetriableError
-from kohort.region import book, topic
+from kohort.region import region_log, region_topic
 from kohort.region.agreement import Bounds, Disagreement, Last, adopt, compare
-from kohort.region.book import Pen
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.staging import Stager
-from kohort.region.facts import Manifest, keys_by_place
-from kohort.region.member import handlers, state
+from kohort.region.consuming.work_queue import Flow
+from kohort.region.control_plane import checkpoints, membership, recovery, starts
+from kohort.region.control_plane.machine import TABLE
+from kohort.region.control_plane.state import Plane, Registered
+from kohort.region.member import machine, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parts import Part
-from kohort.region.plane import cuts, members, resets, starts
-from kohort.region.plane.machine import TABLE
-from kohort.region.plane.state import Plane, Registered
-from kohort.region.serving import UnknownOutcomeError
-from kohort.region.sinks import Keep, Sink, marks, parquet_folder, staged_files
+from kohort.region.records import Manifest, keys_by_place
+from kohort.region.region_log import Pen
+from kohort.region.server import UnknownOutcomeError
+from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
 from kohort.region.sinks.dead_letters import divide
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
@@ -74,7 +74,7 @@ def _commits_unpublished(plane: Plane) -> None:
         plane.owed = before
 
 
-_COMMIT = cuts.commit_if_whole
+_COMMIT = checkpoints.commit_if_whole
 
 
 def _keeps_what_was_read(machine: Any, order: Reset) -> None:
@@ -83,7 +83,7 @@ def _keeps_what_was_read(machine: Any, order: Reset) -> None:
     machine.begins.update(begins)
 
 
-_RESET = handlers.reset
+_RESET = machine.reset
 
 
 def _begins_where_it_began(machine: Any, order: Completed) -> None:
@@ -92,7 +92,7 @@ def _begins_where_it_began(machine: Any, order: Completed) -> None:
     machine.begins.update({part: begin for part, begin in begins.items() if part in machine.begins})
 
 
-_COMPLETED = handlers.completed
+_COMPLETED = machine.completed
 
 
 def _hears_all_terms(machine: MemberMachine, event: Any) -> Any:
@@ -125,7 +125,7 @@ _BEGIN = Stager.begin
 
 def _runs_without_all(plane: Plane) -> None:
     plane.state = RegionState.RUNNING
-    cuts.schedule(plane)
+    checkpoints.schedule(plane)
     starts.serve(plane)
 
 
@@ -150,8 +150,8 @@ _PAID = Plane.paid
 def _waits_for_who_has_gone(plane: Plane, place: str) -> None:
     plane.paid(place)
     for one in [one for one in plane.members.values() if one.left and not plane.needs(one.sink)]:
-        members.let_leave(plane, one)
-    cuts.commit_if_whole(plane)
+        membership.let_leave(plane, one)
+    checkpoints.commit_if_whole(plane)
 
 
 def _forgets_places(plane: Plane) -> None:
@@ -172,7 +172,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
     return _COMPLETE(machine, sequence, retired, counts=counts)
 
 
-_COMPLETE = handlers.complete
+_COMPLETE = machine.complete
 
 
 def _knows_all_but_silence(producer: Any) -> None:
@@ -225,19 +225,19 @@ def _counts_whatever_it_contributed(machine: Any, sequence: int, retired: int, *
 
 
 def _waits_for_the_last_reset(plane: Plane, why: Any, cause: str, member: str = "", **kind: bool) -> None:
-    if resets._waits(plane):
+    if recovery._waits(plane):
         plane.pending = None
     _ASK(plane, why, cause, member, **kind)
 
 
-_ASK = resets.ask
+_ASK = recovery.ask
 
 
 def _numbers_resets_alike(plane: Plane) -> Manifest:
     return replace(_TO_INITIAL(plane), sequence=plane.sequence + 1)
 
 
-_TO_INITIAL = resets._to_initial
+_TO_INITIAL = recovery._to_initial
 
 
 def _decides_by_the_text(thread: Any, error: OffsetError) -> None:
@@ -300,13 +300,13 @@ def _one_place_stands_for_both(plane: Plane, event: Any) -> None:
         _PUBLISHED(plane, replace(event, report=replace(event.report, place=member.letters)))
 
 
-_PUBLISHED = cuts.published
+_PUBLISHED = checkpoints.published
 
 
 @contextmanager
 def _letters_are_nobodys() -> Iterator[None]:
     with ExitStack() as stack:
-        for module in (cuts, topic):
+        for module in (checkpoints, region_topic):
             stack.enter_context(mock.patch.object(module, "keys_by_place", _keys_of_sinks))
         yield
 
@@ -318,26 +318,28 @@ def _keys_of_sinks(contributions: Any) -> Any:
 @contextmanager
 def _no_syncs() -> Iterator[None]:
     with ExitStack() as stack:
-        for module in (parquet_folder, marks, staged_files):
+        for module in (parquet_folder, staged_files, staged_files):
             stack.enter_context(mock.patch.object(module, "sync_folder"))
         yield
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "starts are handed out at any time": _instead(starts, "serve", _serve_always),
-    "the next is committed before the last is published": _instead(cuts, "commit_if_whole", _commits_unpublished),
+    "the next is committed before the last is published": _instead(
+        checkpoints, "commit_if_whole", _commits_unpublished
+    ),
     "keys of one sink are published by another's member": _instead(Plane, "publisher", _any_member_publishes),
     "the next is committed while one of two sinks is not published": _instead(Plane, "paid", _one_is_enough),
     "who leaves is not needed before the topic has a reset": _instead(
         Plane, "needs", lambda plane, place: place in plane.owed
     ),
-    "a reset waits for who has published and gone": _instead(cuts, "_paid", _waits_for_who_has_gone),
-    "where the region has published is forgotten": _instead(cuts, "commit_if_whole", _forgets_places),
-    "nobody is asked to publish": _instead(members, "offer_publish", lambda plane: None),
-    "who died is not missed": _instead(members, "gone", lambda plane, one, cause: plane.drop(one)),
-    "who is late is waited for": _instead(cuts, "look_for_late", lambda plane: None),
-    "who does not come back is waited for": _instead(members, "look_for_lost", lambda plane: None),
-    "the region runs before all are back": _instead(resets, "end_if_all_are_back", _runs_without_all),
+    "a reset waits for who has published and gone": _instead(checkpoints, "_paid", _waits_for_who_has_gone),
+    "where the region has published is forgotten": _instead(checkpoints, "commit_if_whole", _forgets_places),
+    "nobody is asked to publish": _instead(membership, "offer_publish", lambda plane: None),
+    "who died is not missed": _instead(membership, "gone", lambda plane, one, cause: plane.drop(one)),
+    "who is late is waited for": _instead(checkpoints, "look_for_late", lambda plane: None),
+    "who does not come back is waited for": _instead(membership, "look_for_lost", lambda plane: None),
+    "the region runs before all are back": _instead(recovery, "end_if_all_are_back", _runs_without_all),
     "a reset leaves a member where it was": _in_table(MEMBER, "reset", _keeps_what_was_read),
     "a contribution begins where the last began": _in_table(MEMBER, "completed", _begins_where_it_began),
     "the end of the batch that runs is contributed": _instead(BatchMember, "ends", _ends_of_what_runs),
@@ -346,11 +348,11 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
     "what is held is let go with a sequence that does not cover it": _instead(
-        handlers, "complete", _lets_go_whatever_was_read
+        machine, "complete", _lets_go_whatever_was_read
     ),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "drain", _drains_without_waiting),
-    "partitions that were read are let go": _instead(handlers, "pend", lambda one, cause, parts: one.let_go(parts)),
+    "partitions that were read are let go": _instead(machine, "pend", lambda one, cause, parts: one.let_go(parts)),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
     "who goes back stages in the epoch that it had": _instead(Stager, "begin", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
@@ -359,7 +361,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a table that is left undone counts": _instead(Flow, "put_back", _puts_back_nothing),
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
     "a state that has a table that is left undone is saved": _instead(Flow, "put_back", _is_never_dirty),
-    "a reset to the beginning that waits is forgotten for another": _instead(resets, "ask", _waits_for_the_last_reset),
+    "a reset to the beginning that waits is forgotten for another": _instead(
+        recovery, "ask", _waits_for_the_last_reset
+    ),
     "a bad row is dropped": _instead(staging, "divide", _forgets_bad_rows),
     "dead letters are published once more after a reset": _instead(Stager, "begin", _begins_with_old_letters),
     "dead letters of a sequence are given again": _instead(Stager, "counted", _counts_rows_alone),
@@ -367,34 +371,36 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
     "dead letters are nobody's to publish": _letters_are_nobodys,
     "names are not synced": _no_syncs,
-    "who waits for its sink is late": _instead(cuts, "waiting_is_not_late", lambda plane, late: False),
+    "who waits for its sink is late": _instead(checkpoints, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
         Pen, "_commit", staticmethod(_knows_all_but_silence)
     ),
     "what stands is settled by looking": _instead(Pen, "settle", _settles_by_looking),
     "an unknown outcome is taken for done": _instead(Pen, "settle", lambda pen: 10**6),
     "an unknown outcome is taken for an abort": _instead(Pen, "settle", lambda pen: 0),
-    "a sink that is ahead of the topic is taken": _instead(members, "compare", _compares_one_way(ahead=True)),
-    "a sink that lacks what it has shown is taken": _instead(members, "compare", _compares_one_way(ahead=False)),
+    "a sink that is ahead of the topic is taken": _instead(membership, "compare", _compares_one_way(ahead=True)),
+    "a sink that lacks what it has shown is taken": _instead(membership, "compare", _compares_one_way(ahead=False)),
     "a region numbers on from the topic behind a sink that is adopted": _instead(
-        book, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
+        region_log, "adopt", lambda history, place, was, shows, now_ms: adopt(history, place, was, 0, now_ms)
     ),
     "what another place is to show is numbered anew with the sequence": _instead(
         Last, "number_in", lambda last, known: last.sequence
     ),
     "two resets to the initial state on their way have one number": _instead(
-        resets, "_to_initial", _numbers_resets_alike
+        recovery, "_to_initial", _numbers_resets_alike
     ),
     "what an error's text names is moved": _instead(EventThread, "_data_lost", _decides_by_the_text),
     "what an error's text names is moved too": _instead(EventThread, "_data_lost", _decides_by_text_and_value),
     "the outcome is taken for complete": _in_table(
-        TABLE, "commit_ended", lambda plane, event: cuts._complete(plane, plane.cutting) if plane.cutting else None
+        TABLE,
+        "commit_ended",
+        lambda plane, event: checkpoints._complete(plane, plane.cutting) if plane.cutting else None,
     ),
 }
 
 SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
-        handlers, "complete", _counts_whatever_it_contributed
+        machine, "complete", _counts_whatever_it_contributed
     ),
     "dead letters are taken in again when the sink was away": _instead(Stager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),

@@ -10,8 +10,8 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region.admission import _before_birth
-from kohort.region.facts import Birth
-from kohort.region.topic import Saved
+from kohort.region.records import Birth
+from kohort.region.region_topic import Saved
 
 OURS, OTHERS = UUID(int=1), UUID(int=2)
 

@@ -13,13 +13,13 @@ import deltalake
 import pytest
 
 from kohort.region.agreement import History, adopt
-from kohort.region.book import Home
-from kohort.region.facts import Birth, Contribution, Fact, Manifest, Shown
+from kohort.region.records import Birth, Contribution, Fact, Manifest, Shown
 from kohort.region.region import Region
+from kohort.region.region_log import Home
+from kohort.region.region_topic import saved_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.bound import Bound
 from kohort.region.staged import StagedKey
-from kohort.region.topic import saved_of
 from tests.region import test_histories as read
 from tests.region.conftest import fill, make_topic
 from tests.region.test_histories import work_through

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.region.plane.state import Plane
+from kohort.region.control_plane.state import Plane
 from kohort.region.states import MemberState, RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.member import Member

@@ -17,17 +17,16 @@ from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.broker import Fault
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
-from kohort.region import serving
-from kohort.region.book import Home, Pen
-from kohort.region.facts import Contribution, Epoch, Initial, Manifest, Position, Shown, Span, Stopped
+from kohort.region import server
+from kohort.region.control_plane.events import Offsets
+from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.leader_election import Tenure
 from kohort.region.messages import Identity
 from kohort.region.parts import Part
-from kohort.region.plane.config import RegionConfig
-from kohort.region.plane.events import Offsets
-from kohort.region.plane.state import Known
-from kohort.region.serving import OverError, UnknownOutcomeError
-from kohort.region.tenure import Tenure
-from kohort.region.topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
+from kohort.region.records import Contribution, Epoch, Initial, Manifest, Position, Shown, Span, Stopped
+from kohort.region.region_log import Home, Pen
+from kohort.region.region_topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
+from kohort.region.server import OverError, UnknownOutcomeError
 from tests.region.conftest import make_topic
 from tests.support.waiting import until
 
@@ -195,7 +194,7 @@ def test_who_was_replaced_can_write_nothing(
 def test_who_was_replaced_and_has_nothing_to_write_ends(
     home: Home, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "LOOK_S", 0.2)
+    monkeypatch.setattr(server, "LOOK_S", 0.2)
     first, second = (closing.add(Tenure(home, RegionConfig())) for _ in range(2))
     replaced, plane = first.serve(), second.serve()
     assert replaced.over.wait(60)
@@ -425,7 +424,7 @@ def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
     servers: str, home: Home, name: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane that stood still for longer than its transaction may take."""
-    monkeypatch.setattr("kohort.region.book.TRANSACTION_MS", 1_000)
+    monkeypatch.setattr("kohort.region.region_log.TRANSACTION_MS", 1_000)
     pen, known = begin(home, closing)
     real = Producer.commit_transaction
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.codec import UnknownMessageError, decode_heard, decode_said, encode
-from kohort.region.facts import Contribution, Position, Span
+from kohort.region.message_codec import UnknownMessageError, decode_heard, decode_said, encode
 from kohort.region.parts import Part
+from kohort.region.records import Contribution, Position, Span
 from kohort.region.staged import StagedKey
 
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)

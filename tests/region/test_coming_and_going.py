@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Position
+from kohort.region.control_plane import events as happens
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut, Identity
-from kohort.region.plane import events as happens
+from kohort.region.records import Position
 from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span, two
 

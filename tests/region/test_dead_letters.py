@@ -28,9 +28,9 @@ from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Si
 from kohort.region import messages as told
 from kohort.region.agreement import History, adopt
 from kohort.region.consuming.staging import Stager
-from kohort.region.facts import Contribution, Manifest, keys_by_place
-from kohort.region.plane import events as happens
-from kohort.region.plane.snapshot import seen
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.state import seen
+from kohort.region.records import Contribution, Manifest, keys_by_place
 from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, divide, letters_of, letters_of_records
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState

@@ -17,8 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
-from kohort.region.sinks.delta_schema import COLUMNS_MAX, TEXT_MAX, delta_schema, parted, statistics
-from kohort.region.sinks.delta_table import DeltaTable
+from kohort.region.sinks.delta_table import COLUMNS_MAX, TEXT_MAX, DeltaTable, delta_schema, parted, statistics
 from kohort.region.staged import StagedKey
 
 REGION = UUID(int=1)

@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Manifest
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.state import seen
 from kohort.region.member import events as does
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Identity
-from kohort.region.plane import events as happens
-from kohort.region.plane.snapshot import seen
+from kohort.region.records import Manifest
 from kohort.region.states import RegionState
 from tests.region.test_coming_and_going import ends
 from tests.region.test_plane import KNOWN, P0, P1, Driven, at, span

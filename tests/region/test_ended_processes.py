@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.errors import TimedOutError
-from kohort.processes import own_name
+from kohort.io.processes import own_name
 from kohort.region import messages as told
 from kohort.region import region as face
-from kohort.region.plane import events as happens
-from kohort.region.plane.config import RegionConfig
-from kohort.region.plane.state import Why
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.state import RegionConfig, Why
 from kohort.region.region import Region
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState

@@ -6,14 +6,14 @@ from typing import Any, cast
 from uuid import UUID
 
 from kohort.client.consumer.consumer import Consumer
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offsets import GroupMetadata
 from kohort.ids import TopicPartition
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.flow import Flow
-from kohort.region.consuming.listening import Listener
+from kohort.region.consuming.member_thread import Listener
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
+from kohort.region.consuming.work_queue import Flow
 from kohort.region.member.machine import MemberMachine
 
 T0, T1 = (TopicPartition("t", number) for number in (0, 1))

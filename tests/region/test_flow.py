@@ -8,9 +8,9 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from kohort.region.consuming.flow import Flow, Piece
-from kohort.region.facts import Position
+from kohort.region.consuming.work_queue import Flow, Piece
 from kohort.region.parts import Part
+from kohort.region.records import Position
 from tests.support.waiting import until
 
 P0, P1 = (Part("g", "t", number, UUID(int=1)) for number in (0, 1))

@@ -17,12 +17,12 @@ import pytest
 
 from kohort import Admin, Broker, TopicPartition
 from kohort.cli.app import run
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.admission import Applicant
-from kohort.region.book import regions
 from kohort.region.consuming.member_thread import RegionStoppedError
+from kohort.region.region_log import regions
 from kohort.region.sinks import Sink
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.postgres import Server

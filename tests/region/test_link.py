@@ -11,10 +11,10 @@ import pytest
 
 from kohort import Producer
 from kohort.errors import TimedOutError
-from kohort.region.consuming import link, publishing
+from kohort.region.consuming import member_thread, publishing
 from kohort.region.region import Region
+from kohort.region.region_topic import transactional_id_of
 from kohort.region.staged import StagedKey
-from kohort.region.topic import transactional_id_of
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_away_sinks import gauge
 from tests.region.test_region import all_once
@@ -120,7 +120,7 @@ def test_error_of_a_sink_ends_its_member_when_it_connects_again(working: Any, er
 
 def test_close_waits_for_no_sink_that_does_not_answer(working: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, sink, _, other = working
-    monkeypatch.setattr(link, "CLOSE_S", 0.1)
+    monkeypatch.setattr(member_thread, "CLOSE_S", 0.1)
     sink.goes_on.clear()
     sink.asked.clear()
     other.serve()

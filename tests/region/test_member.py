@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.machine import TABLE, MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
+from kohort.region.records import Position
 from kohort.region.states import MemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)

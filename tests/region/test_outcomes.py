@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Stopped
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.state import RegionConfig
 from kohort.region.messages import Cut, Identity
-from kohort.region.plane import events as happens
-from kohort.region.plane.config import RegionConfig
+from kohort.region.records import Stopped
 from kohort.region.states import RegionState
 from tests.region.test_plane import P0, P1, Driven, at, span, two
 

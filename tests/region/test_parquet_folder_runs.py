@@ -12,7 +12,7 @@ import pytest
 from kohort.errors import KafkaError
 from kohort.region import files
 from kohort.region.files import Output, remove_folder
-from kohort.region.sinks import Keep, claims, marks, parquet_folder, staged_files
+from kohort.region.sinks import Keep, owner_marker, parquet_folder, staged_files
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from tests.region import folder_runs as runs
 
@@ -41,7 +41,7 @@ def test_run(run: Callable[[], None]) -> None:
 
 
 def _no_folder_syncs(patch: pytest.MonkeyPatch) -> None:
-    for module in (parquet_folder, marks, staged_files):
+    for module in (parquet_folder, staged_files, staged_files):
         patch.setattr(module, "sync_folder", lambda files, path: None)
 
 
@@ -92,7 +92,7 @@ def _sweeps_the_present_epoch(patch: pytest.MonkeyPatch) -> None:
 def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
     def mark(self: ParquetFolder, sequence: int) -> None:
         folder = f"{self.path}/_region"
-        for old in marks.marks(self._files, folder):
+        for old in staged_files.marks(self._files, folder):
             files.remove(self._files, f"{folder}/published-{old}")
         self._files.close(self._files.open(f"{folder}/published-{sequence}", 0o101, 0o666))
         files.sync_folder(self._files, folder)
@@ -103,9 +103,9 @@ def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
 def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
     def first(self: ParquetFolder, schema: Any) -> None:
         files.make_folder(self._files, f"{self.path}/_region")
-        owner = claims.Claim(1, self._region, self._bound(), claims.text_of(schema))
+        owner = owner_marker.Claim(1, self._region, self._bound(), owner_marker.text_of(schema))
         temporary = f"{self.path}/_region/{self._bound().hex}.part"
-        files.write_file(self._files, temporary, claims.msgspec.json.encode(owner))
+        files.write_file(self._files, temporary, owner_marker.msgspec.json.encode(owner))
         self._files.rename(temporary, f"{self.path}/_region/region.json")
 
     patch.setattr(ParquetFolder, "_first", first)

@@ -9,14 +9,12 @@ from uuid import UUID
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Began, Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.machine import TABLE, RegionMachine
+from kohort.region.control_plane.state import Known, RegionConfig, Why, seen
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part, part_of
-from kohort.region.plane import events as happens
-from kohort.region.plane.config import RegionConfig
-from kohort.region.plane.machine import TABLE, RegionMachine
-from kohort.region.plane.snapshot import seen
-from kohort.region.plane.state import Known, Why
+from kohort.region.records import Began, Contribution, Epoch, Fact, Initial, Manifest, Position, Shown, Span, Stopped
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 

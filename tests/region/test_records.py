@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.facts import (
+from kohort.region.record_codec import RECORD_BYTES_MAX, fact_of, key_of, retired, value_of
+from kohort.region.records import (
     Began,
     Birth,
     Claim,
@@ -24,7 +25,6 @@ from kohort.region.facts import (
     Stopped,
     Term,
 )
-from kohort.region.records import RECORD_BYTES_MAX, fact_of, key_of, retired, value_of
 from kohort.region.staged import StagedKey
 
 T, U, REGION_ID = UUID(int=1), UUID(int=2), UUID(int=3)

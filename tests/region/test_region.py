@@ -15,7 +15,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.region import Region
-from kohort.region.topic import TOPIC
+from kohort.region.region_topic import TOPIC
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.support.waiting import until
 

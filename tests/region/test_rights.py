@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from kohort.errors import NotAuthorizedError
-from kohort.region.book import Home
 from kohort.region.region import Region
-from kohort.region.topic import TOPIC
+from kohort.region.region_log import Home
+from kohort.region.region_topic import TOPIC
 from tests.region.conftest import make_topic
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.maven import MavenUnavailable

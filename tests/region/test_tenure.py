@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from kohort.region import tenure
-from kohort.region.plane.config import RegionConfig
-from kohort.region.plane.state import Known
-from kohort.region.serving import Book, OverError
-from kohort.region.tenure import Address, NobodyServesError, Tenure
+from kohort.region import leader_election
+from kohort.region.control_plane.state import Known, RegionConfig
+from kohort.region.leader_election import Address, NobodyServesError, Tenure
+from kohort.region.server import Book, OverError
 
 
 class Contested:
@@ -30,25 +29,25 @@ class Contested:
 
 def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(tenure.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(leader_election.time, "monotonic", lambda: now[0])
     place = Contested(now)
     loser = Tenure(place, RegionConfig())
     while len(place.tried) < 8:
         with pytest.raises(NobodyServesError, match="another application is taking over"):
             loser.reach()
         now[0] += 0.1
-    least, most = tenure.PATIENCE_S
+    least, most = leader_election.PATIENCE_S
     for number, (one, other) in enumerate(pairwise(place.tried)):
-        factor = 2 ** min(number, tenure.LOSSES_MAX)
+        factor = 2 ** min(number, leader_election.LOSSES_MAX)
         assert least * factor <= other - one <= most * factor + 0.2
     loser.close()
 
 
 def test_who_is_told_to_serve_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(tenure.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(leader_election.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)
     with pytest.raises(OverError):
         Tenure(place, RegionConfig()).serve()
-    assert len(place.tried) == 1 + tenure.LOSSES_MAX
-    assert all(other - one >= tenure.PATIENCE_S[0] for one, other in pairwise(place.tried))
+    assert len(place.tried) == 1 + leader_election.LOSSES_MAX
+    assert all(other - one >= leader_election.PATIENCE_S[0] for one, other in pairwise(place.tried))

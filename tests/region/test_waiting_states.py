@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from kohort.region import messages as told
-from kohort.region.facts import Birth, Contribution, Fact, Reserved
-from kohort.region.plane import events as happens
-from kohort.region.plane.state import Known
-from kohort.region.records import fact_of, key_of, value_of
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.state import Known
+from kohort.region.record_codec import fact_of, key_of, value_of
+from kohort.region.records import Birth, Contribution, Fact, Reserved
+from kohort.region.region_topic import saved_of
 from kohort.region.states import RegionState
-from kohort.region.topic import saved_of
 from tests.region.test_plane import KNOWN, P0, Driven, at, span
 
 SUM, PINNED = b"sum up to 80", ("a", "b")

@@ -13,6 +13,7 @@ from simulation.world import World
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import GroupState, JoinGroupReply, ListGroupsReply, Now, Outcome
 from kohort.groups.events import (
     Client,
     JoinGroup,
@@ -24,7 +25,6 @@ from kohort.groups.events import (
     TopicImage,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import GroupState, JoinGroupReply, ListGroupsReply, Now, Outcome
 from kohort.groups.records import ClassicProtocol
 
 DELAY_MS = 3_000

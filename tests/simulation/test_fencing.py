@@ -14,8 +14,8 @@ from simulation.world import World
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, OffsetCommitReply, Outcome
 from kohort.groups.events import Client, ConsumerGroupHeartbeat, OffsetCommit, OffsetToCommit
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, OffsetCommitReply, Outcome
 from kohort.groups.records import Kind, Tombstone, TopicPartitions
 from kohort.ids import TopicId
 

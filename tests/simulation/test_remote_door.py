@@ -12,10 +12,10 @@ from simulation.remote.loop import VirtualLoop, with_loop
 from simulation.remote.zookeeper import VirtualSession, ZooKeeper
 from simulation.world import World
 
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.zookeeper import door as zookeeper_door
-from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.coordination.placement import Candidate
+from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
 
 
 class Process:

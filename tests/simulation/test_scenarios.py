@@ -16,9 +16,9 @@ from simulation.run import Run
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Outcome, SyncGroupReply
 from kohort.groups.events import OffsetCommit
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import Outcome, SyncGroupReply
 from kohort.wire import framing
 from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse
 

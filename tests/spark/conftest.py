@@ -20,7 +20,7 @@ from kohort import Broker
 from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.client.offset_values import Assignment
+from kohort.client.offsets import Assignment
 from kohort.client.producer.producer import Producer
 from kohort.errors import RetriableError
 from kohort.ids import TopicPartition

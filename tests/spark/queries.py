@@ -21,7 +21,7 @@ from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.options import is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of
-from kohort.spark.source import KohortDataSource
+from kohort.spark.source.source import KohortDataSource
 from kohort.spark.tables import TABLES, parse_table_options
 
 
@@ -96,7 +96,7 @@ def place(servers: str) -> Iterator[Place]:
 @pytest.fixture
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' process keeps its own answer to SIGTERM."""
-    monkeypatch.setattr("kohort.spark.process.Ending.install", lambda ending: None)
+    monkeypatch.setattr("kohort.spark.source.readers.Ending.install", lambda ending: None)
 
 
 def declared(source: KohortDataSource) -> StructType:

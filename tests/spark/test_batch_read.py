@@ -10,7 +10,7 @@ import pytest
 from tests.spark.conftest import PARTITIONS, Stage
 from tests.support.waiting import LAST_RESORT
 
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.client.producer.producer import Producer
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]

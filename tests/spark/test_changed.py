@@ -10,11 +10,11 @@ import pytest
 from tests.spark.queries import Checkpoint, Place, Run, own_signals, place
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
-from kohort.spark.batch_offset import BatchOffset, Span
-from kohort.spark.changed import changes
 from kohort.spark.options import parse_options
+from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.group_offsets import changes
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

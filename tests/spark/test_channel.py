@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from kohort import channel as frames
-from kohort.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, Link, frame, proof
-from kohort.spark import channel
-from kohort.spark.channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
+from kohort.io import channel as frames
+from kohort.io.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, Link, frame, proof
+from kohort.spark import driver_channel
+from kohort.spark.driver_channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_source_learns_late_which_query_it_drives_and_hears_what_was_said_befo
 
 
 def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "AGAIN_S", 0.01)
+    monkeypatch.setattr(driver_channel, "AGAIN_S", 0.01)
     board = closing(Switchboard())
     lost = threading.Event()
     line = closing(Line(board.contact, Heard().handlers, lost.set))
@@ -199,7 +199,7 @@ def test_one_that_is_silent_holds_nobody_up(closing: Callable[[Any], Any], monke
 
 
 def test_there_is_a_most_of_connections(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SOURCES_MAX", 2)
+    monkeypatch.setattr(driver_channel, "SOURCES_MAX", 2)
     board = closing(Switchboard())
     for name in ("one", "two"):
         line = closing(Line(board.contact, Heard().handlers))

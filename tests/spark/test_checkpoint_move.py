@@ -17,9 +17,9 @@ from tests.support.waiting import LAST_RESORT
 from kohort import Broker
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Span
 from kohort.spark.checkpoint_move import BEFORE, Checkpoint
-from kohort.spark.kafka_offsets import initial_bytes, read_initial
+from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.kafka_offsets import initial_bytes, read_initial
 
 pytestmark = LAST_RESORT
 HEAD = 'v1\n{"batchWatermarkMs":0,"conf":{}}\n'

@@ -12,7 +12,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort import Broker
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError, TimedOutError
-from kohort.spark.source import KohortDataSource
+from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -30,7 +30,7 @@ LOGIN = {
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less patience than users get."""
-    monkeypatch.setattr("kohort.spark.catalog.REACH_MS", 400)
+    monkeypatch.setattr("kohort.spark.source.catalog.REACH_MS", 400)
 
 
 def options(servers: str, **more: Any) -> dict[str, str]:

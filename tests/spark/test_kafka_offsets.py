@@ -13,12 +13,12 @@ from tests.spark.queries import Checkpoint, Place, Run, own_signals, place
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort import Consumer
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_lines import LogFile
 from kohort.spark.checkpoint_move import Checkpoint as Moved
-from kohort.spark.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
+from kohort.spark.source.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

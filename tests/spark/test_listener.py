@@ -17,12 +17,12 @@ from tests.spark.queries import declared
 from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
-from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.channel import Switchboard
-from kohort.spark.listener import RUNS_MAX, Ledger, query_of
+from kohort.spark.driver_channel import Switchboard
+from kohort.spark.driver_server import RUNS_MAX, Ledger, query_of
 from kohort.spark.options import parse_options
-from kohort.spark.readers import KohortStreamReader
-from kohort.spark.source import KohortDataSource
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.readers import KohortStreamReader
+from kohort.spark.source.source import KohortDataSource
 
 NOW = {"availableNow": True}
 FAR = {"processingTime": "1 hour"}

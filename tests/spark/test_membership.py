@@ -9,14 +9,14 @@ import pytest
 from tests.support.waiting import STILL_S, until
 
 from kohort import Admin, Broker
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
-from kohort.spark.place import Held
-from kohort.spark.query_member import Limit, Membership, advice
-from kohort.spark.rebalances import Standing
+from kohort.spark.source.membership import Limit, Membership, advice
+from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.progress import Standing
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""

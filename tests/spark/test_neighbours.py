@@ -10,13 +10,12 @@ import pytest
 from tests.support.waiting import STILL_S, until
 
 from kohort import Admin, Broker
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import GroupDescription, MemberDescription, NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
-from kohort.spark.neighbours import LOOKS_MOST, Neighbours, is_told, warning_of
 from kohort.spark.options import parse_options
-from kohort.spark.query_member import Membership
+from kohort.spark.source.membership import LOOKS_MOST, Membership, Neighbours, is_told, warning_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 BOTH = pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -10,7 +10,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
+from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
 
 A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
 

@@ -11,14 +11,14 @@ from tests.support import maven
 
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConsumerConfig
-from kohort.config import settings
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.settings.config import settings
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import distance
 from kohort.spark.options import numbers_of_json, parse_options, partitions_of_json
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
-from kohort.spark.source import KohortDataSource
+from kohort.spark.source.source import KohortDataSource
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 

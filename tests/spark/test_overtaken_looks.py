@@ -12,8 +12,8 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.group.member import GroupMember
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import Span
-from kohort.spark.place import Held
+from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.offset_coordinator import Held
 
 __all__ = ["own_signals", "place", "servers"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

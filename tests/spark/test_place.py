@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from kohort.spark import place
+from kohort.spark.source import offset_coordinator
 
 
 def test_looks_that_go_on_without_an_end_are_told_once(
@@ -18,8 +18,8 @@ def test_looks_that_go_on_without_an_end_are_told_once(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(place, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    again = place.Again()
+    monkeypatch.setattr(offset_coordinator, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    again = offset_coordinator.Again()
     for _ in range(290):
         again.wait()
     assert not caplog.messages
@@ -33,8 +33,10 @@ def test_a_few_looks_that_take_long_are_not_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = iter(range(0, 10_000, 60))
-    monkeypatch.setattr(place, "time", types.SimpleNamespace(monotonic=lambda: next(now), sleep=lambda seconds: None))
-    again = place.Again()
+    monkeypatch.setattr(
+        offset_coordinator, "time", types.SimpleNamespace(monotonic=lambda: next(now), sleep=lambda seconds: None)
+    )
+    again = offset_coordinator.Again()
     for _ in range(19):
         again.wait()
     assert not caplog.messages

@@ -16,7 +16,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort import Broker, Consumer
 from kohort.errors import CommitFailedError, OffsetError
-from kohort.java import start_tied
+from kohort.io.java import start_tied
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]

@@ -12,16 +12,16 @@ import pytest
 from tests.support.waiting import STILL_S, until
 
 from kohort import Admin, Broker, Producer
-from kohort.broker.net.fault import Fault
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.client.offset_values import Assignment
+from kohort.client.offsets import Assignment
 from kohort.errors import CommitFailedError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.options import parse_options
-from kohort.spark.query import Query
-from kohort.spark.query_member import Limit, long_batch_warning
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.membership import Limit, long_batch_warning
+from kohort.spark.source.query import Query
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from kohort.client.offset_values import Rebalance
+from kohort.client.offsets import Rebalance
 from kohort.ids import TopicPartition
-from kohort.spark.lag_report import lag_report
-from kohort.spark.rebalances import Rebalances, Standing
+from kohort.spark.source.progress import Rebalances, Standing
+from kohort.spark.source.query import lag_report
 
 
 def of(number: int, began_ms: float, ended_ms: float) -> Rebalance:

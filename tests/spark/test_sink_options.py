@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from kohort.errors import InvalidInputError
 from kohort.spark.sink_options import SinkOptions, parse_sink_options
-from kohort.spark.writing import Writing
+from kohort.spark.tasks.write import Writing
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))

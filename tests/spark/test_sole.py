@@ -15,9 +15,9 @@ from tests.spark.queries import Place, declared, own_signals, place
 from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
-from kohort.spark.channel import Switchboard
-from kohort.spark.sole import Claim, Load
-from kohort.spark.source import KohortDataSource
+from kohort.spark.driver_channel import Switchboard
+from kohort.spark.source.single_reader_lock import Claim, Load
+from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ow
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Less patience than users get, and locks of the test's own."""
-    monkeypatch.setattr("kohort.spark.sole.WAIT_S", 0.3)
+    monkeypatch.setattr("kohort.spark.source.single_reader_lock.WAIT_S", 0.3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
@@ -86,7 +86,10 @@ def test_where_ids_can_not_tell_the_same_options_are_warned_of(place: Place, cap
 
 
 def test_a_killed_process_has_no_claim(tmp_path: Path) -> None:
-    program = "import sys, time, kohort.spark.sole as s; c = s.Claim.of('x'); print(c is not None, flush=True); input()"
+    program = (
+        "import sys, time, kohort.spark.source.single_reader_lock as s; "
+        "c = s.Claim.of('x'); print(c is not None, flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env=os.environ | {"TMPDIR": str(tmp_path)},

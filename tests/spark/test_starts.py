@@ -10,7 +10,7 @@ from tests.spark.queries import Place, Run, batch_reader, own_signals, place, va
 from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.group.member import GroupMember
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 
 __all__ = ["own_signals", "place"]

@@ -14,7 +14,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 NOW = {"availableNow": True}

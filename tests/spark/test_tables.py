@@ -13,9 +13,9 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort import Admin, Consumer, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, NotFoundError
-from kohort.spark.source import KohortDataSource
+from kohort.spark.source.source import KohortDataSource
 from kohort.spark.tables import GROUPS_A_TASK, TABLES, TableReader, parse_table_options
 
 GROUP, OTHER = "tables-readers", "tables-others"

@@ -10,9 +10,9 @@ import pytest
 from tests.spark.queries import Checkpoint, Place, Run, batch_reader, own_signals, place, values_of
 from tests.support.waiting import LAST_RESORT
 
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import OffsetError
-from kohort.spark.batch_offset import Stamp
+from kohort.spark.source.batch_offset import Stamp
 from kohort.wire.data import FetchRequest
 
 __all__ = ["own_signals", "place"]

@@ -14,10 +14,10 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 from kohort import Admin, Broker, TopicPartition
 from kohort.cli.app import run as kohort
 from kohort.client.consumer.range_reader import RangeReader, When
-from kohort.client.offset_values import OffsetAndMetadata, OffsetAndTimestamp
+from kohort.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
-from kohort.spark.batch_offset import Stamp
+from kohort.spark.source.batch_offset import Stamp
 
 __all__ = ["own_signals"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -41,7 +41,7 @@ def place(servers: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohort.spark.group_place.REFRESH_S", 0.1)
+    monkeypatch.setattr("kohort.spark.source.group_offsets.REFRESH_S", 0.1)
 
 
 def stamped(place: Place, values: range, letter: str = "a", count: int = 2) -> None:

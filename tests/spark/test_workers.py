@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.workers import Choice, choose
+from kohort.spark.tasks.workers import Choice, choose
 
 OWN = sys.executable
 SCRIPT = """

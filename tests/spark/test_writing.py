@@ -11,8 +11,8 @@ import pytest
 from kohort import Admin, Broker, Consumer, Record, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.spark import writing
-from kohort.spark.writing import Writing
+from kohort.spark.tasks import write
+from kohort.spark.tasks.write import Writing
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 BORN = int(time.time()) * 1000 - 60_000
@@ -25,9 +25,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with Admin(broker.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(name, 3) for name in topics]).all()
         yield broker.bootstrap_servers
-        for producer in writing._producers.values():
+        for producer in write._producers.values():
             producer.close()
-        writing._producers.clear()
+        write._producers.clear()
 
 
 def plan(servers: str, *columns: str, topic: str | None = None, **settings: str) -> Writing:
@@ -115,7 +115,7 @@ def test_a_record_that_is_not_taken_fails_the_task_and_the_next_one_goes_on(serv
     large = pa.RecordBatch.from_pydict({"value": pa.array(["x" * 20_000])})
     with pytest.raises(KafkaError):
         task.write(iter([large]))
-    assert writing._key(task) not in writing._producers
+    assert write._key(task) not in write._producers
     assert task.write(iter([pa.RecordBatch.from_pydict({"value": pa.array(["small"])})])) == 1
 
 
@@ -127,20 +127,20 @@ def test_an_exception_of_the_rows_leaves_no_producer_behind(servers: str) -> Non
     task = plan(servers, "value", topic="again", **{"client.id": "broken"})
     with pytest.raises(OSError, match="the rows end here"):
         task.write(broken())
-    assert writing._key(task) not in writing._producers
+    assert write._key(task) not in write._producers
 
 
 def test_a_producer_outlives_its_task_and_few_are_kept(servers: str) -> None:
     row = pa.RecordBatch.from_pydict({"value": pa.array(["a"])})
     tasks = [plan(servers, "value", topic="again", **{"client.id": f"c{number}"}) for number in range(6)]
     tasks[0].write(iter([row]))
-    kept = writing._producers[writing._key(tasks[0])]
+    kept = write._producers[write._key(tasks[0])]
     tasks[0].write(iter([row]))
-    assert writing._producers[writing._key(tasks[0])] is kept
+    assert write._producers[write._key(tasks[0])] is kept
     for task in tasks[1:]:
         task.write(iter([row]))
-    assert len(writing._producers) == writing.PRODUCERS
-    assert kept not in writing._producers.values()
+    assert len(write._producers) == write.PRODUCERS
+    assert kept not in write._producers.values()
 
 
 def test_times_in_milliseconds_are_taken_too(servers: str) -> None:

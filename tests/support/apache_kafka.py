@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kohort.errors import NotFoundError
-from kohort.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
+from kohort.io.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
 from kohort.zookeeper import free_ports
 from tests.support import maven
 

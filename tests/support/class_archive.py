@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from kohort.errors import NotFoundError
-from kohort.java import java_path
+from kohort.io.java import java_path
 
 OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Of a Spark that lives for seconds: compiling it well costs more than it saves."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kohort.java import JavaServer
+from kohort.io.java import JavaServer
 from kohort.zookeeper import free_ports
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.waiting import until

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from kohort.wire.cluster import ApiVersionsResponse
 from kohort.wire.data import FetchResponse
+from kohort.wire.discovery import ApiVersionsResponse
 from kohort.wire.framing import APIS
 from kohort.wire.message import Message
 from kohort.wire.schema import Field, Struct

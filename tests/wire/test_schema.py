@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.wire.cluster import ApiVersionsResponse, MetadataRequest
 from kohort.wire.data import FetchResponse, ProduceRequest
+from kohort.wire.discovery import ApiVersionsResponse, MetadataRequest
 from kohort.wire.framing import APIS, decode_response, encode_request, encode_request_parts, encode_response
 from kohort.wire.groups import FindCoordinatorRequest, HeartbeatRequest, JoinGroupRequest, JoinGroupResponse
 from kohort.wire.message import Message

@@ -11,8 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from kohort.broker.net.push_request import PushRequest
-from kohort.broker.net.request import Request
+from kohort.broker.server.requests import PushRequest, Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
 from kohort.wire.message import Message

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kohort.broker.net.fault import Fault
 from kohort.broker.run import RunningBroker, serve
+from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import KafkaError
 
 PARENT_CHECK_S = 0.5

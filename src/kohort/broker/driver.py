@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
+from kohort.groups.effects import Counted, Now, Push, Rebalanced, Told, Work
 from kohort.groups.events import Event, GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 log = logging.getLogger("kohort.groups")
 

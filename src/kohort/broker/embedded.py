@@ -29,9 +29,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from kohort.broker.config.single_broker import idle_text
-from kohort.broker.net.fault import Fault
-from kohort.calls import checked, checked_call
+from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
+from kohort.settings.arguments import checked, checked_call
 
 __all__ = ["Broker", "Fault"]
 

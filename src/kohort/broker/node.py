@@ -6,7 +6,10 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from kohort.broker.config.group_settings import GroupSettingsFile
@@ -14,24 +17,109 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.config.users import Users
+from kohort.broker.endpoints import OnePlace
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
-from kohort.broker.net.session import ClientSession
-from kohort.broker.places import OnePlace
-from kohort.broker.recompression import Recompression
+from kohort.broker.purgatory import Waits
+from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
+from kohort.broker.slices import Turns
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
-from kohort.broker.transactions.coordinator import TransactionHost, Transactions
-from kohort.broker.transactions.producer_ids import ProducerIds
-from kohort.broker.turns import Turns
-from kohort.broker.waits import Waits
+from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
+from kohort.errors import CorruptDataError, KafkaError
+from kohort.groups.effects import FindOffsets
 from kohort.groups.events import Event, GroupSettings, OffsetsFound, Position
-from kohort.groups.outcome import FindOffsets
+from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
-from kohort.log import LogStore, PartitionLog
-from kohort.wire.cluster import ApiVersionsResponse
+from kohort.log import LogConfig, LogStore, PartitionLog, prepared
+from kohort.wire.discovery import ApiVersionsResponse
+
+# -- Produced batches of topics with a `compression.type` of their own: compressed beside the loop, appended in order
+#
+# Kafka compresses in the thread of the request. Here the loop serves everyone, so that a thread does, and what comes
+# for the same partition meanwhile waits behind it: sequences of producers keep their order.
 
 log = logging.getLogger("kohort.broker")
+
+THREADS = 2
+"""The codecs work without the interpreter's lock."""
+
+
+@dataclass(slots=True)
+class _Job:
+    records: bytes
+    config: LogConfig
+    now_ms: int
+    done: Callable[[bytes | KafkaError], None]
+
+
+class Recompression:
+    """Compresses batches anew, one after the other for each partition. All methods run on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._threads = ThreadPoolExecutor(THREADS, "kohort-compress")
+        self._queues: dict[TopicPartition, deque[_Job]] = {}
+
+    def is_busy(self, partition: TopicPartition) -> bool:
+        """Whether batches for a partition are on their way, behind which others have to wait."""
+        return partition in self._queues
+
+    def take(
+        self,
+        partition: TopicPartition,
+        records: bytes,
+        config: LogConfig,
+        now_ms: int,
+        done: Callable[[bytes | KafkaError], None],
+    ) -> None:
+        """Check and compress batches behind what the partition was sent before.
+
+        Args:
+            partition: which they are for.
+            records: the batches, a copy of the request's.
+            config: the topic's.
+            now_ms: when they came.
+            done: called with what is to be appended, or why nothing is.
+        """
+        queue = self._queues.setdefault(partition, deque())
+        queue.append(_Job(records, config, now_ms, done))
+        if len(queue) == 1:
+            self._begin(partition, queue[0])
+
+    def _begin(self, partition: TopicPartition, job: _Job) -> None:
+        def work() -> bytes | KafkaError:
+            try:
+                return prepared(str(partition), job.records, job.config, job.now_ms)
+            except KafkaError as error:
+                return error.with_traceback(None)
+
+        def finish(finished: asyncio.Future[bytes | KafkaError]) -> None:
+            if not finished.cancelled():
+                self._finish(partition, job, finished)
+
+        self._loop.run_in_executor(self._threads, work).add_done_callback(finish)
+
+    def _finish(self, partition: TopicPartition, job: _Job, finished: asyncio.Future[bytes | KafkaError]) -> None:
+        queue = self._queues[partition]
+        queue.popleft()
+        try:
+            try:
+                result = finished.result()
+            except Exception as error:  # noqa: BLE001 - whoever produced must be told, whatever it is
+                log.error("%s: batches could not be compressed: %s", partition, error)
+                result = CorruptDataError(f"{partition}: the batches could not be compressed: {error}")
+            job.done(result)
+        finally:
+            if queue:
+                self._begin(partition, queue[0])
+            else:
+                del self._queues[partition]
+
+    def close(self) -> None:
+        """Leave undone what waits."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 MAINTAIN_S = 1.0
 STANDSTILL_S = 1.0

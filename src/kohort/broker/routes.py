@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from kohort.broker.api import (
-    cluster,
+    cluster_admin,
     configs,
     consumer_groups,
+    discovery,
     fetch,
     group_offsets,
     groups,
-    listoffsets,
+    list_offsets,
     metadata,
     offset_transactions,
-    operations,
     produce,
     quotas,
     security,
@@ -20,17 +20,17 @@ from kohort.broker.api import (
     topics_on_use,
     transactions,
 )
-from kohort.broker.api.cluster import unknown_api_versions
+from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.host import GroupHost
-from kohort.broker.net.dispatch import Handled, Route, route_table
 from kohort.broker.node import Node
+from kohort.broker.server.dispatch import Handled, Route, route_table
 
 __all__ = ["GROUP_ROUTES", "ROUTES", "unknown_api_versions"]
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
 
 _OF_GROUPS: list[list[Handled[GroupHost]]] = [
-    cluster.HANDLERS,
+    discovery.HANDLERS,
     consumer_groups.HANDLERS,
     group_offsets.HANDLERS,
     groups.HANDLERS,
@@ -42,9 +42,9 @@ ROUTES: dict[int, Route[Node]] = route_table(
         *_OF_GROUPS,
         configs.HANDLERS,
         fetch.HANDLERS,
-        listoffsets.HANDLERS,
+        list_offsets.HANDLERS,
         offset_transactions.HANDLERS,
-        operations.HANDLERS,
+        cluster_admin.HANDLERS,
         produce.HANDLERS,
         quotas.HANDLERS,
         security.HANDLERS,

@@ -13,16 +13,15 @@ from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import idle_text
-from kohort.broker.descriptors import open_file_limit, shares
 from kohort.broker.metrics import Snapshot
-from kohort.broker.net.dispatch import Dispatcher, api_keys
-from kohort.broker.net.server import listening_socket
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.server.dispatch import Dispatcher, api_keys
+from kohort.broker.server.listener import listening_socket, open_file_limit, shares
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
-from kohort.config import parse_listen
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
+from kohort.settings.config import parse_listen
 
 log = logging.getLogger("kohort.broker")
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Snapshot
-from kohort.broker.net.connection import Connection
-from kohort.broker.net.framing import Frame
-from kohort.broker.net.log_lines import LogLines
-from kohort.broker.net.server import Server
-from kohort.config import parse_listen
+from kohort.broker.server.connection import Connection
+from kohort.broker.server.framing import Frame
+from kohort.broker.server.listener import Server
+from kohort.broker.server.log import LogLines
+from kohort.settings.config import parse_listen
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from kohort.scrapes import MetricsServer
+    from kohort.io.metrics_http import MetricsServer
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.broker")
@@ -70,12 +70,12 @@ class Serving:
             self._serve_metrics(*parse_listen(config.metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        from kohort.scrapes import MetricsServer  # an HTTP server that few need
+        from kohort.io.metrics_http import MetricsServer  # an HTTP server that few need
 
         self._metrics = MetricsServer(host, port, self._exporter())
 
     def _exporter(self) -> Collector:
-        from kohort.broker.prometheus import Exporter
+        from kohort.broker.metrics import Exporter
 
         return Exporter(lambda: self.from_outside(self.metrics))
 

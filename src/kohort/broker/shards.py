@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 
-from kohort.broker.net.session import ClientSession
+from kohort.broker.server.connection import ClientSession
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ReplyValue
 from kohort.groups.events import (
     ConnectionLost,
     ConsumerGroupHeartbeat,
@@ -32,7 +33,6 @@ from kohort.groups.events import (
     TransactionEnded,
     TxnOffsetCommit,
 )
-from kohort.groups.outcome import ReplyValue
 from kohort.log import Steps
 
 MakeShard: TypeAlias = Callable[[int, int], Shard]

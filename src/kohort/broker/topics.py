@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from kohort.broker.net.request import Request
+from kohort.broker.purgatory import Waits
+from kohort.broker.server.requests import Request
 from kohort.broker.shards import GroupShards
-from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.groups import events
 from kohort.log import LogStore, Steps, Topic, TopicPlan

@@ -43,8 +43,8 @@ def broker(
     from kohort.broker.config.settings import broker_configs
     from kohort.broker.config.single_broker import place_in
     from kohort.broker.run import LISTEN_DEFAULT, run_broker
-    from kohort.config import parse_listen
     from kohort.errors import InvalidInputError
+    from kohort.settings.config import parse_listen
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:

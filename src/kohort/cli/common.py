@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
-from kohort.config import parse_assignments, read_properties
 from kohort.errors import InvalidInputError
+from kohort.settings.config import parse_assignments, read_properties
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin
@@ -60,7 +60,7 @@ class Common:
         servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
         given.pop("bootstrap.servers", None)
         known = _known_to_any_client(given) if given else given
-        from kohort.config import settings
+        from kohort.settings.config import settings
 
         names = {setting.knob.name for setting in settings(accepted).values()}
         names |= {alias for setting in settings(accepted).values() for alias in setting.knob.aliases}
@@ -78,7 +78,7 @@ class Common:
             TimedOutError: it can't; names addresses and causes.
             KafkaError: the login is refused and the like.
         """
-        from kohort.client.net.contact import reach
+        from kohort.client.net.health import reach
         from kohort.client.net.thread_driver import ThreadClient
         from kohort.client.settings import ConnectionConfig, client_config
 
@@ -118,7 +118,7 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
     """The properties, checked: a file may serve consumers, producers and commands alike, but not hold a misspelling."""
     from kohort.client.producer.settings import ProducerConfig
     from kohort.client.settings import ConsumerConfig
-    from kohort.config import settings, unknown_key
+    from kohort.settings.config import settings, unknown_key
 
     names = set()
     for setting in [*settings(ConsumerConfig).values(), *settings(ProducerConfig).values()]:

@@ -55,8 +55,8 @@ def coordinator(
     from kohort.client.settings import ConnectionConfig, client_config
     from kohort.cluster.run import Options, run_coordinator
     from kohort.cluster.settings import configured
-    from kohort.config import parse_listen
     from kohort.errors import InvalidInputError
+    from kohort.settings.config import parse_listen
 
     properties: dict[str, Any] = {**assignments(set_)}
     if metrics_listen is not None:

@@ -142,7 +142,7 @@ def _codecs() -> Iterator[Finding]:
 
 def _spark() -> Iterator[Finding]:
     """PySpark may be absent; where it is there, it must be new enough, and have its Java."""
-    from kohort.java import JAVA_VERSION_MIN, java_path, java_version
+    from kohort.io.java import JAVA_VERSION_MIN, java_path, java_version
 
     need = "the Spark source, the demo, kohort zookeeper"
     pyspark = _installed("pyspark")
@@ -201,7 +201,7 @@ def _folder(wanted: Path) -> Iterator[Finding]:
 
 
 def _port(listen: str) -> Iterator[Finding]:
-    from kohort.config import parse_listen
+    from kohort.settings.config import parse_listen
 
     try:
         host, port = parse_listen(listen)

@@ -2,26 +2,444 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import csv
+import io
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from kohort.cli.app import FAILED, UsageError
+from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names
-from kohort.cli.group_resets import has_members, reset_offsets
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
-from kohort.cli.nearest import groups_with_nearest
-from kohort.cli.output import confirmed, show, show_changes
-from kohort.cli.partitions import chosen_partitions
-from kohort.errors import NotFoundError
+from kohort.cli.nearest import groups_with_nearest, topics_with_nearest
+from kohort.cli.output import confirmed, note, printable, show, show_changes
+from kohort.cli.partitions import chosen_partitions, name_of
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
+from kohort.settings.config import did_you_mean
 
-if TYPE_CHECKING:  # the client is imported by the commands that need it
+if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
+
+
+# -- Where `kohort groups reset-offsets` sets offsets to
+
+Plan = dict[str, dict[TopicPartition, int]]
+"""The offsets of a file by group; the group of a file that names none is ''."""
+_OFFSET_MAX = 2**63 - 1
+
+
+class Bounds(NamedTuple):
+    """A partition's first and end offset, and the first offset at the time asked for: -1 when nothing is that young."""
+
+    start: int
+    end: int
+    at_time: int
+
+
+class Target(NamedTuple):
+    """Where one offset is set to.
+
+    Attributes:
+        new: within the partition's bounds.
+        requested: what was asked for, where that is another offset.
+        note: why `new` is not what was asked for.
+    """
+
+    new: int
+    requested: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One way to say where to: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
+
+    kind: str
+    value: int = 0
+
+    def bounds(
+        self, admin: Admin, partitions: Sequence[TopicPartition]
+    ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
+        """What partitions hold, and what befell those of which that can't be told."""
+        starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        errors = {**starts.errors, **ends.errors}
+        by_time = None
+        if self.kind == "time":
+            by_time = admin.list_offsets(dict.fromkeys(partitions, self.value))
+            errors |= by_time.errors
+        found = {
+            key: Bounds(
+                starts.values[key].offset, ends.values[key].offset, by_time.values[key].offset if by_time else -1
+            )
+            for key in partitions
+            if key not in errors
+        }
+        return found, errors
+
+    def target(self, key: TopicPartition, bounds: Bounds, committed: int | None, planned: int | None) -> Target:
+        """The new offset of a partition, kept within its first and end offset.
+
+        Args:
+            key: the partition.
+            bounds: what it holds.
+            committed: the committed offset.
+            planned: what the file says, for the kind `file`.
+
+        Raises:
+            InvalidInputError: there is nothing to shift from.
+        """
+        start, end, at_time = bounds
+        if self.kind == "earliest":
+            return Target(start)
+        if self.kind == "latest":
+            return Target(end)
+        if self.kind == "time":
+            return Target(at_time) if at_time >= 0 else Target(end, None, "no record is that young: the end")
+        if committed is None and self.kind == "current":
+            return Target(end, None, "nothing was committed: the end")
+        if committed is None and self.kind == "shift":
+            raise InvalidInputError(f"{key}: there is no committed offset to shift from")
+        wanted = {
+            "current": committed,
+            "offset": self.value,
+            "shift": (committed or 0) + self.value,
+            "file": planned,
+        }[self.kind]
+        return _within(wanted or 0, start, end)
+
+
+def _within(wanted: int, start: int, end: int) -> Target:
+    if wanted > end:
+        return Target(end, wanted, f"{wanted} is past the end {end}")
+    if wanted < start:
+        return Target(start, wanted, f"{wanted} is before the first offset {start}")
+    return Target(wanted)
+
+
+def parse_goal(given: Mapping[str, Any]) -> Goal:
+    """The one goal among the options.
+
+    Raises:
+        UsageError: none or several were given, or a time or an offset that can't be.
+    """
+    chosen = [(kind, value) for kind, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        raise UsageError(
+            "say where to with exactly one of --to-earliest, --to-latest, --to-current, --to-offset, --to-datetime, "
+            "--by-duration, --shift-by, --from-file"
+        )
+    kind, value = chosen[0]
+    if kind == "datetime":
+        return Goal("time", _milliseconds(value))
+    if kind == "duration":
+        return Goal("time", max(0, int(time.time() * 1000) - _duration(value)))
+    if kind == "offset" and not 0 <= value <= _OFFSET_MAX:
+        raise UsageError(f"--to-offset {value}: offsets are from 0 to {_OFFSET_MAX}")
+    return Goal(kind, value if kind in ("offset", "shift") else 0)
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"--to-datetime {text}: write it as 2026-01-31T12:00:00") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def _duration(text: str) -> int:
+    from kohort.client.settings import duration_ms
+
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise UsageError(f"--by-duration: {error}") from error
+
+
+def read_plan(path: Path) -> Plan:
+    """Offsets from a file of lines TOPIC,PARTITION,OFFSET, or of lines GROUP,TOPIC,PARTITION,OFFSET.
+
+    Raises:
+        UsageError: a line that is neither, both kinds of lines, or a partition named twice.
+        OSError: the file can't be read.
+    """
+    plan: Plan = {}
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text: {error}") from error
+    for number, fields in enumerate(csv.reader(io.StringIO(text)), start=1):
+        if not fields:
+            continue
+        try:
+            *group, topic, partition, offset = (field.strip() for field in fields)
+            key, value = TopicPartition(topic, int(partition)), int(offset)
+        except ValueError as error:
+            raise UsageError(_no_line(path, number, fields)) from error
+        if len(group) > 1 or key.partition < 0 or not 0 <= value <= _OFFSET_MAX or not topic:
+            raise UsageError(_no_line(path, number, fields))
+        if key in plan.setdefault(group[0] if group else "", {}):
+            raise UsageError(f"{path} line {number}: {key} is there twice")
+        plan[group[0] if group else ""][key] = value
+    if not plan:
+        raise UsageError(f"{path} has no offsets")
+    if "" in plan and len(plan) > 1:
+        raise UsageError(f"{path}: either every line names its group or none does")
+    return plan
+
+
+def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:
+    return (
+        f"{path} line {number}: {','.join(fields)!r} is no TOPIC,PARTITION,OFFSET and no GROUP,TOPIC,PARTITION,OFFSET"
+    )
+
+
+def plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
+    """The lines that `read_plan` reads, of rows with group, topic, partition and new."""
+    out = io.StringIO()
+    keys = ("group", "topic", "partition", "new") if with_group else ("topic", "partition", "new")
+    csv.writer(out, lineterminator="\n").writerows([row[key] for key in keys] for row in rows)
+    return out.getvalue()
+
+
+# -- `kohort groups reset-offsets`: where groups go on reading, shown first and set on --execute
 
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
+_COLUMNS = ("group", "topic", "partition", "committed", "requested", "new", "note")
+
+
+class _Change(NamedTuple):
+    group: str
+    key: TopicPartition
+    committed: int | None
+    target: Target
+
+    def row(self, done: bool | None = None) -> dict[str, Any]:
+        new, requested, why = self.target
+        row = {"group": self.group, "topic": self.key.topic, "partition": self.key.partition}
+        row |= {"committed": self.committed, "requested": requested, "new": new, "note": why}
+        return row if done is None else {**row, "done": done}
+
+
+def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
+    *groups: str,
+    all_groups: _Flag = False,
+    topic: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    all_topics: _Flag = False,
+    to_earliest: _Flag = False,
+    to_latest: _Flag = False,
+    to_current: _Flag = False,
+    to_offset: Annotated[int | None, Parameter(allow_leading_hyphen=True)] = None,
+    to_datetime: str | None = None,
+    by_duration: str | None = None,
+    shift_by: Annotated[int | None, Parameter(allow_leading_hyphen=True)] = None,
+    from_file: Path | None = None,
+    execute: _Flag = False,
+    export: _Flag = False,
+    common: Common = _COMMON,
+) -> int:
+    """Set the committed offsets of groups anew. Groups that have members are left as they are, and told.
+
+    An offset outside what its partition holds becomes the first or the end offset; the preview says where.
+
+    Args:
+        groups: their names. A group that is not there gets offsets of the topics that are named.
+        all_groups: every group of the cluster.
+        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again.
+        all_topics: every topic that the group has committed offsets for.
+        to_earliest: to the first record there is.
+        to_latest: to the end.
+        to_current: to the committed offset as it is now (into the bounds of the partition).
+        to_offset: to this offset.
+        to_datetime: to the first record at or after this time, as 2026-01-31T12:00:00 (UTC unless it has a zone).
+        by_duration: to the first record since this long ago, as P1DT12H or PT30M.
+        shift_by: forward, or backward when negative, by so many records.
+        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say, with GROUP, before each for several.
+        execute: do it; without this it is only shown.
+        export: print lines that --from-file reads, and change nothing unless --execute is given too.
+    """
+    goal = parse_goal(
+        {
+            "earliest": to_earliest or None,
+            "latest": to_latest or None,
+            "current": to_current or None,
+            "offset": to_offset,
+            "datetime": to_datetime,
+            "duration": by_duration,
+            "shift": shift_by,
+            "file": from_file,
+        }
+    )
+    plan = read_plan(from_file) if from_file else None
+    if plan is None and all_topics == bool(topic):
+        raise UsageError("name topics with --topic, or give --all-topics, or --from-file")
+    if plan is not None and (topic or all_topics):
+        raise UsageError("--from-file names the topics: leave --topic and --all-topics out")
+    if export and common.json:
+        raise UsageError("--export prints lines of its own: leave --json out")
+    check_names("group", *groups)
+    with common.admin() as admin:
+        names = _groups(admin, groups, all_groups, plan)
+        changes, errors = _changes(admin, names, goal, topic, plan)
+        if export:
+            _export(changes, with_group=len(names) > 1)
+            code = tell(errors)
+            return _execute(admin, changes, common, shown=True) or code if execute else code
+        if not execute:
+            show([change.row() for change in changes], _COLUMNS, as_json=common.json, empty="no offsets to set")
+        code = tell(errors)
+        if not changes:
+            return code or DONE
+        count = len({change.group for change in changes})
+        if not confirmed(execute, f"Set {len(changes)} offsets of {_numbered(count, 'group')}?"):
+            return FAILED
+        return _execute(admin, changes, common, shown=False) or code
+
+
+def _numbered(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _groups(admin: Admin, groups: tuple[str, ...], all_groups: bool, plan: Plan | None) -> list[str]:
+    """The groups that are named, by the arguments or by the file."""
+    named_by_file = plan is not None and "" not in plan
+    if plan is not None and named_by_file and not groups and not all_groups:
+        return sorted(plan)
+    check_chosen(groups, all_groups)
+    names = list(dict.fromkeys(chosen_groups(admin, groups, all_groups)))
+    if plan is None:
+        return names
+    if not named_by_file:
+        if len(names) != 1 or all_groups:
+            raise UsageError("the lines of the file name no groups, so it is for one group: name that")
+        plan[names[0]] = plan.pop("")
+        return names
+    if all_groups:
+        return [name for name in names if name in plan]
+    missing = [name for name in names if name not in plan]
+    if missing:
+        raise UsageError(f"the file has no offsets of group {missing[0]!r}{did_you_mean(missing[0], plan)}")
+    return names
+
+
+def _changes(
+    admin: Admin, names: list[str], goal: Goal, topics: tuple[str, ...], plan: Plan | None
+) -> tuple[list[_Change], dict[Any, KafkaError]]:
+    """What is to be set, by group and partition, and what befell the others."""
+    ready, errors = _ready_groups(admin, names)
+    named = _named_partitions(admin, topics) if topics else []
+    committed: dict[str, dict[TopicPartition, int]] = {}
+    wanted: dict[str, list[TopicPartition]] = {}
+    for name in ready:
+        try:
+            found = admin.list_consumer_group_offsets(name).all()
+        except KafkaError as error:
+            errors[name] = error
+            continue
+        committed[name] = {key: value.offset for key, value in found.items() if value}
+        wanted[name] = sorted(plan[name]) if plan is not None else named or sorted(committed[name])
+        if not wanted[name]:
+            errors[name] = NotFoundError(f"group {name!r} has no committed offsets: name topics with --topic")
+    every = sorted({key for keys in wanted.values() for key in keys})
+    bounds, unknown = goal.bounds(admin, every) if every else ({}, {})
+    errors |= unknown
+    changes = []
+    for name, keys in wanted.items():
+        for key in keys:
+            if key not in bounds:
+                continue
+            planned = plan[name][key] if plan is not None else None
+            current = committed[name].get(key)
+            try:
+                changes.append(_Change(name, key, current, goal.target(key, bounds[key], current, planned)))
+            except InvalidInputError as error:
+                errors[name, key] = InvalidInputError(
+                    f"group {name!r}, {error.message}", ErrorCode.UNKNOWN_SERVER_ERROR
+                )
+    return changes, errors
+
+
+def _ready_groups(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, KafkaError]]:
+    """The groups whose offsets may be set, and why not of the others: Kafka refuses it while a group has members."""
+    found = admin.describe_consumer_groups(names)
+    errors: dict[Any, KafkaError] = {}
+    ready = []
+    there: list[str] | None = None
+    for name in names:
+        error = found.errors.get(name)
+        if error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            there = [group.group_id for group in admin.list_groups()] if there is None else there
+            note(f"group {name!r} is not there yet{did_you_mean(name, there)}")
+        elif error is not None:
+            errors[name] = error
+            continue
+        elif found.values[name].members:
+            errors[name] = has_members(name, len(found.values[name].members))
+            continue
+        ready.append(name)
+    return ready, errors
+
+
+def has_members(group: str, count: int) -> KafkaError:
+    """Why a group's offsets can't be set."""
+    return KafkaError(f"group {group!r} has {count} members: stop them first, or they would overwrite the offsets")
+
+
+def _named_partitions(admin: Admin, topics: tuple[str, ...]) -> list[TopicPartition]:
+    described = admin.describe_topics(sorted({name_of(text) for text in topics}))
+    for error in topics_with_nearest(admin, described.errors).values():
+        raise error
+    found = described.values
+    return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
+
+
+def _export(changes: list[_Change], *, with_group: bool) -> None:
+    for change in changes:
+        if change.target.note is not None:
+            note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
+    lines = plan_lines([change.row() for change in changes], with_group=with_group)
+    sys.stdout.write(printable(lines, keep="\n") if sys.stdout.isatty() else lines)
+    sys.stdout.flush()  # with --execute nothing is set before the lines are out
+
+
+def _execute(admin: Admin, changes: list[_Change], common: Common, *, shown: bool) -> int:
+    from kohort.client.offsets import OffsetAndMetadata
+
+    done: list[dict[str, Any]] = []
+    errors: dict[Any, KafkaError] = {}
+    by_group: dict[str, list[_Change]] = {}
+    for change in changes:
+        by_group.setdefault(change.group, []).append(change)
+    for group, own in by_group.items():
+        befell = _set(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
+        errors |= {(group, key): error for key, error in befell.items()}
+        done += [change.row(done=change.key not in befell) for change in own]
+    if not shown:
+        show_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
+    return tell(errors)
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[str, TopicPartition]:
+    return row["group"], TopicPartition(row["topic"], row["partition"])
+
+
+def _set(admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]) -> Mapping[TopicPartition, KafkaError]:
+    try:
+        return admin.alter_consumer_group_offsets(group, offsets).errors
+    except KafkaError as error:  # the other groups' offsets are still set
+        return dict.fromkeys(offsets, error)
+
+
 _Topics = Annotated[tuple[str, ...], Parameter(negative="")]
 _OFFSET = ("group", "topic", "partition", "committed")
 

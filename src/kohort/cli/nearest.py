@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
+from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.client.admin.admin import Admin

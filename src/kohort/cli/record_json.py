@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError
+from kohort.settings.config import did_you_mean
 
 Fields = dict[str, Any]
 """Arguments of `Producer.send` besides the topic."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +13,75 @@ from cyclopts import App, Parameter
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
 from kohort.cli.output import confirmed, note, show, show_json
-from kohort.cli.region_rows import OF_GROUP, OF_QUERY, lag_rows, query_rows
-from kohort.config import did_you_mean
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
+from kohort.ids import TopicPartition
+from kohort.settings.config import did_you_mean
 
-if TYPE_CHECKING:  # the client is imported by the commands that need it
+if TYPE_CHECKING:
+    from kohort.client.admin.admin import Admin
     from kohort.region.messages import MemberSeen, RegionSeen, SinkSeen
     from kohort.region.region import Region
+    from kohort.region.region_topic import Saved
     from kohort.region.sinks import Sink
-    from kohort.region.topic import Saved
+
+
+# -- What `kohort region describe` knows beside the control plane's word: Spark queries, and how far groups are behind
+
+OF_QUERY = ("region", "query", "batch", "epoch", "records", "reads", "state")
+OF_GROUP = ("region", "group", "partitions", "lag", "unknown")
+
+
+def query_rows(name: str, saved: Saved) -> list[dict[str, Any]]:
+    """The Spark queries of the last complete sequence, and those whose state waits for them."""
+    from kohort.spark.region.query_state import SavedQuery  # needs no Spark
+
+    given = saved.contributions.get(saved.sequence, {})
+    rows = []
+    for member, state in sorted(saved.states().items()):
+        try:
+            query = SavedQuery.from_bytes(state)
+        except InvalidInputError:
+            continue  # a member of another kind
+        spans = given[member].spans if member in given else ()
+        rows.append(
+            {
+                "region": name,
+                "query": member,
+                "batch": query.batch,
+                "epoch": query.epoch,
+                "records": sum(span.end - span.begin for span in spans),
+                "reads": list(query.sources),
+                "state": list(query.operators),
+            }
+        )
+    return rows
+
+
+def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
+    """How many records each group has before it since the last complete sequence.
+
+    Raises:
+        KafkaError: the partitions' ends can't be had.
+    """
+    reached: dict[str, dict[TopicPartition, int]] = defaultdict(dict)
+    for one in seen.positions:
+        reached[one.group][TopicPartition(one.topic, one.partition)] = one.offset
+    every = {partition for offsets in reached.values() for partition in offsets}
+    ends = admin.list_offsets(dict.fromkeys(sorted(every), "latest"))
+    rows = []
+    for group, offsets in sorted(reached.items()):
+        known = {at: ends.result(at).offset for at in offsets if at not in ends.errors}
+        rows.append(
+            {
+                "region": seen.name,
+                "group": group,
+                "partitions": len(offsets),
+                "lag": sum(max(0, end - offsets[at]) for at, end in known.items()),
+                "unknown": [str(at) for at in sorted(offsets) if at not in known],
+            }
+        )
+    return rows
+
 
 app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
 
@@ -38,7 +99,7 @@ NO_PLANE = "nobody serves"
 @app.command(name="list")
 def list_(*, common: Common = _COMMON) -> int:
     """List the regions with their groups and the last sequence that is complete."""
-    from kohort.region.book import regions
+    from kohort.region.region_log import regions
 
     servers, settings = _reached(common)
     rows = [
@@ -328,7 +389,7 @@ def _region(name: str, common: Common, **options: Any) -> Region:
 
 
 def _must_be_there(name: str, common: Common) -> Saved:
-    from kohort.region.book import regions
+    from kohort.region.region_log import regions
 
     known = regions(*_reached(common))
     if name not in known:

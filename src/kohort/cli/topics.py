@@ -11,8 +11,8 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, assignments, check_names
 from kohort.cli.nearest import topics_with_nearest
 from kohort.cli.output import note, printable, show, show_changes, show_json
-from kohort.config import did_you_mean
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
+from kohort.settings.config import did_you_mean
 
 app = App(name="topics", help="List, describe, create, delete and alter topics.")
 

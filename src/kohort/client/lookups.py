@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kohort.calls import checked
-from kohort.client import topic_offsets
+from kohort.client import offsets
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.faces import blocking
+from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_values import OffsetAndTimestamp
+from kohort.client.offsets import OffsetAndTimestamp
 from kohort.client.settings import ConsumerConfig
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import checked
 
 T = TypeVar("T")
 
@@ -41,19 +41,19 @@ async def partitions_of(
     core: Asking, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
     """Partition numbers of topics, asked now; unknown topics are left out."""
-    return await topic_offsets.partitions_of(core.cluster, topics, timeout_ms)
+    return await offsets.partitions_of(core.cluster, topics, timeout_ms)
 
 
 async def partitions_for_topic(core: Asking, topic: str, *, timeout_ms: float | None = None) -> set[int]:
     """A topic's partition numbers, asked now; empty when there is no such topic."""
-    return set((await topic_offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
+    return set((await offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
 
 
 async def beginning_offsets(
     core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
     """First offsets that can be read."""
-    return await topic_offsets.beginning_offsets(core.cluster, partitions, timeout_ms)
+    return await offsets.beginning_offsets(core.cluster, partitions, timeout_ms)
 
 
 async def end_offsets(
@@ -61,14 +61,14 @@ async def end_offsets(
 ) -> dict[TopicPartition, int]:
     """Offsets after the last one that can be read (the last stable one with read_committed)."""
     committed = core.config.isolation_level == "read_committed"
-    return await topic_offsets.end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed)
+    return await offsets.end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed)
 
 
 async def offsets_for_times(
     core: Asking, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """The first record at or after each time (ms since the epoch); None where there is none."""
-    return await topic_offsets.offsets_for_times(core.cluster, times, timeout_ms)
+    return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 
 @checked

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from kohort.columns.shapes import COLUMNS
-from kohort.config import from_properties, knob, nearest_key
-from kohort.config import settings as config_settings
 from kohort.errors import InvalidInputError
-from kohort.wanted import Unfit, is_secret, shown, wanted
+from kohort.settings.config import from_properties, knob, nearest_key
+from kohort.settings.config import settings as config_settings
+from kohort.settings.validation import Unfit, is_secret, shown, wanted
 
 C = TypeVar("C", bound="ConnectionConfig")
 

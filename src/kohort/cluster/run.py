@@ -17,38 +17,95 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from kohort.broker.api import push
-from kohort.broker.api.cluster import unknown_api_versions
-from kohort.broker.descriptors import open_file_limit, shares
-from kohort.broker.net.dispatch import Dispatcher, api_keys
-from kohort.broker.net.server import listening_socket
+from kohort.broker.api.discovery import unknown_api_versions
+from kohort.broker.metrics import Exporter, Snapshot
+from kohort.broker.routes import GROUP_ROUTES
+from kohort.broker.server.dispatch import Dispatcher, Route, api_keys, route_table
+from kohort.broker.server.listener import listening_socket, open_file_limit, shares
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.contact import reach
+from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.doors.door import Door
-from kohort.cluster.doors.group_door import GroupDoor
-from kohort.cluster.doors.peers import Peers
-from kohort.cluster.doors.placement import Candidate
+from kohort.cluster import status
+from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.peers import Peers
+from kohort.cluster.coordination.placement import Candidate
+from kohort.cluster.coordination.service import Door
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
-from kohort.cluster.patience import patiently
-from kohort.cluster.routes import COORDINATOR_ROUTES
+from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.cluster.status import own_shards
-from kohort.cluster.zookeeper.door import ZooKeeperDoor
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
+from kohort.cluster.zookeeper.service import ZooKeeperDoor
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
-from kohort.config import parse_listen
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.settings.config import parse_listen
+from kohort.wire.coordinators import DescribeCoordinatorsResponse
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+
+
+# -- A coordinator's figures for Prometheus: those of every host of groups, and its shards'
+
+
+class CoordinatorExporter(Exporter):
+    """Turns snapshots and shards into metric families."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        coordinator: Callable[[], int],
+        shards: Callable[[], list[DescribeCoordinatorsResponse.Shard]],
+    ) -> None:
+        """`coordinator`: its id. `shards`: those that it has now."""
+        super().__init__(snapshot)
+        self._coordinator = coordinator
+        self._shards = shards
+
+    def collect(self) -> Iterator[Metric]:
+        """One snapshot."""
+        yield from super().collect()
+        labels = ["shard", "coordinator"]
+        owned = GaugeMetricFamily("kohort_shard_serving", "1: the shard serves here; 0: it does not yet", labels=labels)
+        term = GaugeMetricFamily("kohort_shard_term", "The journal's term: its producer epoch", labels=labels)
+        proof = GaugeMetricFamily(
+            "kohort_shard_proof_age_seconds", "Since the newest acknowledged append was sent", labels=labels
+        )
+        load = GaugeMetricFamily("kohort_shard_load_seconds", "How long it took to load", labels=labels)
+        p99 = GaugeMetricFamily("kohort_shard_append_p99_seconds", "Of its appends, 99 in 100 took less", labels=labels)
+        appends = CounterMetricFamily("kohort_shard_appends", "Appends that were acknowledged", labels=labels)
+        fences = CounterMetricFamily("kohort_shard_fences", "How often another coordinator took it over", labels=labels)
+        number = str(self._coordinator())
+        for shard in self._shards():
+            at = [str(shard.index), number]
+            owned.add_metric(at, float(shard.phase == "serving"))
+            for family, value, unit in (
+                (term, shard.term, 1),
+                (proof, shard.proof_age_ms, 1e3),
+                (load, shard.load_ms, 1e3),
+                (p99, shard.append_p99_us, 1e6),
+            ):
+                if value >= 0:
+                    family.add_metric(at, value / unit)
+            appends.add_metric(at, shard.appends)
+            fences.add_metric(at, shard.fences)
+        yield from (owned, term, proof, load, p99, appends, fences)
+
+
+# -- What a coordinator over Kafka serves: groups, where things are, and what it says of itself
+
+COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {**GROUP_ROUTES, **route_table([status.HANDLERS])}
+
 
 T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
@@ -84,7 +141,7 @@ class CoordinatorServing(Serving):
     _groups: CoordinatorHost
 
     def _exporter(self) -> Collector:
-        from kohort.cluster.prometheus import CoordinatorExporter  # an HTTP server that few need
+        # an HTTP server that few need
 
         host = self._groups
         return CoordinatorExporter(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.cluster.doors.group_door import PLACEMENT_GROUP, SESSION_MS
-from kohort.cluster.doors.placement import CANDIDATE_ID_MAX
+from kohort.cluster.coordination.group_service import PLACEMENT_GROUP, SESSION_MS
+from kohort.cluster.coordination.placement import CANDIDATE_ID_MAX
 from kohort.cluster.journal.place import FOREIGN_RECORDS, REFUSE, SKIP, TOPIC
-from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
+from kohort.settings.config import from_properties_many, knob, settings, unknown_key
 
 OF_THE_SOCKET = (
     "advertised.host.name", "advertised.port", "broker.rack", "connections.max.idle.ms", "max.connections",

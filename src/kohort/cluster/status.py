@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.cluster.host import CoordinatorHost
-from kohort.cluster.tenures import Tenure
+from kohort.cluster.shard_ownership import Tenure
 from kohort.coordinator.shard import Shard
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from kohort.groups.effects import Counted, Now, Push, Rebalanced, Told, Work
 from kohort.groups.events import Event, GroupSettings, TopicImage
-from kohort.groups.outcome import Counted, Now, Push, Rebalanced, Told, Work
 
 Action: TypeAlias = Callable[[], object]
 

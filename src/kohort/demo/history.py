@@ -13,9 +13,9 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.settings import Servers
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
-from kohort.region.facts import Contribution, Epoch, Manifest, Term
-from kohort.region.records import fact_of
-from kohort.region.topic import TOPIC, make_or_check, partition_of
+from kohort.region.record_codec import fact_of
+from kohort.region.records import Contribution, Epoch, Manifest, Term
+from kohort.region.region_topic import TOPIC, make_or_check, partition_of
 
 FIRST = 1
 """The epoch with which a region begins: whatever was staged before is void as after a reset, and there was nothing."""

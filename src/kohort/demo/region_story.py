@@ -22,7 +22,7 @@ from kohort.demo.settings import DemoOptions
 from kohort.demo.watching import Watcher, parts_seen
 from kohort.errors import KafkaError
 from kohort.region.region import Region
-from kohort.spark.region.saved import SavedQuery
+from kohort.spark.region.query_state import SavedQuery
 
 QUERIES = {
     "anna": {"anna-1": "parquet", "anna-2": "delta"},

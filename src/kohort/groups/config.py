@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kohort.config import knob
+from kohort.settings.config import knob
 
 MINUTE_MS = 60_000
 MIB = 1 << 20

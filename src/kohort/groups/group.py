@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from kohort.groups.outcome import GroupState
+from kohort.groups.effects import GroupState
 from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
 
 Partition = tuple[str, int]

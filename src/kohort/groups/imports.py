@@ -20,11 +20,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kohort.errors import ErrorCode
-from kohort.groups.outcome import ImportGroup, Level
+from kohort.groups.effects import ImportGroup, Level
 
 if TYPE_CHECKING:
-    from kohort.groups.context import Context
     from kohort.groups.events import GroupImported
+    from kohort.groups.step import Context
 
 UNDER_WAY_MAX = 1_000
 """Groups of a shard that are asked for at a time: bounds memory, whatever names clients make up. Others come again."""

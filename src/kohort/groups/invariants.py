@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kohort.groups.context import Context
 from kohort.groups.events import NO_CONNECTION
 from kohort.groups.group import Group
+from kohort.groups.step import Context
 
 
 class BrokenInvariantError(Exception):

@@ -13,11 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from kohort.groups import admin
+from kohort.errors import ErrorCode
+from kohort.groups import failure_detector, offsets
+from kohort.groups import offsets as offset_requests
+from kohort.groups.classic.handlers import CLASSIC
 from kohort.groups.config import GroupConfig
-from kohort.groups.context import Context
+from kohort.groups.consumer.handlers import CONSUMER
+from kohort.groups.effects import (
+    ConsumerGroupDescribeReply,
+    DeleteGroupsReply,
+    DescribedConsumerGroup,
+    DescribedGroup,
+    DescribeGroupsReply,
+    GroupState,
+    ListedGroup,
+    ListGroupsReply,
+    Meter,
+    Now,
+    Outcome,
+)
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
@@ -47,16 +63,98 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group
-from kohort.groups.liveness import lost, sessions
-from kohort.groups.liveness.deadlines import Deadline, Timer
-from kohort.groups.migration import arrivals
-from kohort.groups.offsets import expiry, imported
-from kohort.groups.offsets import requests as offset_requests
-from kohort.groups.outcome import GroupState, Now, Outcome
-from kohort.groups.protocol import Row
-from kohort.groups.protocols import PROTOCOLS
+from kohort.groups.handlers import Row
+from kohort.groups.migration import group_routing
+from kohort.groups.push.handlers import PUSH
 from kohort.groups.records import Record
+from kohort.groups.step import Context
+from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange
+
+# -- What administrators ask: describe, list and delete groups
+
+
+def describe(context: Context, event: DescribeGroups) -> None:
+    """Groups with their members, those of which DescribeGroups tells."""
+    described = tuple(describe_one(context, group_id, event.knows_missing) for group_id in event.group_ids)
+    context.reply(event.request, DescribeGroupsReply(described))
+
+
+def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
+    """One group; a missing one is Dead, and GROUP_ID_NOT_FOUND to who knows that answer."""
+    group = context.find(group_id)
+    described = None if group is None else context.protocol(group).describe(context, group.membership)
+    if described is not None:
+        return described
+    if not knows_missing:
+        return DescribedGroup(group_id, GroupState.DEAD)
+    message = f"Group {group_id} {'not found' if group is None else 'is not a classic group'}."
+    error = ErrorCode.GROUP_ID_NOT_FOUND
+    return DescribedGroup(group_id, GroupState.DEAD, error=error, error_message=message)
+
+
+def list_groups(context: Context, event: ListGroups) -> None:
+    """Every group that passes the filters."""
+    states = {state.strip().lower() for state in event.states}
+    types = {kind.strip().lower() for kind in event.types}
+    found = tuple(
+        listed
+        for listed in (list_one(context, group) for group in context.ledger.groups.values())
+        if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
+    )
+    context.reply(event.request, ListGroupsReply(found))
+
+
+def list_one(context: Context, group: Group) -> ListedGroup:
+    """One group's line."""
+    protocol = context.protocol(group)
+    return ListedGroup(
+        group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.listed_as or protocol.name
+    )
+
+
+def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
+    """Groups under KIP-848 with their members, epochs, assignments and targets."""
+    described = tuple(describe_consumer_group(context, group_id) for group_id in event.group_ids)
+    context.reply(event.request, ConsumerGroupDescribeReply(described))
+
+
+def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
+    """One group; GROUP_ID_NOT_FOUND for one that is missing or classic."""
+    group = context.find(group_id)
+    described = None if group is None else context.protocol(group).describe_consumer(context, group.membership)
+    if described is not None:
+        return described
+    message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
+    return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
+
+
+def delete(context: Context, event: DeleteGroups) -> None:
+    """Remove groups without members, and all their positions."""
+    context.reply(event.request, DeleteGroupsReply(tuple(delete_one(context, name) for name in event.group_ids)))
+
+
+def delete_one(context: Context, group_id: str) -> ErrorCode:
+    """Remove one group, or say why not."""
+    group = context.find(group_id)
+    if group is None:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    if group.state() is not GroupState.EMPTY:
+        return ErrorCode.NON_EMPTY_GROUP
+    partitions = offset_requests.all_partitions(group)
+    for partition in partitions:
+        offset_requests.tombstone(context, group_id, partition)
+    context.count(Meter.OFFSET_DELETIONS, len(partitions))
+    context.remove(group)
+    context.tell(group_id, f"deleted, with {len(partitions)} offsets")
+    return ErrorCode.NONE
+
+
+# -- The protocols that the coordinator speaks: another one has its row here
+
+PROTOCOLS: Final[tuple[Row, ...]] = (CLASSIC, CONSUMER, PUSH)
+"""The first is that of a group that only holds offsets."""
+
 
 Handler = Callable[[Context, Any], None]
 
@@ -90,25 +188,25 @@ def on_result(context: Context, event: AssignmentComputed | RegexesResolved | Gr
 
 
 HANDLERS: dict[type, Handler] = {
-    Heartbeat: arrivals.heartbeat,
+    Heartbeat: group_routing.heartbeat,
     OffsetCommit: offset_requests.commit,
     OffsetFetch: offset_requests.fetch,
-    JoinGroup: arrivals.join,
-    SyncGroup: arrivals.sync,
-    LeaveGroup: arrivals.leave,
+    JoinGroup: group_routing.join,
+    SyncGroup: group_routing.sync,
+    LeaveGroup: group_routing.leave,
     TxnOffsetCommit: offset_requests.commit_transactional,
     TransactionEnded: offset_requests.end_transaction,
     OffsetDelete: offset_requests.delete,
-    DeleteGroups: admin.delete,
-    DescribeGroups: admin.describe,
-    ListGroups: admin.list_groups,
+    DeleteGroups: delete,
+    DescribeGroups: describe,
+    ListGroups: list_groups,
     TopicsChanged: on_topics_changed,
     TopicsDeleted: offset_requests.on_topics_deleted,
-    ConnectionLost: lost.on_connection_lost,
-    ConsumerGroupHeartbeat: arrivals.consumer_heartbeat,
-    ConsumerGroupDescribe: admin.describe_consumer_groups,
+    ConnectionLost: failure_detector.on_connection_lost,
+    ConsumerGroupHeartbeat: group_routing.consumer_heartbeat,
+    ConsumerGroupDescribe: describe_consumer_groups,
     AssignmentComputed: on_result,
-    GroupImported: imported.on_imported,
+    GroupImported: offsets.on_imported,
     RegexesResolved: on_result,
     GroupSettingsChanged: on_settings,
     ReleaseHeld: on_release,
@@ -153,7 +251,7 @@ class GroupMachine:
         offset_requests.on_loaded(context)
         for group in list(context.ledger.groups.values()):
             context.protocol(group).load(context, group.membership)
-        expiry.schedule(context)
+        offsets.schedule(context)
         return context.out
 
     def step(self, event: Event, now: Now) -> Outcome:
@@ -190,7 +288,7 @@ class GroupMachine:
         context = self.context
         while (timer := context.deadlines.pop_due(context.now.mono_ms)) is not None:
             if timer.kind is Deadline.EXPIRY:
-                expiry.on_deadline(context)
+                offsets.on_deadline(context)
                 if context.expiring:
                     return
                 continue
@@ -202,7 +300,7 @@ class GroupMachine:
         if timer.kind is Deadline.HELD:
             self.context.held.on_end(self.context, group.membership, timer.subject)
             return
-        if timer.kind is Deadline.SESSION and sessions.goes_on(self.context, group.membership, timer):
+        if timer.kind is Deadline.SESSION and failure_detector.goes_on(self.context, group.membership, timer):
             return
         due = self.context.protocol(group).due.get(timer.kind)
         if due is not None:

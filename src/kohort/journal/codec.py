@@ -38,11 +38,161 @@ from kohort.groups.records import (
     Tombstone,
     TopicPartitions,
 )
-from kohort.journal import import_records, push_records
 from kohort.wire import journal as wire
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
-from kohort.wire.schema import int32, string
+from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, uuid
+
+# -- Records of groups that were imported as bytes: a key version of our own, which Kafka's readers skip as unknown
+
+
+class OffsetsImportedKey(Message, key=10002, versions=(0, 0)):
+    """Key of a group that was taken over from an earlier coordinator."""
+
+    group: str = string()
+
+
+class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
+    """When it was, and how many offsets it had."""
+
+    timestamp: int = int64()
+    offsets: int = int32()
+
+
+def value(record: OffsetsImported) -> OffsetsImportedValue:
+    """That it was."""
+    return OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets)
+
+
+def read(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
+    """A record of these bytes."""
+    found = OffsetsImportedValue.decode(data, version)
+    return OffsetsImported(fields[0], found.timestamp, found.offsets)
+
+
+# -- Records of push groups as bytes: key versions of our own, which Kafka's readers skip as unknown
+
+END, BEGIN, NONE = range(3)
+"""Where a consumer reads a partition from that has no position; NONE: it finds that itself."""
+
+
+class PushGroupKey(Message, key=10010, versions=(0, 0)):
+    """Key of a push group."""
+
+    group: str = string()
+
+
+class PushGroupValue(Message, key=10010, versions=(0, 0)):
+    """Since when it is empty."""
+
+    state_ms: int = int64()
+
+
+class PushMemberKey(Message, key=10011, versions=(0, 0)):
+    """Key of a consumer."""
+
+    group_id: str = string()
+    member_id: str = string()
+
+
+class PushMemberValue(Message, key=10011, versions=(0, 0)):
+    """What it said as it registered."""
+
+    class TopicStreams(Struct):
+        """A topic and how many streams read it."""
+
+        topic: str = string()
+        streams: int = int16()
+
+    client_id: str = string()
+    client_host: str = string()
+    topics: list[TopicStreams] = array(TopicStreams)
+    regex: str | None = string(nullable=True, default=None)
+    excluding: bool = boolean()
+    streams: int = int16()
+    auto_commit: bool = boolean()
+    reset: int = int8()  # END, BEGIN or NONE
+    session_timeout_ms: int = int32()
+
+
+class PushOwnedKey(Message, key=10012, versions=(0, 0)):
+    """Key of what a consumer may read."""
+
+    group_id: str = string()
+    member_id: str = string()
+
+
+class PushOwnedValue(Message, key=10012, versions=(0, 0)):
+    """Partitions by topic."""
+
+    class Partitions(Struct):
+        """Partitions of one topic."""
+
+        topic_id: Any = uuid()
+        partitions: list[int] = array(int32)
+
+    topics: list[Partitions] = array(Partitions)
+
+
+def group_value(record: PushGroupSaved) -> Message:
+    """The message of it."""
+    return PushGroupValue(state_ms=record.state_ms)
+
+
+def read_group(fields: tuple[Any, ...], data: bytes, version: int) -> PushGroupSaved:
+    """From the key's fields and the value's bytes."""
+    return PushGroupSaved(fields[0], PushGroupValue.decode(data, version).state_ms)
+
+
+def member_value(record: PushMemberSaved) -> Message:
+    """The message of it."""
+    make = PushMemberValue.TopicStreams
+    return PushMemberValue(
+        client_id=record.client_id,
+        client_host=record.client_host,
+        topics=[make(topic=topic, streams=streams) for topic, streams in record.topics],
+        regex=record.regex,
+        excluding=record.excluding,
+        streams=record.streams,
+        auto_commit=record.auto_commit,
+        reset=NONE if record.from_begin is None else int(record.from_begin),
+        session_timeout_ms=record.session_timeout_ms,
+    )
+
+
+def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMemberSaved:
+    """From the key's fields and the value's bytes."""
+    value = PushMemberValue.decode(data, version)
+    return PushMemberSaved(
+        fields[0],
+        fields[1],
+        value.client_id,
+        value.client_host,
+        tuple((each.topic, each.streams) for each in value.topics),
+        value.regex,
+        value.excluding,
+        value.streams,
+        value.auto_commit,
+        None if value.reset == NONE else value.reset == BEGIN,
+        value.session_timeout_ms,
+    )
+
+
+def owned_value(record: PushOwned) -> Message:
+    """The message of it."""
+    make = PushOwnedValue.Partitions
+    return PushOwnedValue(
+        topics=[make(topic_id=each.topic_id, partitions=list(each.partitions)) for each in record.partitions]
+    )
+
+
+def read_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
+    """From the key's fields and the value's bytes."""
+    topics = PushOwnedValue.decode(data, version).topics
+    return PushOwned(
+        fields[0], fields[1], tuple(TopicPartitions(each.topic_id, tuple(each.partitions)) for each in topics)
+    )
+
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 SharedBytes: TypeAlias = tuple[bytes, bytes, bytes]
@@ -277,10 +427,10 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     TargetEpochSet: _target_epoch_value,
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
-    OffsetsImported: lambda record: _value(import_records.value(record), 0),
-    PushGroupSaved: lambda record: _value(push_records.group_value(record), 0),
-    PushMemberSaved: lambda record: _value(push_records.member_value(record), 0),
-    PushOwned: lambda record: _value(push_records.owned_value(record), 0),
+    OffsetsImported: lambda record: _value(value(record), 0),
+    PushGroupSaved: lambda record: _value(group_value(record), 0),
+    PushMemberSaved: lambda record: _value(member_value(record), 0),
+    PushOwned: lambda record: _value(owned_value(record), 0),
 }
 
 _GROUP_MEMBER = ("group_id", "member_id")
@@ -294,10 +444,10 @@ _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
     Kind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
     Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
     Kind.GENERATION: (GenerationStartedKey, ("group",)),
-    Kind.IMPORT: (import_records.OffsetsImportedKey, ("group",)),
-    Kind.PUSH_GROUP: (push_records.PushGroupKey, ("group",)),
-    Kind.PUSH_MEMBER: (push_records.PushMemberKey, _GROUP_MEMBER),
-    Kind.PUSH_OWNED: (push_records.PushOwnedKey, _GROUP_MEMBER),
+    Kind.IMPORT: (OffsetsImportedKey, ("group",)),
+    Kind.PUSH_GROUP: (PushGroupKey, ("group",)),
+    Kind.PUSH_MEMBER: (PushMemberKey, _GROUP_MEMBER),
+    Kind.PUSH_OWNED: (PushOwnedKey, _GROUP_MEMBER),
 }
 
 
@@ -477,8 +627,8 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.CURRENT: _read_current,
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
-    Kind.IMPORT: import_records.read,
-    Kind.PUSH_GROUP: push_records.read_group,
-    Kind.PUSH_MEMBER: push_records.read_member,
-    Kind.PUSH_OWNED: push_records.read_owned,
+    Kind.IMPORT: read,
+    Kind.PUSH_GROUP: read_group,
+    Kind.PUSH_MEMBER: read_member,
+    Kind.PUSH_OWNED: read_owned,
 }

@@ -6,6 +6,7 @@ One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` 
 from kohort.log.catalog import Topic, TopicPlan
 from kohort.log.compaction import Compaction, compact_now
 from kohort.log.config import COMPRESSIONS, FLUSH_NEVER_MS, LogConfig, StoreLimits, check_together
+from kohort.log.cooperative import Steps, completed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -20,7 +21,6 @@ from kohort.log.results import (
     RecoveryReport,
     TimestampOffset,
 )
-from kohort.log.steps import Steps, completed
 from kohort.log.store import LogStore
 
 __all__ = [

@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kohort.config import from_properties, parse_value, settings
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.ids import TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
 from kohort.log.config import LogConfig, StoreLimits, check_together
+from kohort.settings.config import from_properties, parse_value, settings
 
 log = logging.getLogger("kohort.log")
 

@@ -14,8 +14,8 @@ from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import Topic, read_catalog, usable_config
-from kohort.log.chain import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.config import LogConfig
+from kohort.log.continuity import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.damage import ASIDE, Damage
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex

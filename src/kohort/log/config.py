@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kohort.config import knob
 from kohort.errors import ErrorCode, InvalidInputError
+from kohort.settings.config import knob
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1

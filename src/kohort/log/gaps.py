@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from kohort.log.chain import Located, Pins, Rules
+from kohort.log.continuity import Located, Pins, Rules
 from kohort.log.damage import Damage
 
 

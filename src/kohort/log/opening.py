@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kohort.errors import CorruptDataError
-from kohort.log.chain import Pins, survey
+from kohort.log.continuity import Pins, survey
 from kohort.log.damage import Damage
 from kohort.log.gaps import blamed_by_index, without
-from kohort.log.inherited import Inherited
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
+from kohort.log.unverified import Inherited
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from kohort.errors import ErrorCode, FencedError, error_for
-from kohort.log import checkpoints, epochs, recovery
+from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, exists, remove, sync_folder
-from kohort.log.intake import Intake, place, stamp
 from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -28,7 +27,36 @@ from kohort.log.results import (
 )
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
+from kohort.log.validator import Intake, place, stamp
 from kohort.wire.batch import BatchHeader, parse_header
+
+# -- Leader epochs with their first offsets, ascending: what a partition says of them
+
+
+def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
+    """`(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
+
+    One before the first that is known ended where that began.
+    """
+    number = bisect_right(epochs, (epoch, end_offset)) - 1
+    if number < 0:
+        return epoch, epochs[0][1]
+    return epochs[number][0], epochs[number + 1][1] if number + 1 < len(epochs) else end_offset
+
+
+def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
+    """The epoch that an offset was written in, -1 if that is not known."""
+    number = bisect_right(epochs, offset, key=lambda entry: entry[1]) - 1
+    return epochs[number][0] if number >= 0 else -1
+
+
+def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
+    """The epochs of a log from `start` to `end` once another begins: without those that no record is left of."""
+    kept = [entry for entry in epochs if entry[1] < end]
+    while len(kept) > 1 and kept[1][1] <= start:
+        del kept[0]
+    return [*kept, (epoch, end)]
+
 
 LATEST = -1
 EARLIEST = -2
@@ -351,7 +379,7 @@ class PartitionLog:
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
-            epoch = epochs.epoch_at(self._epochs, self.log_start_offset)
+            epoch = epoch_at(self._epochs, self.log_start_offset)
             return TimestampOffset(self.log_start_offset, -1, epoch if epoch >= 0 else self.leader_epoch)
         if timestamp == MAX_TIMESTAMP:
             timestamp = max((s.max_timestamp for s in self.segments if s.size), default=-1)
@@ -371,7 +399,7 @@ class PartitionLog:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
-        return epochs.end_of(self._epochs, leader_epoch, self.end_offset)
+        return end_of(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
@@ -379,7 +407,7 @@ class PartitionLog:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
-            known = epochs.begun(self._epochs, epoch, self.log_start_offset, self.end_offset)
+            known = begun(self._epochs, epoch, self.log_start_offset, self.end_offset)
             if self.missing:
                 self._make_folder()
             checkpoints.write_epochs(self.path, known, self.files.fs)
@@ -426,7 +454,7 @@ class PartitionLog:
         self.segments[kept - 1].truncate_to(offset)
         self.set_segments(self.segments[:kept])
         if self._epochs and self._epochs[-1][1] > self.end_offset:
-            self._epochs = epochs.begun(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
+            self._epochs = begun(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
         self.settle()

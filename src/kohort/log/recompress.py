@@ -9,7 +9,7 @@ import crc32c
 from kohort.errors import CorruptDataError
 from kohort.log.config import COMPRESSIONS, LogConfig
 from kohort.log.filesystem import ReadBuffer
-from kohort.log.intake import Intake
+from kohort.log.validator import Intake
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
 from kohort.wire.compression import compress, decompress
 

@@ -2,14 +2,425 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import logging
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from kohort.log.chain import Located
+from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
+from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
 from kohort.log.damage import Damage, DamagedError
-from kohort.log.inherited import Inherited
-from kohort.log.results import FileRange, TimestampOffset
-from kohort.log.segment_file import SegmentFile
+from kohort.log.files import FileCache
+from kohort.log.filesystem import ReadBuffer, remove, write_all
+from kohort.log.gaps import blamed_by_index, shortened, without
+from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
+from kohort.log.results import FileRange, OpenFile, TimestampOffset
+from kohort.log.unverified import Inherited
+from kohort.wire.batch import HEADER_SIZE, BatchHeader, parse_header
 from kohort.wire.records import read_records
+
+# -- One segment's file with its indexes: written to, and looked through when an earlier process wrote it
+
+_FLUSH_INDEX_BYTES = 1 << 20
+_PINS_MAX = 500_000
+"""Index entries beyond the usual ones that a compacted segment may have: 4 MB of index."""
+
+log = logging.getLogger("kohort.log")
+
+
+class SegmentFile:
+    """A log file from `base_offset` on, and its indexes.
+
+    Attributes:
+        size: bytes of whole batches in the file.
+        end_offset: offset after the last record.
+        max_timestamp: largest so far, -1 when empty; `max_timestamp_offset` is the last offset of its batch.
+        first_timestamp: largest timestamp of the first batch, which rolling by time starts from; -1 when empty.
+        sealed: its offset index was not read yet.
+        hints: where the batch with an offset begins, as reads left it.
+        inherited: what an earlier process wrote, until it has been looked through; None: there is nothing to look at.
+        gaps: offsets may be missing between its batches, because it was compacted.
+        epochs: which leader epochs its batches may have.
+        readable: the file can be opened.
+    """
+
+    __slots__ = (
+        "_files",
+        "_fs",
+        "_gone",
+        "_interval",
+        "_path",
+        "_since_entry",
+        "_since_flush",
+        "_torn",
+        "base_offset",
+        "end_offset",
+        "epochs",
+        "file",
+        "first_timestamp",
+        "gaps",
+        "hints",
+        "index",
+        "inherited",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "readable",
+        "sealed",
+        "size",
+        "time_index",
+        "touched",
+        "transactions",
+    )  # fmt: skip
+
+    def __init__(self, folder: Path, base_offset: int, files: FileCache, index_interval_bytes: int) -> None:
+        stem = f"{folder}{os.sep}{base_offset:020d}"
+        self._path = stem + ".log"
+        self._files = files
+        self._fs = fs = files.fs
+        self._interval = index_interval_bytes
+        self.hints: dict[int, int] = {}
+        self._since_entry = 0
+        self._since_flush = 0
+        self._gone: Exception | None = None
+        self.sealed = False
+        self.inherited: Inherited | None = None
+        self.gaps = False
+        self.epochs = Epochs()
+        self.readable = True
+        self._torn = False
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.size = 0
+        self.max_timestamp = -1
+        self.max_timestamp_offset = -1
+        self.first_timestamp = -1
+        self.file: OpenFile | None = None
+        self.touched = False
+        self.index = OffsetIndex(stem + ".index", fs)
+        self.time_index = TimeIndex(stem + ".timeindex", fs)
+        self.transactions = TransactionIndex(stem + ".txnindex", fs)
+
+    @property
+    def path(self) -> Path:
+        return Path(self._path)
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        self._path = str(path)
+
+    def file_size(self) -> int:
+        """Bytes in the file, also behind the last whole batch. Raises OSError."""
+        return self._fs.stat(self._path).st_size
+
+    def written_ms(self) -> float:
+        """When the file was last written to. Raises OSError."""
+        return self._fs.stat(self._path).st_mtime * 1000
+
+    def open(self) -> OpenFile:
+        """The file, opened again if the cache took it back.
+
+        Raises:
+            NotFoundError: the segment was deleted (UNKNOWN_TOPIC_OR_PARTITION).
+            OSError: it is not there, or is being replaced.
+        """
+        self.touched = True
+        if self._gone is not None:
+            raise self._gone
+        return self.file or self._files.open(self, self._path)
+
+    def append(
+        self, data: ReadBuffer | list[ReadBuffer], size: int, headers: Sequence[BatchHeader], next_offset: int
+    ) -> None:
+        """Write whole batches with one call.
+
+        Args:
+            data: what to write, `size` bytes in all.
+            headers: of the batches in `data`; their base offsets don't count, the first is at `end_offset`.
+            next_offset: offset after the last record.
+
+        Raises:
+            OSError: nothing of it remains in the file.
+        """
+        position, fs = self.size, self._fs
+        self.touched = True
+        fd = (self.file or self.open()).fd
+        if self._torn:
+            fs.ftruncate(fd, position)
+            self._torn = False
+        try:
+            written = fs.pwritev(fd, data, position) if isinstance(data, list) else fs.pwrite(fd, data, position)
+            if written != size:
+                self._write_rest(fd, data, written, size)
+        except BaseException:
+            self._torn = True
+            fs.ftruncate(fd, position)
+            self._torn = False
+            raise
+        if len(headers) == 1:
+            self._note(next_offset - 1, headers[0].max_timestamp, position, size)
+        else:
+            offset, at = self.end_offset, position
+            for header in headers:
+                offset += header.last_offset_delta + 1
+                self._note(offset - 1, header.max_timestamp, at, header.size)
+                at += header.size
+        self.size = position + size
+        self.end_offset = next_offset
+        self._since_flush += size
+        if self._since_flush >= _FLUSH_INDEX_BYTES:
+            with contextlib.suppress(OSError):  # the records are in the log: the indexes catch up later, or on recovery
+                self.flush_indexes()
+
+    def _write_rest(self, fd: int, data: ReadBuffer | list[ReadBuffer], written: int, size: int) -> None:
+        """The kernel took only a part: write the others."""
+        rest = memoryview(b"".join(data) if isinstance(data, list) else data)[written:]
+        write_all(fd, rest, self.size + size - len(rest), self._fs)
+
+    def _note(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
+        """Index the batch at `position` if the last entry is far enough behind."""
+        if max_timestamp > self.max_timestamp:
+            if self.max_timestamp < 0:
+                self.first_timestamp = max_timestamp
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if self._since_entry > self._interval:
+            self.index.append(last_offset - self.base_offset, position)
+            self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+            self._since_entry = 0
+        self._since_entry += size
+
+    def flush_indexes(self) -> None:
+        """Bring the index files up to the last entry."""
+        self._since_flush = 0
+        self.index.flush()
+        self.time_index.flush()
+        self.transactions.flush()
+        if self.time_index.timestamps and not self.index.offsets:
+            self.index.touch()
+
+    def finish(self) -> None:
+        """The last time index entry tells the largest timestamp."""
+        if self.sealed:
+            return
+        if self.max_timestamp >= 0:
+            self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+        self.flush_indexes()
+        if self.gaps:  # what no neighbour vouches for must not be doubted for an index that a power loss took
+            self.index.sync()
+            self.time_index.sync()
+
+    def headers(self, position: int, stop: int) -> Iterator[Located]:
+        """Headers between two boundaries, as they are."""
+        if position + HEADER_SIZE > stop:
+            return
+        file = self.open()  # which stays open while it is held here; whoever asks may pause between two headers
+        chunk, chunk_at = b"", position
+        while position + HEADER_SIZE <= stop:
+            at = position - chunk_at
+            if at + HEADER_SIZE > len(chunk):
+                chunk, chunk_at, at = self._fs.pread(file.fd, min(CHUNK, stop - position), position), position, 0
+            try:
+                header = parse_header(chunk, at)
+                if position + header.size > stop:
+                    raise CorruptDataError(f"a batch of {header.size} bytes, {stop - position} are left")
+            except CorruptDataError:
+                self.look_through()
+                damage = None if self.inherited is None else self.inherited.damage_from(position)
+                if damage is None:
+                    raise
+                raise DamagedError(damage) from None
+            yield Located(position, header)
+            position += header.size
+
+    def rules(self, limit: int | None) -> Rules:
+        """What its batches must be like; `limit`: the offset that follows them all, None if it is not known."""
+        least = 0
+        if self.gaps and limit is not None:
+            claim = self.time_index.last_in_file()
+            reached = self.base_offset if claim is None else self.base_offset + claim[1] + 1
+            least = reached if reached <= limit else 0
+        return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
+
+    def look_at(self, offset: int) -> None:
+        """Look through the stretch that an offset is in, by the index."""
+        if self.sealed:
+            self.load_sealed()
+        for _ in range(2):  # when the index was wrong, it has been made again
+            positions, offsets = self.index.positions, self.index.offsets
+            entry = self.index.before_offset(offset - self.base_offset)
+            begin = positions[entry] if entry >= 0 else 0
+            stop = positions[entry + 1] if entry + 1 < len(offsets) else self.size
+            if self.look(begin, stop):
+                return
+
+    def look(self, begin: int, stop: int) -> bool:
+        """Look through what an earlier process wrote between these positions; False: the indexes were made again."""
+        inherited = self.inherited
+        if inherited is None or begin > inherited.end:
+            return True
+        if self.sealed:
+            self.load_sealed()
+        positions = self.index.positions
+        entry = self.index.before_position(begin)
+        begin = positions[entry] if entry >= 0 else 0
+        following = bisect_left(positions, stop)
+        pinned = following < len(positions) and positions[following] < inherited.end
+        stop = positions[following] if pinned else inherited.end
+        if inherited.covers(begin, stop):
+            return True
+        rules = self.rules(self.end_offset if inherited.closed and not pinned else None)
+        pins = Pins(self.index.offsets, positions)
+        if not holds(self.open(), begin, stop, rules, pins, not pinned):
+            self.look_through()
+            return False
+        inherited.add(begin, stop)
+        if inherited.done:
+            self.inherited = None
+        return True
+
+    def load_sealed(self) -> None:
+        """Read the index of an adopted segment when it is first needed."""
+        self.sealed = False
+        fits = self.index.load(self.size)
+        if not fits or (not self.index.positions and self.size > self._interval):
+            self.look_through()
+            if not fits or self.index.positions:
+                log.warning("%s: its index was missing or wrong, and was made again", self.name)
+
+    @property
+    def name(self) -> str:
+        """The file with its folder, for people."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    def look_through(self) -> None:
+        """Read all headers: find out what is damaged, and make both indexes again."""
+        size, end_offset = self.size, self.end_offset
+        if self.sealed:
+            self.sealed = False
+            self.index.load(size)
+        inherited = self.inherited = Inherited(size, closed=True)
+        rules, claim = self.rules(end_offset), self.time_index.last_in_file()
+        file = self.open()
+        pins = Pins(self.index.offsets[:], self.index.positions[:])
+        blamed = blamed_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
+        self.index.reset()
+        self.time_index.reset()
+        self.restart(0)
+        stamps: set[int] = set()
+        findings = survey(file, size, rules)
+        if blamed is not None:
+            findings = without(findings, blamed, rules)
+        last = self.take_over(_noting(findings, stamps) if self.gaps else findings, -1, inherited)
+        if self.gaps and last is None:
+            missing = shortened(rules, size, self.end_offset, claim, stamps)
+            inherited.damages += [] if missing is None else [missing]
+        self.size, self.end_offset = size, end_offset
+        self.finish()
+        inherited.add(0, size)
+        for damage in inherited.damages:
+            log.error("%s", damage.sentence())
+        if inherited.done:
+            self.inherited = None
+
+    def restart(self, position: int) -> None:
+        """Set the end to the batch at `position`, which the last index entry (or the file's start) names."""
+        relative = self.index.offsets[-1] if self.index.offsets else 0
+        self.time_index.truncate_to_offset(relative + 1)
+        self.size = position
+        self.end_offset = self.base_offset
+        self._since_entry = 0
+        self.hints.clear()
+        self.max_timestamp = self.max_timestamp_offset = self.first_timestamp = -1
+        if self.time_index.timestamps:
+            self.max_timestamp = self.time_index.timestamps[-1]
+            self.max_timestamp_offset = self.base_offset + self.time_index.offsets[-1]
+        if position:
+            self.first_timestamp = self._timestamp_at_start()
+
+    def _timestamp_at_start(self) -> int:
+        try:
+            return parse_header(self._fs.pread(self.open().fd, HEADER_SIZE, 0)).max_timestamp
+        except CorruptDataError:
+            return -1
+
+    def take_over(self, findings: Iterator[Located | Damage], indexed: int, inherited: Inherited) -> Damage | None:
+        """Index the batches found and note the damage; returns the last finding if it is damage.
+
+        Args:
+            indexed: position of the first batch if the index has it already, -1 if not.
+        """
+        last: Damage | None = None
+        before: Located | None = None
+        pins = 0
+        for found in findings:
+            if isinstance(found, Damage):
+                inherited.damages.append(found)
+                last, before = found, None
+                continue
+            header = found.header
+            if self.gaps and header.base_offset > self.end_offset and pins < _PINS_MAX:
+                pins += self._pin(before) + self._pin(found)
+            last, before = None, found
+            if found.position != indexed:
+                self._note(header.last_offset, header.max_timestamp, found.position, header.size)
+            else:
+                self._since_entry = header.size
+            self.size = found.end
+            self.end_offset = header.last_offset + 1
+        if self.gaps:
+            self._pin(before)
+        return last
+
+    def _pin(self, batch: Located | None) -> int:
+        """Index a batch beside a gap, where no neighbour tells its offset; returns how many entries were added."""
+        if batch is None or (self.index.positions and self.index.positions[-1] >= batch.position):
+            return 0
+        self.index.append(batch.header.last_offset - self.base_offset, batch.position)
+        return 1
+
+    def create(self) -> None:
+        """Start an empty file; those of the indexes come with their first entries."""
+        self._files.open(self, self._path, os.O_CREAT)
+
+    def sync(self) -> bool:
+        """Fsync the log file, if it can be opened, and which transactions were aborted, which nothing else tells.
+
+        Returns whether the name of a file may be new.
+        """
+        if self.readable:
+            self._fs.fsync(self.open().fd)
+        return self.transactions.sync()
+
+    def close(self) -> None:
+        """Bring the index files up to date and let the file go."""
+        self.finish()
+        self._files.forget(self)
+
+    def give_up(self, why: Exception | None = None) -> None:
+        """Let the file go for good; who asks for it is told that it was deleted, or `why`.
+
+        Open readers keep what they read.
+        """
+        deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self._gone = deleted if why is None else why
+        self._files.forget(self)
+
+    def delete(self) -> None:
+        """Remove the files. Open readers keep what they read."""
+        self.give_up()
+        for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
+            remove(self.path.with_suffix(suffix), self._fs)
+
+
+def _noting(findings: Iterator[Located | Damage], timestamps: set[int]) -> Iterator[Located | Damage]:
+    """The same findings; the batches' largest timestamps are noted on the way."""
+    for found in findings:
+        if isinstance(found, Located):
+            timestamps.add(found.header.max_timestamp)
+        yield found
+
 
 __all__ = ["Located", "Segment"]
 

@@ -7,26 +7,242 @@ import shutil
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.ids import TopicPartition
-from kohort.log import checkpoints, folder, retention
+from kohort.log import checkpoints, folder
 from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, usable_config, write_catalog
-from kohort.log.checkpoints import LOG_STARTS
+from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
+from kohort.log.cooperative import Steps, completed
+from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FILES_OWN, FileCache
+from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, read_file
+from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
-from kohort.log.points import Points, write_points
 from kohort.log.recovery import OpenOptions
-from kohort.log.steps import Steps, completed
+from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
 from kohort.log.strays import DELETED, remove_strays
-from kohort.log.unreadable import UnreadableLog
+
+# -- A partition whose files can't be opened at all: it refuses everything, so that the others can be served
+
+_FAR = 2**63 - 1
+
+
+class UnreadableLog(PartitionLog):
+    """What stands for a log that could not be opened. Nothing of it is written.
+
+    Attributes:
+        damage: why.
+    """
+
+    __slots__ = ("damage",)
+    readable = False
+
+    def __init__(self, path: Path, config: LogConfig, options: OpenOptions, error: Exception) -> None:
+        super().__init__(path, config, options)
+        self.missing = False
+        self.log_start_offset = options.log_start_offset or 0
+        self.end_offset = self.flushed_offset = max(options.known_end, self.log_start_offset)
+        self.cleaned_offset = options.cleaned_offset
+        reason = f"the log can't be opened ({error})"
+        self.damage = Damage(path, 0, None, self.log_start_offset, None, reason)
+
+    def check_readable(self) -> None:
+        """Raises DamagedError."""
+        self._refuse_read()
+
+    def _refuse_read(self) -> NoReturn:
+        raise DamagedError(self.damage)
+
+    def _refuse_write(self) -> NoReturn:
+        raise RetriableError(f"nothing can be written: {self.damage.sentence()}", ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
+        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
+        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def advance_leader_epoch(self, epoch: int) -> None:
+        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def delete_records(self, before_offset: int) -> int:
+        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def read(
+        self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
+    ) -> ReadResult:
+        """Raises DamagedError."""
+        self._refuse_read()
+
+    def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
+        """Raises DamagedError."""
+        self._refuse_read()
+
+    def offset_for_timestamp(
+        self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> TimestampOffset:
+        """Raises DamagedError."""
+        self._refuse_read()
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        """Nothing tells a reader that its history is gone: it may come back."""
+        return leader_epoch, _FAR
+
+    def truncate_to(self, offset: int) -> None:
+        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def flush(self, upto: int | None = None) -> None:
+        """There is nothing to flush."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+# -- Which whole segments of a partition go, and which are forced to the disk
+
+_SETTLE_MS = 60_000
+"""Closed segments are fsynced this long after their last write: the kernel has written them by itself then."""
+
+
+def enforce(log: PartitionLog, now_ms: int) -> int:
+    """Delete whole old segments by age, size and log start; returns how many.
+
+    A segment goes only when all of it is below the last stable offset. The last one is closed first when it has aged.
+    """
+    count = _before_start(log)
+    if log.config.deletes:
+        count = max(count, _aged(log, now_ms), _too_many_bytes(log))
+    stable = log.last_stable_offset
+    while count and log.segments[count - 1].end_offset > stable:
+        count -= 1
+    if count == len(log.segments):
+        if not log.active.size:
+            count -= 1
+        else:
+            log.roll()
+    if count:
+        log.drop_segments(count)
+    return count
+
+
+def _before_start(log: PartitionLog) -> int:
+    count = 0
+    for segment in log.segments[:-1]:
+        if segment.end_offset > log.log_start_offset:
+            break
+        count += 1
+    return count
+
+
+def _aged(log: PartitionLog, now_ms: int) -> int:
+    limit = log.config.retention_ms
+    if limit < 0:
+        return 0
+    count = 0
+    for segment in log.segments:
+        if not segment.size:
+            break
+        latest = segment.max_timestamp
+        if latest < 0:
+            latest = int(segment.written_ms())
+        if now_ms - latest <= limit:
+            break
+        count += 1
+    return count
+
+
+def _too_many_bytes(log: PartitionLog) -> int:
+    limit = log.config.retention_bytes
+    if limit < 0:
+        return 0
+    spare = log.size_bytes() - limit
+    count = 0
+    for segment in log.segments[:-1]:
+        spare -= segment.size
+        if spare < 0:
+            break
+        count += 1
+    return count
+
+
+def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
+    """Close the last segment when it holds back what `max.compaction.lag.ms` wants compacted."""
+    first = log.active.first_timestamp
+    if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
+        log.roll()
+
+
+def flush_settled(log: PartitionLog, now_ms: int) -> None:
+    """Fsync closed segments that were written a while ago, so that a power loss costs no check of them."""
+    for segment in log.segments[:-1]:
+        if segment.end_offset <= log.flushed_offset:
+            continue
+        if now_ms - segment.written_ms() < _SETTLE_MS:
+            return
+        log.flush(segment.end_offset)
+
+
+# -- What a data folder's checkpoints say of its logs: how far each was synced and compacted, and where it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """The three files; None for one that can't be read."""
+
+    synced: Mapping[TopicPartition, int] | None
+    starts: Mapping[TopicPartition, int] | None
+    cleaned: Mapping[TopicPartition, int] | None
+
+    @classmethod
+    def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> Points:
+        """Read them. Raises OSError: for want of something that another attempt may have."""
+        synced = checkpoints.readable_offsets(folder / RECOVERY_POINTS, fs=fs)
+        starts = checkpoints.readable_offsets(folder / LOG_STARTS, fs=fs)
+        return cls(synced, starts, checkpoints.readable_offsets(folder / CLEANED, fs=fs))
+
+    def topics(self) -> set[str]:
+        """The topics that they name."""
+        return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
+
+    def of(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
+        """How to open one log; `same_boot`: the machine has been running since it was written."""
+        synced = (self.synced or {}).get(tp, 0)
+        return OpenOptions(
+            verified_offset=None if same_boot else synced,
+            known_end=synced,
+            synced_unknown=self.synced is None,
+            log_start_offset=(self.starts or {}).get(tp),
+            cleaned_offset=(self.cleaned or {}).get(tp, 0),
+            cleaned_unknown=self.cleaned is None,
+        )
+
+
+def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
+    """Note how far the logs were synced and compacted, so that a power loss leaves that or what was noted before.
+
+    Only what has changed is written. Raises OSError.
+    """
+    listed = list(logs)
+    synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
+    cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
+    for name, offsets in ((RECOVERY_POINTS, synced), (CLEANED, cleaned)):
+        path, data = folder / name, checkpoints.offsets_file(offsets)
+        if not exists(path, fs) or read_file(path, fs) != data:
+            checkpoints.replace_file(path, data, fs=fs)
+
 
 log = logging.getLogger("kohort.log")
 
@@ -440,10 +656,10 @@ class LogStore:
                 continue
             partition.settle()
             if aged:
-                retention.enforce(partition, now_ms)
+                enforce(partition, now_ms)
             if forgets:
                 partition.producers.expire(now_ms - limits.producer_id_expiration_ms)
-            retention.flush_settled(partition, now_ms)
+            flush_settled(partition, now_ms)
             yield
             if self._logs.get(tp) is partition:
                 yield from self._compact(tp, partition, now_ms)
@@ -451,7 +667,7 @@ class LogStore:
         self._write_checkpoints()
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
-        retention.close_for_compaction(partition, now_ms)
+        close_for_compaction(partition, now_ms)
         try:
             run = Compaction.due(partition, now_ms)
             if run is None:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
-from kohort.channel import Link
 from kohort.errors import InvalidInputError, NotAuthorizedError
+from kohort.io.channel import Link
 from kohort.region.agreement import compare
-from kohort.region.book import Home
+from kohort.region.region_log import Home
+from kohort.region.region_topic import TOPIC, Saved, transactional_id_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import LETTERS
-from kohort.region.topic import TOPIC, Saved, transactional_id_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kohort.region.facts import Contribution, Fact, Manifest, Shown
+from kohort.region.records import Contribution, Fact, Manifest, Shown
 
 UNKNOWN = -1
 """The number of a sink that is not known: of a member without one, or of an earlier release."""

@@ -22,13 +22,13 @@ from typing import Self
 
 import pyarrow as pa
 
-from kohort.channel import Link
 from kohort.errors import InvalidInputError, TimedOutError
+from kohort.io.channel import Link
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
 from kohort.region.consuming.waits import Wait
+from kohort.region.consuming.work_queue import Flow, Piece
 from kohort.region.inside import Inside
 from kohort.region.member import events as happens
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of

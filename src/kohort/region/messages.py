@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from kohort.region.facts import Contribution, Position
 from kohort.region.parts import Part
+from kohort.region.records import Contribution, Position
 from kohort.region.staged import StagedKey
 
 

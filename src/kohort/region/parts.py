@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kohort.ids import NO_TOPIC_ID, TopicId
-from kohort.region.facts import Initial, Position, Span
+from kohort.region.records import Initial, Position, Span
 
 
 class Part(NamedTuple):

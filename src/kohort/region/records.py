@@ -1,155 +1,254 @@
-"""Facts as records of `__kohort_regions`, and back.
-
-A key is a JSON array of the fact's kind and what it is about: the same bytes for the same thing, since compaction
-compares bytes, and readable with any tool. A value is MessagePack, its version first; partitions of one topic share its
-name, so that ten thousand of them take a quarter of a megabyte. Source: spec 5.10.
-"""
+"""What the topic `__kohort_regions` says of a region: durable facts. Values only; their bytes are in `records`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from uuid import UUID
 
-import msgspec
-
-from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.region.facts import (
-    Began,
-    Birth,
-    Claim,
-    Contribution,
-    Epoch,
-    Fact,
-    Initial,
-    Manifest,
-    Position,
-    Shown,
-    Span,
-    Stopped,
-    Term,
-)
 from kohort.region.staged import StagedKey
 
-VERSION = 1
-RECORD_BYTES_MAX = 1_000_000
-"""Below `message.max.bytes`, by default 1 MiB, with room for the batch around it."""
-Told = TypeVar("Told", Position, Span)
 
-_KINDS: dict[str, type[Fact]] = {
-    kind.__name__.lower(): kind
-    for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, Shown)
-}
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next offset to read of a partition."""
 
-
-def key_of(fact: Fact) -> bytes:
-    """The key under which a fact replaces those before it."""
-    match fact:
-        case Claim(group, region):
-            about: list[Any] = [group, region]
-        case Initial(region, group, topic, topic_id, partition):
-            about = [region, group, topic, topic_id.hex, partition]
-        case Began(region, group):
-            about = [region, group]
-        case Contribution(region, sequence):
-            about = [region, sequence, fact.member]
-        case Manifest():
-            about = [fact.region, fact.sequence]
-        case Shown(region, place):
-            about = [region, place]
-        case _:
-            about = [fact.region]
-    return json.dumps([type(fact).__name__.lower(), *about], separators=(",", ":"), ensure_ascii=False).encode()
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int = -1
 
 
-def value_of(fact: Fact) -> bytes:
-    """A fact as a record's value.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A group belongs to a region: to that of the first claim in the log.
 
-    Raises:
-        InvalidInputError: it is larger than a record may be.
+    Attributes:
+        application: who wrote it, for people.
+        at_ms: since the epoch, here as in the others; for people.
     """
-    told = {field.name: getattr(fact, field.name) for field in fields(fact)}
-    match fact:
-        case Contribution():
-            told["spans"] = _by_topic(fact.spans, lambda one: (one.partition, one.begin, one.end, one.leader_epoch))
-            told["keys"] = _packed(fact.keys)
-            told["letter_keys"] = _packed(fact.letter_keys)
-        case Manifest():
-            told["positions"] = _by_topic(fact.positions, lambda one: (one.partition, one.offset, one.leader_epoch))
-    value = bytes([VERSION]) + msgspec.msgpack.encode(told)
-    if len(value) > RECORD_BYTES_MAX:
-        raise InvalidInputError(_too_large(fact, len(value)), ErrorCode.MESSAGE_TOO_LARGE)
-    return value
+
+    group: str
+    region: str
+    application: str
+    at_ms: int
 
 
-def _too_large(fact: Fact, size: int) -> str:
-    text = f"{type(fact).__name__} {key_of(fact).decode()} takes {size} bytes, more than {RECORD_BYTES_MAX}"
-    if isinstance(fact, Contribution):
-        units = len(fact.keys) + len(fact.letter_keys)
-        text += f": {len(fact.state)} of state, {len(fact.spans)} partitions, {units} staged units"
-    return text
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """A region of this name was made. Names are used again, ids are not."""
+
+    region: str
+    region_id: UUID
+    at_ms: int
 
 
-def fact_of(key: bytes, value: bytes) -> Fact:
-    """A fact out of a record.
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Who is the control plane: the newest counts.
 
-    Raises:
-        CorruptDataError: of another release, or damaged.
+    Attributes:
+        token: what it lets in; who may read the topic may talk to it.
     """
-    try:
-        kind = _KINDS[json.loads(key)[0]]
-        if value[0] != VERSION:
-            raise CorruptDataError(f"a record of version {value[0]}: a later release wrote it")
-        told = msgspec.msgpack.decode(memoryview(value)[1:])
-        if kind is Contribution:
-            told["spans"] = list(_one_by_one(told["spans"], Span))
-            told["keys"] = _unpacked(told["keys"])
-            told["letter_keys"] = _unpacked(told.get("letter_keys", ()))
-        elif kind is Manifest:
-            told["positions"] = list(_one_by_one(told["positions"], Position))
-        fact: Fact = msgspec.convert(told, kind)
-    except CorruptDataError:
-        raise
-    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
-        raise CorruptDataError(f"no record of a region: {error!r}") from error
-    if key_of(fact) != key:
-        raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
-    return fact
+
+    region: str
+    term: int
+    host: str
+    port: int
+    token: bytes
+    at_ms: int
 
 
-def _packed(keys: Iterable[StagedKey]) -> list[tuple[bytes, int, str, int]]:
-    return [(key.region_id.bytes, key.epoch, key.member, key.unit) for key in keys]
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch has begun: the newest counts.
+
+    Attributes:
+        floor: that of the last reset: what was staged in earlier ones is void.
+        consecutive: resets in a row, this one too.
+        cause: for people.
+    """
+
+    region: str
+    epoch: int
+    term: int
+    floor: int
+    consecutive: int
+    cause: str
+    at_ms: int
 
 
-def _unpacked(told: Iterable[Any]) -> list[StagedKey]:
-    return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in told]
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Where a partition was begun."""
+
+    region: str
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int = -1
 
 
-def _by_topic(told: Iterable[Told], row: Callable[[Told], tuple[int, ...]]) -> list[tuple[str, str, bytes, list[Any]]]:
-    topics: dict[tuple[str, str, bytes], list[Any]] = {}
-    for one in told:
-        topics.setdefault((one.group, one.topic, one.topic_id.bytes), []).append(row(one))
-    return [(group, topic, topic_id, rows) for (group, topic, topic_id), rows in topics.items()]
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The topics that a group's pattern found when the group began: those found later begin at their beginning.
+
+    Attributes:
+        topics: their names.
+    """
+
+    region: str
+    group: str
+    topics: tuple[str, ...]
 
 
-def _one_by_one(topics: Iterable[Any], kind: type[Told]) -> Iterable[Told]:
-    for group, topic, topic_id, rows in topics:
-        for row in rows:
-            yield kind(group, topic, UUID(bytes=topic_id), *row)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a member read of a partition in one sequence: from `begin` to before `end`."""
+
+    group: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    begin: int
+    end: int
+    leader_epoch: int = -1
 
 
-def about_region(key: bytes) -> str | None:
-    """The region that a key is about; None: of no kind that is known, or a claim."""
-    try:
-        kind, *about = json.loads(key)
-    except (ValueError, TypeError):
-        return None
-    return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one member gives to a sequence.
+
+    Attributes:
+        members: all names that it knew of.
+        member_id, generation, instance_id: its place in its group then.
+        state: the operator's bytes, at most 512 KiB.
+        sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
+        keeps: the state waits for the member while it is away; else it goes with it.
+        letters: the place of its dead letters; empty: it has none.
+        letter_keys: what it staged there.
+        dead_letters: how many these are.
+        shares, pinned, process: as the member has registered; the control plane notes them.
+    """
+
+    region: str
+    sequence: int
+    term: int
+    epoch: int
+    member: str
+    members: tuple[str, ...]
+    group: str
+    member_id: str
+    generation: int
+    instance_id: str | None
+    spans: tuple[Span, ...]
+    keys: tuple[StagedKey, ...]
+    state: bytes
+    sink: str = ""
+    keeps: bool = False
+    shares: bool = True
+    pinned: tuple[str, ...] = ()
+    process: str = ""
+    letters: str = ""
+    letter_keys: tuple[StagedKey, ...] = ()
+    dead_letters: int = 0
 
 
-def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
-    """Tombstones for a sequence that nothing goes back to."""
-    names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
-    return {json.dumps(name, separators=(",", ":"), ensure_ascii=False).encode(): None for name in names}
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A group of which nobody may read while a state waits: what is read there meanwhile is not in it.
+
+    Attributes:
+        pinned: but these queries, since a partition is read by its own alone; empty: nobody.
+    """
+
+    group: str
+    pinned: tuple[str, ...] = ()
+
+
+def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
+    """By whose state waits when they go away, the groups that are theirs then."""
+    return {one.member: Reserved(one.group, one.pinned) for one in contributions if one.keeps and _is_whole(one)}
+
+
+def _is_whole(given: Contribution) -> bool:
+    """Whether the state must be of all that was read in its group, or of all of some partitions."""
+    return bool(given.pinned) or not given.shares
+
+
+def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
+    """What a sequence staged, by the place that it was staged for."""
+    keys: dict[str, tuple[StagedKey, ...]] = {}
+    for given in contributions:
+        for place, staged in ((given.sink, given.keys), (given.letters, given.letter_keys)):
+            if staged:
+                keys[place] = keys.get(place, ()) + staged
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A sequence is complete: without it, its contributions are none.
+
+    Attributes:
+        epoch: the floor then.
+        members: who contributed.
+        stay: who of them goes on; others left with it.
+        positions: of every partition that the region has ever read.
+        empties: all goes back to the initial state: what sinks show is void, and the sequence is published when they
+            are empty.
+        places: all that the region has published to, this sequence too, since they were last emptied.
+        away: who did not contribute and has a state that waits, each with the sequence whose contribution has it.
+        made_as: the number that the sequence had before a person adopted a sink that is ahead, and other sinks still
+            know it by; 0: the same.
+    """
+
+    region: str
+    region_id: UUID
+    sequence: int
+    term: int
+    epoch: int
+    at_ms: int
+    members: tuple[str, ...]
+    stay: tuple[str, ...]
+    positions: tuple[Position, ...]
+    empties: bool = False
+    places: tuple[str, ...] = ()
+    away: dict[str, int] = field(default_factory=dict)
+    made_as: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The region has stopped; with an empty cause, it goes on."""
+
+    region: str
+    cause: str
+    member: str
+    remedy: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A place shows what a sequence staged for it: the newest counts.
+
+    Else a control plane that takes over could not know it where nobody is left who writes there and could look. What
+    the place itself shows is compared with it: see `agreement`.
+
+    Attributes:
+        empty: the place was emptied as this sequence.
+    """
+
+    region: str
+    place: str
+    sequence: int
+    at_ms: int
+    empty: bool = False
+
+
+Fact = Claim | Birth | Term | Epoch | Initial | Began | Contribution | Manifest | Stopped | Shown

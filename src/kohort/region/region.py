@@ -11,39 +11,39 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID, uuid4
 
-from kohort.channel import Link
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.config import parse_listen
-from kohort.durations import duration_ms
 from kohort.errors import InvalidInputError, TimedOutError
+from kohort.io.channel import Link
 from kohort.region import messages as told
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
-from kohort.region.book import Home
-from kohort.region.codec import decode_heard, encode
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.flow import Flow
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
+from kohort.region.consuming.work_queue import Flow
+from kohort.region.control_plane.state import RegionConfig
 from kohort.region.inside import Inside
+from kohort.region.leader_election import Tenure
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
-from kohort.region.plane.config import RegionConfig
-from kohort.region.serving import ControlPlane
+from kohort.region.message_codec import decode_heard, encode
+from kohort.region.region_log import Home
+from kohort.region.region_topic import client_id_of
+from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, known_there, place_of
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
-from kohort.region.tenure import Tenure
-from kohort.region.topic import client_id_of
+from kohort.settings.config import parse_listen
+from kohort.settings.validation import duration_ms
 
 if TYPE_CHECKING:
+    from kohort.io.metrics_http import MetricsServer
     from kohort.region.metrics import Measured
-    from kohort.scrapes import MetricsServer
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 QUEUE_POLLS = 100
@@ -109,8 +109,8 @@ class Region:
         self._metrics = None if metrics_listen is None else self._serve_metrics(*parse_listen(metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> MetricsServer:
+        from kohort.io.metrics_http import MetricsServer
         from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
-        from kohort.scrapes import MetricsServer
 
         return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen))
 

@@ -57,9 +57,9 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
         in_place_of_kafka: code of this session that says `format("kafka")` runs on kohort too, without a change and
             without a jar; `in_place_of_kafka.py` lists what is done. It ends with the session.
     """
-    from kohort.spark.listener import install
-    from kohort.spark.source import KohortDataSource
-    from kohort.spark.workers import use_this_python
+    from kohort.spark.driver_server import install
+    from kohort.spark.source.source import KohortDataSource
+    from kohort.spark.tasks.workers import use_this_python
 
     use_this_python(spark)
     with _active(spark):

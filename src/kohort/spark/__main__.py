@@ -44,8 +44,8 @@ def say(text: str) -> None:
 
 def account() -> str:
     """Return what was changed in the job, and where its groups are now."""
+    from kohort.spark.driver_server import rows_read
     from kohort.spark.in_place_of_kafka import CHANGES
-    from kohort.spark.listener import rows_read
 
     if not CHANGES.counts:
         return 'kohort: the job used no format("kafka"); nothing was changed'

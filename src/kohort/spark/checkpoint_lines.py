@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.kafka_offsets import is_kafka_offset
+from kohort.spark.source.kafka_offsets import is_kafka_offset
 
 _VERSIONS: Final = ("v1", "v2")
 _NAMED: Final = re.compile(r'^([^{"\s:]+):(.*)$', re.DOTALL)

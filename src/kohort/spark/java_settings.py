@@ -15,8 +15,8 @@ from typing import Any, Literal
 from kohort.client.net.security import sasl_mechanism
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
-from kohort.config import from_properties, nearest_key, settings
 from kohort.errors import InvalidInputError
+from kohort.settings.config import from_properties, nearest_key, settings
 from kohort.spark.option_names import KAFKA_PREFIX, meant_name
 
 Side = Literal["source", "sink", "table"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kohort.config import settings
 from kohort.errors import InvalidInputError
+from kohort.settings.config import settings
 
 KAFKA_PREFIX = "kafka."
 SERVERS = "kafka.bootstrap.servers"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.client.settings import ConsumerConfig
-from kohort.config import from_properties, knob
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.settings.config import from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
-from kohort.spark.topic_pattern import topic_pattern
+from kohort.spark.source.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kohort.spark.error_frames import reason_first
-from kohort.spark.writing import Writing
+from kohort.spark.source.error_frames import reason_first
+from kohort.spark.tasks.write import Writing
 
 log = logging.getLogger("kohort.spark")
 

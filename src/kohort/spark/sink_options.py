@@ -8,8 +8,8 @@ from typing import Any
 
 from kohort.client.producer.core import producer_config
 from kohort.client.producer.settings import ProducerConfig
-from kohort.config import from_properties, knob
 from kohort.errors import InvalidInputError
+from kohort.settings.config import from_properties, knob
 from kohort.spark.java_settings import client_settings_of, with_prefix
 from kohort.spark.option_names import STRICT, ignored, refuse_ignored, sort_options
 from kohort.spark.options import passed_on

@@ -18,15 +18,15 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import GroupDescription
 from kohort.client.consumer.range_reader import RangeReader
 from kohort.client.settings import ConnectionConfig
-from kohort.config import did_you_mean, from_properties, knob
 from kohort.errors import ErrorCode, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.lag import PartitionLag, group_lag
-from kohort.spark.catalog import reach_soon
-from kohort.spark.error_frames import reason_first, reason_first_each
+from kohort.settings.config import did_you_mean, from_properties, knob
 from kohort.spark.java_settings import checked_config, client_settings_of
 from kohort.spark.option_names import STRICT, refuse_ignored, sort_options
 from kohort.spark.options import passed_on
+from kohort.spark.source.catalog import reach_soon
+from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20

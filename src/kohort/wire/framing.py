@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kohort.wire import cluster, coordinators, data, groups, offsets, operations, security, transactions
+from kohort.wire import cluster_admin, coordinators, data, discovery, groups, offsets, security, transactions
 from kohort.wire.codec import skip_tags
 from kohort.wire.message import Message, Request, merge_small
 from kohort.wire.schema import NEVER, Buffer, WireError
@@ -61,7 +61,7 @@ class RequestHeader(NamedTuple):
 
 def _apis() -> dict[int, Api]:
     table: dict[int, Api] = {}
-    for module in (cluster, coordinators, operations, groups, offsets, data, transactions, security):
+    for module in (discovery, coordinators, cluster_admin, groups, offsets, data, transactions, security):
         for name, request in vars(module).items():
             if not name.endswith("Request") or request is Request:
                 continue

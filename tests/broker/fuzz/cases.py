@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kohort.wire.batch import BatchRecord, build_batch
-from kohort.wire.cluster import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
 from kohort.wire.data import ProduceRequest
+from kohort.wire.discovery import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
 from kohort.wire.framing import APIS, Api, decode_response, encode_request
 from kohort.wire.schema import WireError
 from tests.broker.fuzz import making

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kohort.java import start_tied
+from kohort.io.java import start_tied
 from tests.cluster.chaos.servers import HEARTBEAT_MS, REBALANCE_MS, SESSION_MS, stop, wake
 from tests.peers.churn import clients
 from tests.peers.churn.story import Member, Pause, Story

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from kohort.wire.cluster import (
+from kohort.wire.discovery import (
     ApiVersionsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,

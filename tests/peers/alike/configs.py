@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kohort.broker.config.live_settings import alterable
-from kohort.wire.cluster import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from kohort.wire.operations import ListConfigResourcesRequest
+from kohort.wire.cluster_admin import ListConfigResourcesRequest
+from kohort.wire.discovery import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from tests.peers.alike.harness import Side, scenario
 from tests.peers.alike.operations import without_words
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.wire.batch import BatchRecord, build_batch
-from kohort.wire.cluster import CreateTopicsRequest, MetadataRequest
 from kohort.wire.data import ListOffsetsRequest, ProduceRequest
+from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
 from kohort.wire.framing import APIS
 from kohort.wire.groups import DescribeGroupsRequest, FindCoordinatorRequest
 from kohort.wire.schema import Struct

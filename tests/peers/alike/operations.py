@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kohort.wire.operations import (
+from kohort.wire.cluster_admin import (
     AlterClientQuotasRequest,
     AlterPartitionReassignmentsRequest,
     AlterReplicaLogDirsRequest,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kohort.errors import NotFoundError
-from kohort.java import java_path, log_settings
+from kohort.io.java import java_path, log_settings
 from tests.peers.peers import CACHE, PeerUnavailable, build, digest
 from tests.support.apache_kafka import kafka_jars
 from tests.support.maven import MavenUnavailable

@@ -16,7 +16,7 @@ from pathlib import Path
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
-from kohort.java import start_tied
+from kohort.io.java import start_tied
 from tests.peers.churn import clients
 from tests.peers.churn.places import Place
 from tests.peers.churn.plans import CLASSIC, CONSUMER, GROWN, GROWS_AT, TOPICS, Kind, Plan

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kohort.region.facts import Position
 from kohort.region.member import events as member_events
 from kohort.region.messages import Cut
 from kohort.region.parts import Part
+from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import divide, letters_of
 from kohort.region.staged import Staged, StagedKey, together
 from kohort.region.states import MemberState

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.targets import compute
+from kohort.groups.consumer.assignment import compute
+from kohort.groups.effects import ComputeAssignment, Now, OffsetCommitReply, OffsetFetchReply, Outcome
 from kohort.groups.events import (
     Event,
     OffsetFetch,
@@ -22,11 +23,10 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.outcome import ComputeAssignment, Now, OffsetCommitReply, OffsetFetchReply, Outcome
 from kohort.groups.records import Record
 from kohort.ids import TopicPartition
-from kohort.region.facts import Initial, Position
 from kohort.region.parts import Part
+from kohort.region.records import Initial, Position
 from tests.region.world.names import GROUP, TOPIC, TOPIC_ID, part
 from tests.region.world.seats import BEAT_MS, SESSION_MS, ClassicSeat, ConsumerSeat, Seat
 

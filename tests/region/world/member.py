@@ -14,15 +14,15 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
-from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.settings import Own
 from kohort.region.consuming.staging import Stager
-from kohort.region.facts import Position
+from kohort.region.consuming.work_queue import Flow, Piece
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut, Identity, Order
 from kohort.region.parts import Part, part_of
+from kohort.region.records import Position
 from kohort.region.sinks import Keep
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import Staged

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kohort.region.facts import Manifest
+from kohort.region.control_plane import events as plane_events
+from kohort.region.control_plane.machine import RegionMachine
+from kohort.region.control_plane.state import Known, Phase
 from kohort.region.messages import AskReset, Report, Stop
-from kohort.region.plane import events as plane_events
-from kohort.region.plane.machine import RegionMachine
-from kohort.region.plane.state import Known, Phase
-from kohort.region.serving import LOOK_S, OverError, Pauses, Writer
+from kohort.region.records import Manifest
+from kohort.region.server import LOOK_S, OverError, Pauses, Writer
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
-from kohort.region.facts import Fact, Stopped, keys_by_place
-from kohort.region.topic import Saved, saved_of
+from kohort.region.records import Fact, Stopped, keys_by_place
+from kohort.region.region_topic import Saved, saved_of
 from tests.region.volume import Volume
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Folder, Record

@@ -18,6 +18,7 @@ from simulation.assigning import (
 )
 
 from kohort.errors import ErrorCode
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, HeartbeatReply, JoinGroupReply, SyncGroupReply
 from kohort.groups.events import (
     Client,
     ConsumerGroupHeartbeat,
@@ -27,7 +28,6 @@ from kohort.groups.events import (
     LeavingMember,
     SyncGroup,
 )
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, HeartbeatReply, JoinGroupReply, SyncGroupReply
 from kohort.groups.records import ClassicProtocol, TopicPartitions
 from kohort.ids import TopicPartition
 from kohort.region.member import events as member_events

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.facts import Contribution, Initial, Manifest, Position, Shown, keys_by_place
 from kohort.region.parts import Part, part_of
+from kohort.region.records import Contribution, Initial, Manifest, Position, Shown, keys_by_place
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
 

@@ -12,12 +12,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.region.book import TRANSACTION_MS, Pen
-from kohort.region.facts import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
+from kohort.region.control_plane.events import Offsets
 from kohort.region.parts import part_of
-from kohort.region.plane.events import Offsets
-from kohort.region.records import fact_of, key_of
-from kohort.region.serving import Refusal
+from kohort.region.record_codec import fact_of, key_of
+from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
+from kohort.region.region_log import TRANSACTION_MS, Pen
+from kohort.region.server import Refusal
 from tests.region.world.clock import ViolatedError
 from tests.region.world.group import Members, wrong_offsets
 from tests.region.world.names import REGION, REGION_ID

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 
 from kohort.errors import KafkaError
+from kohort.region.control_plane.state import RegionConfig
 from kohort.region.member import events as member_events
 from kohort.region.parts import Part
-from kohort.region.plane.config import RegionConfig
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
 from tests.region.world.clock import Clock, ViolatedError

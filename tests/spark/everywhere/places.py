@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 from tests.support.waiting import STILL_S, until
 
-from kohort.java import start_tied
+from kohort.io.java import start_tied
 from kohort.zookeeper import free_port, free_ports
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tests.spark.histories.story import Batch, Story, Tasks
 
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import Span
+from kohort.spark.source.batch_offset import Span
 
 CLOCK_MS = 3
 """By how much two clocks of one machine, one of them in whole ms, may differ about one moment."""

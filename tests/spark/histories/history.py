@@ -25,7 +25,7 @@ from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import Span
+from kohort.spark.source.batch_offset import Span
 
 BROKER = {
     "auto.create.topics.enable": False,

@@ -22,7 +22,7 @@ from tests.spark.histories.settings import Life
 
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.catalog import Catalog
+from kohort.spark.source.catalog import Catalog
 
 STORY = "story.jsonl"
 PAUSED, ENDING = "paused", "ending"

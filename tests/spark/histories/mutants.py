@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-import kohort.spark.group_place as place_module
-import kohort.spark.readers as readers_module
+import kohort.spark.source.group_offsets as place_module
+import kohort.spark.source.readers as readers_module
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset, Committed, Reached, Span
-from kohort.spark.bounds import Bound
-from kohort.spark.catalog import Catalog
-from kohort.spark.group_place import GroupPlace
-from kohort.spark.place import Held
-from kohort.spark.query import Query
-from kohort.spark.query_member import Maker, Membership
-from kohort.spark.tasks import ReadTask
+from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span
+from kohort.spark.source.bounds import Bound
+from kohort.spark.source.catalog import Catalog
+from kohort.spark.source.group_offsets import GroupPlace
+from kohort.spark.source.membership import Maker, Membership
+from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.query import Query
+from kohort.spark.tasks.read import ReadTask
 
 
 def commits_before_the_sink() -> None:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kohort.spark.batch_offset import FORM
+from kohort.spark.source.batch_offset import FORM
 
 Kind = Literal["member", "assign", "alone"]
 TOPICS_HAVE_IDS = FORM >= 2

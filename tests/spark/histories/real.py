@@ -34,7 +34,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.demo.processes import session_processes
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import Span
+from kohort.spark.source.batch_offset import Span
 
 NAMES = ("x", "y", "z")
 PARTITIONS = 6

@@ -20,7 +20,7 @@ from kohort.client.consumer.range_reader import RangeReader
 from kohort.groups.records import GroupSaved, Kind, OffsetCommitted, Tombstone
 from kohort.ids import TopicPartition
 from kohort.journal.codec import GroupRecordReader
-from kohort.spark.batch_offset import Span, Stamp
+from kohort.spark.source.batch_offset import Span, Stamp
 
 LOST = "lost its partitions"
 """What a member logs that was put out, or must take itself for it, since it has not heard the coordinator."""

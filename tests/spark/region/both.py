@@ -10,10 +10,10 @@ from tests.region.test_plane import Driven as DrivenPlane
 from tests.spark.region.driven import TERM, TOPIC, Driven
 
 from kohort.ids import TopicPartition
-from kohort.region.facts import Initial
+from kohort.region.control_plane import events as plane_events
+from kohort.region.control_plane.state import Known
 from kohort.region.member import events as happens
-from kohort.region.plane import events as plane_events
-from kohort.region.plane.state import Known
+from kohort.region.records import Initial
 
 
 def known(term: int = TERM, epoch: int = 5) -> Known:

@@ -14,12 +14,12 @@ from tests.support.waiting import STILL_S, until
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
-from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.channel import Line, Switchboard
+from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.query import Query
-from kohort.spark.region.seats import Handed, HandedPart, Idle, Lost, Seats
-from kohort.spark.region_place import RegionPlace
+from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost, Seats
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.query import Query
+from kohort.spark.source.region_offsets import RegionPlace
 
 EPOCH, GENERATION = 5, 3
 

@@ -19,25 +19,25 @@ import pyarrow as pa
 from tests.support.waiting import until
 
 from kohort.client.consumer.consumer import Consumer
-from kohort.client.offset_values import GroupMetadata
+from kohort.client.offsets import GroupMetadata
 from kohort.ids import TopicPartition
 from kohort.region import messages as told
-from kohort.region.consuming.link import PlaneLink
+from kohort.region.consuming.member_thread import PlaneLink
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.starts import start_of
-from kohort.region.facts import Contribution, Position
 from kohort.region.member import events as happens
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.messages import Cut
+from kohort.region.records import Contribution, Position
 from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
-from kohort.spark.batch_offset import BatchOffset, Span
-from kohort.spark.region.built import BuiltQuery
+from kohort.spark.region.query_factory import BuiltQuery
+from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.runs import RegionQuery
-from kohort.spark.region.seats import SEATS, Handed, HandedPart
+from kohort.spark.region.sessions import SEATS, Handed, HandedPart
 from kohort.spark.region.staging import QueryOutput
+from kohort.spark.source.batch_offset import BatchOffset, Span
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.client.admin.admin import Admin
-from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.place import Held
-from kohort.spark.region.seats import Handed
-from kohort.spark.region_place import RegionPlace
+from kohort.spark.region.sessions import Handed
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.offset_coordinator import Held
+from kohort.spark.source.region_offsets import RegionPlace
 
 
 def ignores_handings(self: RegionPlace, handed: Handed, at: Any) -> None:

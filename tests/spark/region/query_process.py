@@ -137,8 +137,8 @@ STEPS += ["publishing", "published"]
 
 def patch(step: str, nth: int) -> None:
     """Have the process die at a step."""
-    from kohort.region.book import Pen
-    from kohort.spark.region import folders, runs
+    from kohort.region.region_log import Pen
+    from kohort.spark.region import folders, query_run
     from kohort.spark.region.staging import StagedBatches
 
     global PUBLISHING, PUBLISHED
@@ -149,13 +149,13 @@ def patch(step: str, nth: int) -> None:
         case "half derived":
             _around(folders, "_check_whole", before=dies)
         case "derived":
-            _around(runs, "derive", after=dies)
+            _around(query_run, "derive", after=dies)
         case "staged":
             _around(StagedBatches, "add", after=dies)
         case "contributes":
-            _around(runs.RegionQuery, "contribute", before=dies)
+            _around(query_run.RegionQuery, "contribute", before=dies)
         case "contributed":
-            _around(runs.RegionQuery, "contribute", after=dies)
+            _around(query_run.RegionQuery, "contribute", after=dies)
         case "commits":
             _around(Pen, "commit", before=dies)
         case "committing":

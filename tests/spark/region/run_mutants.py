@@ -8,10 +8,10 @@ from unittest import mock
 
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.spark.region import failures
+from kohort.spark.region import query_run
 from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.runs import RegionQuery
 from kohort.spark.region.staging import StagedBatches
 
 Mutant = Callable[[], Any]
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         "test_members_of_one_query_contribute_the_same_batch",
     ),
     "a query fails for ever": (
-        lambda: mock.patch.object(failures, "IN_A_ROW_MAX", 1_000),
+        lambda: mock.patch.object(query_run, "IN_A_ROW_MAX", 1_000),
         "test_a_query_that_fails_goes_back_and_at_last_stops_the_region",
     ),
 }

@@ -10,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from kohort.ids import TopicPartition
-from kohort.region.facts import Position
 from kohort.region.messages import RegionSeen
+from kohort.region.records import Position
 from kohort.region.sinks import Sink
-from kohort.spark.region import caught_up as module
-from kohort.spark.region.caught_up import caught_up, present_ends
-from kohort.spark.region.declared import Declared, declare
+from kohort.spark.region import spark_region as module
 from kohort.spark.region.pinned import query_of
+from kohort.spark.region.query_spec import Declared, declare
+from kohort.spark.region.spark_region import caught_up, present_ends
 
 PARTITIONS, END = 6, 10
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.batch_offset import BatchOffset
 from kohort.spark.region.checkpoint_state import operator_noted, with_paths_below
 from kohort.spark.region.folders import find_source, last_batch, offsets_of
+from kohort.spark.source.batch_offset import BatchOffset
 
 META = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 OURS = json.dumps(BatchOffset("q-1", batch=3).to_json())

@@ -23,8 +23,8 @@ from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import StagedKey
 from kohort.spark import SparkRegion
-from kohort.spark.region.built import LETTER
-from kohort.spark.region.declared import declare
+from kohort.spark.region.query_factory import LETTER
+from kohort.spark.region.query_spec import declare
 from kohort.spark.region.staging import QueryOutput, StagingTask
 
 REGION = UUID(int=5)

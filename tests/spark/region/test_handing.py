@@ -11,9 +11,9 @@ import pytest
 from tests.support.waiting import until
 
 from kohort.ids import TopicPartition
-from kohort.region.facts import Position
+from kohort.region.records import Position
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.seats import Handed, Idle, Lost
+from kohort.spark.region.sessions import Handed, Idle, Lost
 
 TOPIC = UUID(int=7)
 RUN = 1

@@ -11,7 +11,7 @@ from kohort.region import messages as told
 from kohort.region.member import events as happens
 from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
-from kohort.spark.region.declared import declare
+from kohort.spark.region.query_spec import declare
 from kohort.spark.region.spark_region import behaviour
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, window
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.operators import has_watermark, refuse_unreplayable, stateful_operators
+from kohort.spark.region.query_factory import has_watermark, refuse_unreplayable, stateful_operators
 
 Build = Callable[[DataFrame], DataFrame]
 

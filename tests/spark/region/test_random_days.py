@@ -21,12 +21,12 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.producer.producer import Producer
 from kohort.ids import TopicPartition
-from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.channel import Line, Switchboard
+from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.query import Query
-from kohort.spark.region.seats import Seats
-from kohort.spark.region_place import RegionPlace
+from kohort.spark.region.sessions import Seats
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.query import Query
+from kohort.spark.source.region_offsets import RegionPlace
 
 __all__ = ["place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]

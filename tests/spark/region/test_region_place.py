@@ -17,12 +17,12 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.spark import region_place
-from kohort.spark.batch_offset import BatchOffset, Span
-from kohort.spark.catalog import Present
-from kohort.spark.query import Query
-from kohort.spark.region import seats
-from kohort.spark.region_place import RegionPlace
+from kohort.spark.region import sessions
+from kohort.spark.source import region_offsets
+from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.catalog import Present
+from kohort.spark.source.query import Query
+from kohort.spark.source.region_offsets import RegionPlace
 
 __all__ = ["own_signals", "place", "region"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -150,7 +150,7 @@ def test_a_query_that_has_nothing_plans_nothing(region: Region) -> None:
 
 def test_looks_that_find_nothing_are_a_tenth_of_a_second_apart(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seat lets a source wait, and only for what is left of that: so the other source of a join goes on."""
-    monkeypatch.setattr(region_place, "IDLE_MS", 1_000_000)
+    monkeypatch.setattr(region_offsets, "IDLE_MS", 1_000_000)
     region.desk.hand({0: 0})
     query = region.query()
     batch = region.batch(query, FIRST)
@@ -158,14 +158,14 @@ def test_looks_that_find_nothing_are_a_tenth_of_a_second_apart(region: Region, m
     assert region.desk.idle == [None, None], "there may be more behind a batch"
     assert region.trigger(query, batch) is None
     idle = region.desk.idle[-1]
-    assert idle is not None and idle.version == 1 and idle.ms <= seats.IDLE_MS
-    monkeypatch.setattr(region_place, "IDLE_MS", 0)
+    assert idle is not None and idle.version == 1 and idle.ms <= sessions.IDLE_MS
+    monkeypatch.setattr(region_offsets, "IDLE_MS", 0)
     assert region.trigger(query, batch) is None
     assert region.desk.idle[-1] is None, "it is time to look again"
 
 
 def test_a_batch_that_may_not_begin_is_asked_for_again_at_once(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_place, "IDLE_MS", 1_000_000)
+    monkeypatch.setattr(region_offsets, "IDLE_MS", 1_000_000)
     region.desk.hand({0: 0})
     query = region.query()
 
@@ -226,7 +226,7 @@ def test_without_its_application_a_query_ends_within_five_seconds(region: Region
     region.desk.hand({0: 0})
     query = region.query()
     batch = region.batch(query, FIRST)
-    assert region_place.ANSWER_S <= 4.0
+    assert region_offsets.ANSWER_S <= 4.0
     if how == "gone":
         region.board.close()
         words = "application is gone; a query in a region does nothing without the application"
@@ -281,7 +281,7 @@ def test_records_that_are_gone_are_told(region: Region, strict: bool, where: str
 def test_a_topic_that_is_gone_is_told_and_another_of_its_name_is_not_read(
     region: Region, monkeypatch: pytest.MonkeyPatch, strict: bool, again: bool
 ) -> None:
-    monkeypatch.setattr(region_place, "LOOK_S", 0.0)
+    monkeypatch.setattr(region_offsets, "LOOK_S", 0.0)
     region.desk.hand({0: 0, 1: 3})
     query = region.query(failOnDataLoss=str(strict).lower())
     batch = region.batch(query, FIRST)

@@ -12,16 +12,15 @@ from tests.spark.region.driven import Driven, spans_of
 from tests.spark.region.run_mutants import MUTANTS
 from tests.support.waiting import until
 
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.region import messages as told
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
-from kohort.spark.region import seats
-from kohort.spark.region.failures import IN_A_ROW_MAX
-from kohort.spark.region.runs import SLOW
-from kohort.spark.region.saved import SavedQuery
+from kohort.spark.region import sessions
+from kohort.spark.region.query_run import IN_A_ROW_MAX, SLOW
+from kohort.spark.region.query_state import SavedQuery
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
 
 def test_an_idle_run_is_stopped_without_waiting_for_its_source(query: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's stop waits for what the source has asked, and that waited for partitions."""
-    monkeypatch.setattr(seats, "WAIT_MS_MAX", 60_000)
+    monkeypatch.setattr(sessions, "WAIT_MS_MAX", 60_000)
     run, answers = reading(query).run, list[object]()
     query.threads[0].seat.hold("not now")
     run.may_stop.clear()

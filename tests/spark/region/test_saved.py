@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.saved import SavedQuery, refuse_other
+from kohort.spark.region.query_state import SavedQuery, refuse_other
 
 SAVED = SavedQuery(4, 17, '{"type":"struct"}', ("aggregation",), ("flights",))
 

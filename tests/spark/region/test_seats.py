@@ -17,8 +17,8 @@ import pytest
 from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
-from kohort.spark.channel import Line, Message, Switchboard
-from kohort.spark.region.seats import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, Seats
+from kohort.spark.driver_channel import Line, Message, Switchboard
+from kohort.spark.region.sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, Seats
 
 A = uuid.UUID(int=1)
 
@@ -93,7 +93,7 @@ def test_an_answer_that_comes_too_late_is_nobodys(answering: Callable[..., Line]
 
 PAUSED = """
 import sys
-from kohort.spark.channel import Contact, Line
+from kohort.spark.driver_channel import Contact, Line
 
 line = Line(Contact(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.drives("q1")
@@ -230,8 +230,8 @@ def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closing: Callable[[Any], Any]) -> None:
-    from kohort.spark.listener import Application
-    from kohort.spark.region.seats import SEATS
+    from kohort.spark.driver_server import Application
+    from kohort.spark.region.sessions import SEATS
 
     line = closing(Line(Application().contact, {}))
     line.drives("q1")

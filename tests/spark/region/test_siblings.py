@@ -17,13 +17,13 @@ from tests.spark.region.driven import TERM
 from tests.support.waiting import until
 
 from kohort.region import messages as told
+from kohort.region.control_plane import events as plane_events
+from kohort.region.control_plane.state import Plane, Why
 from kohort.region.member import events as happens
-from kohort.region.plane import events as plane_events
-from kohort.region.plane.state import Plane, Why
-from kohort.spark.region import runs
+from kohort.spark.region import query_run
 from kohort.spark.region.handing import HandingSeat
+from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
-from kohort.spark.region.runs import RegionQuery
 from kohort.spark.region.spark_region import _Started
 
 
@@ -38,7 +38,7 @@ def both(tmp_path: Path) -> Iterator[Both]:
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The query's thread is busy with old folders after each sequence, until this is set."""
     go_on = threading.Event()
-    monkeypatch.setattr(runs, "forget", lambda folder, kept: go_on.wait(20))
+    monkeypatch.setattr(query_run, "forget", lambda folder, kept: go_on.wait(20))
     yield go_on
     go_on.set()
 

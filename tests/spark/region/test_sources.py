@@ -20,7 +20,7 @@ from kohort.region.consuming.member_thread import RegionStoppedError
 from kohort.region.member import events as happens
 from kohort.region.region import Region
 from kohort.spark import SparkRegion
-from kohort.spark.region import runs
+from kohort.spark.region import query_run
 
 __all__ = ["application"]
 pytestmark = [
@@ -37,7 +37,7 @@ def joined(flights: DataFrame, gates: DataFrame) -> DataFrame:
     return left.join(right, expr("line = key")).selectExpr("line", "gate")
 
 
-def members_of(region: SparkRegion) -> list[runs.QueryThread]:
+def members_of(region: SparkRegion) -> list[query_run.QueryThread]:
     return region._running["q"].members
 
 

@@ -16,11 +16,11 @@ from tests.support.waiting import until
 
 from kohort.errors import InvalidInputError
 from kohort.region.messages import Cut
-from kohort.spark.batch_offset import BatchOffset
-from kohort.spark.channel import Message, Switchboard
+from kohort.spark.driver_channel import Message, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.query import Query
-from kohort.spark.region_place import Asking, RegionPlace
+from kohort.spark.source.batch_offset import BatchOffset
+from kohort.spark.source.query import Query
+from kohort.spark.source.region_offsets import Asking, RegionPlace
 
 STAYS: Message = {"hold": True, "stay": True}
 START = BatchOffset("i")
@@ -67,8 +67,8 @@ def test_a_run_that_is_stopped_is_refused_while_it_stays() -> None:
 SOURCE = """
 import sys
 from kohort.errors import KafkaError
-from kohort.spark.channel import Contact, Line
-from kohort.spark.process import Ending
+from kohort.spark.driver_channel import Contact, Line
+from kohort.spark.source.readers import Ending
 from tests.spark.region.test_stays import START, query_at
 
 ending = Ending()

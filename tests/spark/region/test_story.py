@@ -28,7 +28,7 @@ from kohort import Broker
 from kohort.demo.history import History, Step
 from kohort.demo.places import KINDS
 from kohort.demo.watching import Look, Watcher, parts_seen
-from kohort.region.facts import Contribution
+from kohort.region.records import Contribution
 
 ASKED = "KOHORT_REGION_STORY" in os.environ
 pytestmark = [LAST_RESORT, pytest.mark.skipif(not ASKED, reason="a long one: make spark-region-story")]

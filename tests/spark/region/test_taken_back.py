@@ -13,7 +13,7 @@ from tests.spark.region.oracle import OPERATORS
 from tests.spark.region.runs import NEVER, OFTEN, STORES, busy_maintenance, settings, taken_back_twice
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region import checkpoint_contents
+from kohort.spark.region import folders
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
 WHOLE = "KOHORT_EVERYWHERE" in os.environ
@@ -57,7 +57,7 @@ def test_the_results_are_those_of_the_rows_that_counted(
 def test_state_of_the_time_given_up_would_be_noticed(session: Any, tmp_path: Path, store: str, operator: str) -> None:
     """The planted fault: logs are taken up to the batch, state as it lies there."""
     with (
-        mock.patch.object(checkpoint_contents, "_belongs", return_value=True),
+        mock.patch.object(folders, "_belongs", return_value=True),
         settings(session, STORES[store]),
     ):
         got, wanted = taken_back_twice(session, OPERATORS[operator], tmp_path, NEVER)

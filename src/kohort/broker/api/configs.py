@@ -12,13 +12,14 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 from kohort.broker.config.entries import Entry, Type, broker_entries, cluster_entries, group_entries, topic_entries
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.config import did_you_mean, parse_value, settings
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import LogConfig
-from kohort.wire.cluster import (
+from kohort.settings.config import did_you_mean, parse_value, settings
+from kohort.wire.cluster_admin import ListConfigResourcesRequest, ListConfigResourcesResponse
+from kohort.wire.discovery import (
     AlterConfigsRequest,
     AlterConfigsResponse,
     DescribeConfigsRequest,
@@ -26,7 +27,6 @@ from kohort.wire.cluster import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from kohort.wire.operations import ListConfigResourcesRequest, ListConfigResourcesResponse
 
 log = logging.getLogger("kohort.broker")
 

@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from kohort.broker.api.listoffsets import epoch_error
+from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.parts import LogSlice
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.waits import Wait
+from kohort.broker.purgatory import Wait
+from kohort.broker.server.connection import LogSlice
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
 from kohort.log import DamagedError, Isolation, PartitionLog, ReadResult
 from kohort.wire.data import FetchRequest, FetchResponse

@@ -13,11 +13,11 @@ from itertools import islice, repeat, starmap
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kohort.broker.host import GroupHost, KnownTopic
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
+from kohort.groups.effects import FetchedOffset, OffsetCommitReply, OffsetDeleteReply, OffsetFetchReply
 from kohort.groups.records import NO_TOPIC_ID
 from kohort.ids import TopicPartition
 from kohort.wire.offsets import (

@@ -11,11 +11,11 @@ import uuid
 
 from kohort.broker.api.permitted import ON_GROUP, permitted
 from kohort.broker.host import GroupHost
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import (
+from kohort.groups.effects import (
     DeleteGroupsReply,
     DescribedGroup,
     DescribeGroupsReply,

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from kohort.broker.api.permitted import ON_CLUSTER, ON_TOPIC, permitted
 from kohort.broker.host import GroupHost, KnownTopic
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.broker.topics import INTERNAL
 from kohort.errors import ErrorCode, KafkaError
-from kohort.wire.cluster import (
+from kohort.wire.discovery import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     MetadataRequest,

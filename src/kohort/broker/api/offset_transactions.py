@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from kohort.broker.api.group_offsets import CommitPlan
 from kohort.broker.host import GroupHost
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.broker.topics import OFFSETS_TOPIC
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.outcome import OffsetCommitReply
+from kohort.groups.effects import OffsetCommitReply
 from kohort.ids import TopicPartition
 from kohort.wire.transactions import (
     AddOffsetsToTxnRequest,

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
 from kohort.log import PartitionLog, is_as_wanted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
-from kohort.wire.operations import (
+from kohort.wire.cluster_admin import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     DescribeClientQuotasRequest,

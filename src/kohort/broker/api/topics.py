@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kohort.broker.config.entries import topic_entries
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.turns import in_turn
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
+from kohort.broker.slices import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import Steps, Topic, TopicPlan
-from kohort.wire.cluster import (
+from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
+from kohort.wire.discovery import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -25,7 +26,6 @@ from kohort.wire.cluster import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 
 log = logging.getLogger("kohort.broker")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metadata, metadata_of, once
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
-from kohort.broker.turns import in_turn
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
+from kohort.broker.slices import in_turn
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.log import Steps, TopicPlan
-from kohort.wire.cluster import MetadataRequest, MetadataResponse
+from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
 log = logging.getLogger("kohort.broker")
 

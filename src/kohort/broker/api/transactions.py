@@ -11,10 +11,10 @@ import time
 from typing import TypeAlias
 
 from kohort.broker.api.offset_transactions import for_version
-from kohort.broker.net.dispatch import Handled, handled
-from kohort.broker.net.request import Request
 from kohort.broker.node import Node
 from kohort.broker.regex import matcher
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
 from kohort.broker.transactions.log import Status
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition, by_topic

@@ -12,9 +12,9 @@ from enum import IntEnum
 from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
-from kohort.config import Setting, format_value, settings
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
+from kohort.settings.config import Setting, format_value, settings
 
 
 class Source(IntEnum):

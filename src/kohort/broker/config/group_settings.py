@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
-from kohort.config import Setting, did_you_mean, parse_value, settings
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import GroupSettings, GroupSettingsChanged
+from kohort.settings.config import Setting, did_you_mean, parse_value, settings
 
 log = logging.getLogger("kohort.broker")
 

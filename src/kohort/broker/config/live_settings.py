@@ -15,10 +15,10 @@ from typing import Any
 
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_names
-from kohort.config import Setting, format_value, parse_value, settings, unknown_key
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import LogConfig, check_together
+from kohort.settings.config import Setting, format_value, parse_value, settings, unknown_key
 
 log = logging.getLogger("kohort.broker")
 

@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any
 
 from kohort.broker.config.single_broker import known_facts, own_properties
-from kohort.config import from_properties_many, knob, settings, unknown_key
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
 from kohort.log import LogConfig, check_together
+from kohort.settings.config import from_properties_many, knob, settings, unknown_key
 
 MIB = 1 << 20
 DAY_MS = 86_400_000

@@ -22,21 +22,119 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.purgatory import Waits
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transactions.log import Status, Transaction, TransactionLog
-from kohort.broker.transactions.marker_waits import MarkerWaits
-from kohort.broker.waits import Waits
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.events import TransactionEnded
 from kohort.ids import TopicPartition
 from kohort.log import LogStore
+from kohort.log.checkpoints import replace_file
 from kohort.log.markers import Marker
 from kohort.wire.batch import parse_header
 from kohort.wire.schema import Buffer
+
+# -- Producer ids: never given out twice, across restarts and losses of power too
+#
+# A block is reserved on disk before its first id is used.
+
+FILE = "producer-ids"
+BLOCK = 1_000
+"""Ids reserved at once: a crash loses at most so many, and one small write serves so many producers."""
+
+
+class ProducerIds:
+    """Gives out ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._next = int(self._path.read_text(encoding="ascii")) if self._path.exists() else 0
+        self._reserved = self._next
+
+    def take(self) -> int:
+        """An id that no one had before."""
+        if self._next >= self._reserved:
+            self._reserve()
+        self._next += 1
+        return self._next - 1
+
+    def _reserve(self) -> None:
+        reserved = self._next + BLOCK
+        replace_file(self._path, str(reserved))
+        self._reserved = reserved
+
+
+# -- Requests that wait until all markers of a transaction are written, for some time and in bounded number
+
+WAIT_S = 5.0
+"""How long requests wait for markers that fail.
+
+It is well below clients' request timeouts, and longer than a coordinator loads.
+"""
+WAITING_MAX = 100
+"""Requests that wait for the end of one transaction: more are clients that try again, and are told to do so later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    since_s: float
+    ended: Callable[[], None]
+    otherwise: Callable[[ErrorCode], None]
+
+
+class MarkerWaits:
+    """Who waits for the ends of transactions, by transactional id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[_Wait]] = {}
+        self._stuck: set[str] = set()
+
+    def add(self, transactional_id: str, ended: Callable[[], None], otherwise: Callable[[ErrorCode], None]) -> None:
+        """Wait for a transaction that is ending.
+
+        Args:
+            transactional_id: whose transaction.
+            ended: called when all markers are there.
+            otherwise: called instead when that is not waited for, perhaps before this returns; takes `refusal`.
+        """
+        waiting = self._waiting.get(transactional_id, [])
+        if transactional_id in self._stuck or len(waiting) >= WAITING_MAX:
+            otherwise(self.refusal(transactional_id))
+            return
+        waiting.append(_Wait(time.monotonic(), ended, otherwise))
+        self._waiting[transactional_id] = waiting
+
+    def refusal(self, transactional_id: str) -> ErrorCode:
+        """What who wants to go on is told while markers are missing: to try again, unless that is of no use."""
+        return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
+
+    def failed(self, transactional_id: str, *, stuck: bool) -> None:
+        """Some markers could not be written: answer who has waited long.
+
+        Everyone is answered when no later attempt of this process can do it.
+        """
+        if stuck:
+            self._stuck.add(transactional_id)
+        before_s = time.monotonic() - (0.0 if stuck else WAIT_S)
+        waiting = self._waiting.pop(transactional_id, [])
+        left = [each for each in waiting if each.since_s > before_s]
+        if left:
+            self._waiting[transactional_id] = left
+        for each in waiting:
+            if each.since_s <= before_s:
+                each.otherwise(self.refusal(transactional_id))
+
+    def ended(self, transactional_id: str) -> None:
+        """All markers are there: answer everyone who waits."""
+        self._stuck.discard(transactional_id)
+        for each in self._waiting.pop(transactional_id, ()):
+            each.ended()
+
 
 log = logging.getLogger("kohort.transactions")
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from kohort.calls import checked, checked_call
-from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
-from kohort.client.net.faces import blocking
+from kohort.client.admin import cluster, configs, group_offsets, groups, security, topics, transactions
+from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.config import documented
+from kohort.settings.arguments import checked, checked_call
+from kohort.settings.config import documented
 
 T = TypeVar("T")
 
@@ -89,13 +89,13 @@ class Admin:
 
     # Who may do what, and how much.
 
-    describe_acls = blocking(acls.describe_acls)
-    create_acls = blocking(acls.create_acls)
-    delete_acls = blocking(acls.delete_acls)
-    describe_user_scram_credentials = blocking(users.describe_user_scram_credentials)
-    alter_user_scram_credentials = blocking(users.alter_user_scram_credentials)
-    describe_client_quotas = blocking(users.describe_client_quotas)
-    alter_client_quotas = blocking(users.alter_client_quotas)
+    describe_acls = blocking(security.describe_acls)
+    create_acls = blocking(security.create_acls)
+    delete_acls = blocking(security.delete_acls)
+    describe_user_scram_credentials = blocking(security.describe_user_scram_credentials)
+    alter_user_scram_credentials = blocking(security.alter_user_scram_credentials)
+    describe_client_quotas = blocking(security.describe_client_quotas)
+    alter_client_quotas = blocking(security.alter_client_quotas)
 
     # Life.
 

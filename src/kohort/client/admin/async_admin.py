@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from kohort.calls import checked, checked_call
-from kohort.client.admin import acls, cluster, configs, group_offsets, groups, topics, transactions, users
+from kohort.client.admin import cluster, configs, group_offsets, groups, security, topics, transactions
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.faces import awaiting
+from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.config import documented
+from kohort.settings.arguments import checked, checked_call
+from kohort.settings.config import documented
 
 T = TypeVar("T")
 
@@ -77,13 +77,13 @@ class AsyncAdmin:
 
     # Who may do what, and how much.
 
-    describe_acls = awaiting(acls.describe_acls)
-    create_acls = awaiting(acls.create_acls)
-    delete_acls = awaiting(acls.delete_acls)
-    describe_user_scram_credentials = awaiting(users.describe_user_scram_credentials)
-    alter_user_scram_credentials = awaiting(users.alter_user_scram_credentials)
-    describe_client_quotas = awaiting(users.describe_client_quotas)
-    alter_client_quotas = awaiting(users.alter_client_quotas)
+    describe_acls = awaiting(security.describe_acls)
+    create_acls = awaiting(security.create_acls)
+    delete_acls = awaiting(security.delete_acls)
+    describe_user_scram_credentials = awaiting(security.describe_user_scram_credentials)
+    alter_user_scram_credentials = awaiting(security.alter_user_scram_credentials)
+    describe_client_quotas = awaiting(security.describe_client_quotas)
+    alter_client_quotas = awaiting(security.alter_client_quotas)
 
     # Life.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.places import at_controller, broker_time
+from kohort.client.admin.routing import at_controller, broker_time
 from kohort.client.admin.values import (
     ClusterDescription,
     FeatureDescription,
@@ -17,8 +17,8 @@ from kohort.client.net.cluster import ANY, CONTROLLER, Between, Cluster, Node
 from kohort.client.net.negotiation import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import ApiVersionsRequest, DescribeClusterRequest
-from kohort.wire.operations import DescribeLogDirsRequest, DescribeLogDirsResponse, UpdateFeaturesRequest
+from kohort.wire.cluster_admin import DescribeLogDirsRequest, DescribeLogDirsResponse, UpdateFeaturesRequest
+from kohort.wire.discovery import ApiVersionsRequest, DescribeClusterRequest
 
 _FEATURES_SINCE = 3
 """ApiVersions from here on tells features."""

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
 from kohort.client.net.cluster import ANY, Cluster, Node, Target
 from kohort.errors import KafkaError, error_for
-from kohort.wire.cluster import (
+from kohort.wire.discovery import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from kohort.client.admin.places import at_coordinators, at_leaders
+from kohort.client.admin.routing import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Between, Cluster, Node
-from kohort.client.offset_requests import HIGHEST_BY_NAME, offset_fetch
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest

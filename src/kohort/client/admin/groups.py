@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from kohort.client.admin.places import at_coordinators, refused
+from kohort.client.admin.routing import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
 from kohort.client.net.cluster import Between, Cluster, Node
 from kohort.consumer_protocol import read_assignment, read_subscription

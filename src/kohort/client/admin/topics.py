@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.places import at_controller, at_leaders, broker_time, refused
+from kohort.client.admin.routing import at_controller, at_leaders, broker_time, refused
 from kohort.client.admin.values import (
     CreatedTopic,
     NewTopic,
@@ -15,13 +15,13 @@ from kohort.client.net.cluster import CONTROLLER, Cluster, Node
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
-from kohort.wire.cluster import (
+from kohort.wire.data import DeleteRecordsRequest
+from kohort.wire.discovery import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
 )
-from kohort.wire.data import DeleteRecordsRequest
 
 
 async def list_topics(cluster: Cluster, *, internal: bool = False, timeout_ms: float | None = None) -> list[TopicInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kohort.client.admin.places import at_coordinators, at_leaders, refused
+from kohort.client.admin.routing import at_coordinators, at_leaders, refused
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, Literal, Self, TypeVar
 
-from kohort.calls import checked
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import AclOperation, TopicPartition
+from kohort.settings.arguments import checked
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
-from kohort.calls import checked, checked_call
 from kohort.client import lookups
-from kohort.client.consumer import offset_calls
+from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.steering import Steering
+from kohort.client.consumer.sync_methods import Steering
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.faces import awaiting
+from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
-from kohort.config import documented
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import checked, checked_call
+from kohort.settings.config import documented
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +94,8 @@ class AsyncConsumer(Steering):
 
     # Offsets.
 
-    commit = awaiting(offset_calls.commit)
-    committed = awaiting(offset_calls.committed)
+    commit = awaiting(sync_methods.commit)
+    committed = awaiting(sync_methods.committed)
 
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""

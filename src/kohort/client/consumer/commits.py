@@ -13,10 +13,9 @@ from uuid import UUID
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.notices import fault
-from kohort.client.net.runtime import Promise, Task
-from kohort.client.offset_requests import GroupIdentity, commit_offsets, known_ids
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.net.log_throttle import fault
+from kohort.client.net.runtime import Promise, Runtime, Task
+from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, known_ids
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import (
     CommitFailedError,
@@ -27,6 +26,43 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.ids import TopicPartition
+
+# -- The time of a close, shared out among its steps
+
+LAST_COMMIT_MS = 5_000
+"""What the last commit of partitions that are given up may take."""
+GOODBYE_MS = 200
+"""What the end of fetch sessions may take."""
+KEPT_TO_LEAVE = 0.25
+"""Share of a close's time that the last commit may not use: a coordinator that does not answer it may answer the
+leave."""
+
+
+class Closing:
+    """How long a step may take: its own limit, or less when a close has less left."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._until_ms = float("inf")
+
+    def begin(self, timeout_ms: float | None) -> None:
+        """The close begins; None: each step may take its own time."""
+        if timeout_ms is not None:
+            self._until_ms = self._runtime.now_ms + timeout_ms
+
+    def leave_out(self, since_ms: float) -> None:
+        """What has passed since then was the application's time."""
+        self._until_ms += self._runtime.now_ms - since_ms
+
+    def at_most(self, limit_ms: float, keep: float = 0.0) -> float:
+        """Milliseconds for a step.
+
+        Args:
+            limit_ms: its own limit.
+            keep: share of what is left that is not for it.
+        """
+        return max(0.0, min(limit_ms, (self._until_ms - self._runtime.now_ms) * (1 - keep)))
+
 
 log = logging.getLogger("kohort.client")
 OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None], None]

@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
-from kohort.calls import checked, checked_call
 from kohort.client import lookups
-from kohort.client.consumer import offset_calls
+from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.steering import Steering
+from kohort.client.consumer.sync_methods import Steering
 from kohort.client.lookups import Lookups
-from kohort.client.net.faces import blocking
+from kohort.client.net.facades import blocking
 from kohort.client.net.thread_driver import ThreadClient, for_application
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
-from kohort.config import documented
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import checked, checked_call
+from kohort.settings.config import documented
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,8 +126,8 @@ class Consumer(Lookups, Steering):
 
     # Offsets.
 
-    commit = blocking(offset_calls.commit)
-    committed = blocking(offset_calls.committed)
+    commit = blocking(sync_methods.commit)
+    committed = blocking(sync_methods.committed)
 
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """The offset of the next record that will be returned."""

@@ -10,22 +10,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from kohort.client.consumer.closing import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing
-from kohort.client.consumer.commits import Commits, OnCommit, tell
+from kohort.client.consumer.commits import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing, Commits, OnCommit, tell
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
 from kohort.client.consumer.fetching import Fetched, Fetcher
-from kohort.client.consumer.figures import ConsumerFigures
-from kohort.client.consumer.handing_out import HandingOut
+from kohort.client.consumer.metrics import ConsumerFigures
 from kohort.client.consumer.positions import PositionFinder
+from kohort.client.consumer.record_iterator import HandingOut
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
-from kohort.client.net.presence import MissingTopics, check_topic_names
-from kohort.client.offset_values import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
+from kohort.client.net.topic_existence import MissingTopics, check_topic_names
+from kohort.client.offsets import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener
 from kohort.client.settings import ConsumerConfig
 from kohort.columns.decoded import Decoded
 from kohort.columns.shapes import DECODED_BYTES, DecodeOptions

@@ -9,24 +9,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from uuid import UUID
 
-from kohort.calls import checked, checked_call
-from kohort.client.consumer.doubt import CONFIRM_MS
-from kohort.client.consumer.fetch_request import FETCH_LANE, MOVED, FetchEntry, fetch_request
+from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch_request
+from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
 from kohort.client.net.cluster import Node
-from kohort.client.net.contact import reach
+from kohort.client.net.health import reach
 from kohort.client.net.metadata import TopicInfo
-from kohort.client.net.presence import present_topics
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_requests import EARLIEST, LATEST, list_offsets
-from kohort.client.offset_values import OffsetAndTimestamp
+from kohort.client.net.topic_existence import present_topics
+from kohort.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets, topic_names
 from kohort.client.settings import ConsumerConfig, client_config
-from kohort.client.topic_offsets import topic_names
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
 from kohort.errors import ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataRequest
+from kohort.settings.arguments import checked, checked_call
+from kohort.wire.discovery import MetadataRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa

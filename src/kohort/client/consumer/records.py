@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kohort.calls import checked
 from kohort.client.consumer.fetch_buffer import Rows, Slice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import checked
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,8 +1,11 @@
-"""How long a member may go on without an answer from its coordinator: the client's half of `kohort.lease`. Pure."""
+"""How long a member may work without an answer from its coordinator. Pure.
+
+The client's half of `kohort.io.processes`.
+"""
 
 from __future__ import annotations
 
-from kohort.lease import answer_ms, beat_ms, owned_ms
+from kohort.io.processes import answer_ms, beat_ms, owned_ms
 
 
 class Lease:

@@ -13,8 +13,15 @@ from kohort.client.group.protocols import join_group
 from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offset_requests import commit_offsets, committed_offsets
-from kohort.client.offset_values import Assignment, GroupMetadata, OffsetAndMetadata, Rebalance, Revocation
+from kohort.client.offsets import (
+    Assignment,
+    GroupMetadata,
+    OffsetAndMetadata,
+    Rebalance,
+    Revocation,
+    commit_offsets,
+    committed_offsets,
+)
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import CommitFailedError, ErrorCode, KafkaError, TimedOutError
 from kohort.ids import TopicPartition
@@ -111,7 +118,7 @@ class GroupMember(Lookups):
 
         Always so where the broker tells no lease.
 
-        See `kohort.lease`.
+        See `kohort.io.processes`.
         """
         with self._client.lock:
             return self._membership.owns

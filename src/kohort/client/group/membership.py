@@ -22,14 +22,13 @@ from typing import ClassVar, TypeVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.notices import Sparingly
+from kohort.client.net.log_throttle import Sparingly
 from kohort.client.net.runtime import Promise, Task
-from kohort.client.offset_requests import GroupIdentity
-from kohort.client.offset_values import Assignment, GroupMetadata, Rebalance, Revocation
+from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
-from kohort.lease import CLOCK_MARGIN
+from kohort.io.processes import CLOCK_MARGIN
 from kohort.wire.message import Message, Request
 
 R = TypeVar("R", bound=Message)

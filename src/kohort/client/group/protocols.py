@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kohort.client.group.classic_member import ClassicMembership
-from kohort.client.group.consumer_member import ConsumerMembership
+from kohort.client.group.classic import ClassicMembership
+from kohort.client.group.kip848 import ConsumerMembership
 from kohort.client.group.membership import Membership
 from kohort.client.group.push import PushMembership
 from kohort.client.net.cluster import Cluster

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kohort.client.net.metadata import Metadata
-from kohort.client.net.presence import check_topic_names
+from kohort.client.net.topic_existence import check_topic_names
 from kohort.errors import ErrorCode, InvalidInputError
 
 _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import alert, describe, tls_error
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
+from kohort.client.net.connection import CloseLink, Command, OpenLink, SendFrame, alert, describe, tls_error
 from kohort.client.net.runtime import Cancelled, Promise, Work
 from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
-from kohort.processes import told_name
+from kohort.io.processes import told_name
 from kohort.wire.schema import Buffer
 
 T = TypeVar("T")

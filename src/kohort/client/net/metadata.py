@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kohort.client.net.links import Address
+from kohort.client.net.connection import Address
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.wire.cluster import MetadataResponse
+from kohort.wire.discovery import MetadataResponse
 
 NO_TOPIC_ID = uuid.UUID(int=0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from kohort.errors import ErrorCode, error_for
-from kohort.wire.cluster import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"

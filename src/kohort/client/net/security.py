@@ -3,18 +3,307 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import ssl
+import struct
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from kohort.client.net.keystore import load_identity
-from kohort.client.net.truststore import trusted
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
+
+# -- The certificates in a trust store as Java's clients have it, JKS or PKCS#12. Keys in it are passed over
+#
+# Source: JDK, sun.security.provider.JavaKeyStore, for JKS; RFC 7292 for PKCS#12.
+
+JKS_MAGIC, JCEKS_MAGIC = b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"
+_DIGEST_BYTES = 20
+_WHITENER = b"Mighty Aphrodite"
+_KEY, _CERTIFICATE = 1, 2
+BYTES_MAX = 64 * 1024 * 1024
+"""A store of all public authorities has a few hundred kilobytes."""
+
+
+def trusted(location: str, password: str | None) -> bytes | None:
+    """The certificates of a JKS or PKCS#12 store, DER one after the other, as `ssl` takes them; None: it is neither.
+
+    Args:
+        location: of the file; what it is shows in its first bytes.
+        password: of JKS and PKCS#12; None: a JKS is not checked for changes.
+
+    Raises:
+        InvalidInputError: not such a store, a wrong password, or no certificate in it.
+        OSError: it can't be read.
+    """
+    data = store_bytes(location)
+    refuse_other_stores(location, data)
+    if data.startswith(JKS_MAGIC):
+        _, found = jks_entries(location, data, password, "ssl.truststore.password")
+    elif data.startswith(b"\x30"):  # a DER sequence
+        found = _pkcs12(location, data, password)
+    else:
+        return None
+    if not found:
+        raise InvalidInputError(f"{location} holds no certificate of an authority")
+    return b"".join(found)
+
+
+def store_bytes(location: str) -> bytes:
+    """The bytes of a store.
+
+    Raises:
+        InvalidInputError: it is far larger than stores are.
+        OSError: it can't be read.
+    """
+    path = Path(location)
+    if path.stat().st_size > BYTES_MAX:
+        raise InvalidInputError(f"{location} is larger than a store of certificates")
+    return path.read_bytes()
+
+
+def refuse_other_stores(location: str, data: bytes) -> None:
+    """Refuse a kind of Java's stores that is not read here.
+
+    Raises:
+        InvalidInputError: it is a JCEKS store.
+    """
+    if data.startswith(JCEKS_MAGIC):
+        raise InvalidInputError(
+            f"{location} is a JCEKS store: make PKCS12 or JKS of it (keytool -importkeystore -deststoretype JKS)"
+        )
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or self._at + size > len(self._data):
+            raise ValueError("it ends too early")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(4), "big")
+
+    def text(self) -> bytes:
+        (size,) = struct.unpack(">H", self.take(2))
+        return self.take(size)
+
+
+PrivateKeys = list[tuple[bytes, list[bytes]]]
+
+
+def jks_entries(location: str, data: bytes, password: str | None, setting: str) -> tuple[PrivateKeys, list[bytes]]:
+    """The private keys of a JKS store, encrypted, each with its certificates, and the certificates it trusts.
+
+    Args:
+        location: of the store.
+        data: its bytes.
+        password: of the store; None: it is not checked for changes.
+        setting: the one with the password, for errors.
+
+    Raises:
+        InvalidInputError: a wrong password, or a damaged store.
+    """
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if password is not None:
+        made = hashlib.sha1(password.encode("utf-16-be") + _WHITENER + body, usedforsecurity=False).digest()
+        if not hmac.compare_digest(made, digest):
+            raise InvalidInputError(f"{location}: {setting} is wrong, or the file was changed")
+    try:
+        return _entries(_Reader(body))
+    except ValueError as error:
+        raise InvalidInputError(f"{location} is a damaged JKS store: {error}") from None
+
+
+def _entries(reader: _Reader) -> tuple[PrivateKeys, list[bytes]]:
+    reader.take(4)
+    version, count = reader.number(), reader.number()
+    if version not in (1, 2):
+        raise ValueError(f"version {version} is not known")
+    keys: PrivateKeys = []
+    found: list[bytes] = []
+    for _ in range(count):
+        tag = reader.number()
+        reader.text()
+        reader.take(8)
+        if tag == _KEY:
+            key = reader.take(reader.number())
+            keys.append((key, [_certificate(reader, version) for _ in range(reader.number())]))
+        elif tag == _CERTIFICATE:
+            found.append(_certificate(reader, version))
+        else:
+            raise ValueError(f"an entry of kind {tag} is not known")
+    return keys, found
+
+
+def _certificate(reader: _Reader, version: int) -> bytes:
+    if version == 2:
+        kind = reader.text()
+        if kind not in (b"X.509", b"X509"):
+            raise ValueError(f"a certificate is of the kind {kind!r}")
+    return reader.take(reader.number())
+
+
+def _pkcs12(location: str, data: bytes, password: str | None) -> list[bytes]:
+    try:
+        from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
+    except ImportError:
+        raise InvalidInputError(
+            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
+            f"the store (openssl pkcs12 -in {Path(location).name} -nokeys -out ca.pem) and name that in ssl.ca.location"
+        ) from None
+    try:
+        store = pkcs12.load_pkcs12(data, None if password is None else password.encode())
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{location} is no PKCS12 store, or ssl.truststore.password is wrong: {error}"
+        ) from None
+    return [one.certificate.public_bytes(Encoding.DER) for one in store.additional_certs]
+
+
+# -- The client's certificate and private key, for mutual TLS: PEM, or a key store as Java's clients have it
+#
+# Source: JDK, sun.security.provider.KeyProtector, for how a JKS store encrypts a private key; RFC 5208 for what is in
+# it.
+
+_SALT_BYTES = _SHA1_BYTES = 20
+_SUN_PROTECTION = bytes.fromhex("060a2b060104012a02110101")
+"""The object identifier 1.3.6.1.4.1.42.2.17.1.1, of Sun's own encryption of keys."""
+
+
+def load_identity(context: ssl.SSLContext, config: ConnectionConfig) -> None:
+    """Give a TLS context the client's certificate and private key, if the configuration has any.
+
+    Raises:
+        InvalidInputError: a store that can't be read, holds no key, or whose password is wrong.
+        OSError: a file can't be read.
+    """
+    key, chain = config.ssl_keystore_key, config.ssl_keystore_certificate_chain
+    location = config.ssl_certificate_location
+    if (key is None) != (chain is None):
+        raise InvalidInputError("ssl.keystore.key and ssl.keystore.certificate.chain belong together: give both")
+    if key is not None and chain is not None:
+        if location is not None:
+            raise InvalidInputError("ssl.keystore.key and ssl.keystore.location both have a key: give one of them")
+        _load(context, f"{key.strip()}\n{chain.strip()}\n".encode(), config.ssl_key_password)
+        return
+    if location is None:
+        return
+    data = store_bytes(location)
+    refuse_other_stores(location, data)
+    if data.startswith(JKS_MAGIC):
+        _load(context, _of_jks(location, data, config), None)
+    elif data.startswith(b"\x30"):  # a DER sequence
+        _load(context, _of_pkcs12(location, data, config), None)
+    else:
+        context.load_cert_chain(location, config.ssl_key_location, config.ssl_key_password)
+
+
+def _load(context: ssl.SSLContext, text: bytes, password: str | None) -> None:
+    with _as_file(text) as name:
+        context.load_cert_chain(name, None, password)
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A file with these contents, which `ssl` wants: in memory where the system can, so that no key is on a disk."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("kohort-identity", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{descriptor}"
+        return
+    with tempfile.NamedTemporaryFile("wb", prefix="kohort-") as file:  # readable by this user alone
+        file.write(data)
+        file.flush()
+        yield file.name
+
+
+def _passwords(location: str, config: ConnectionConfig) -> tuple[str, str]:
+    """Of the store, and of the key in it."""
+    if config.ssl_keystore_password is None:
+        raise InvalidInputError(f"{location} is a key store: give its password by ssl.keystore.password")
+    return config.ssl_keystore_password, config.ssl_key_password or config.ssl_keystore_password
+
+
+def _pem(kind: str, data: bytes) -> bytes:
+    text = base64.encodebytes(data).decode()
+    return f"-----BEGIN {kind}-----\n{text}-----END {kind}-----\n".encode()
+
+
+def _of_jks(location: str, data: bytes, config: ConnectionConfig) -> bytes:
+    """Key and certificates of the first private key in a JKS store, as PEM."""
+    store, password = _passwords(location, config)
+    keys, _ = jks_entries(location, data, store, "ssl.keystore.password")
+    if not keys:
+        raise InvalidInputError(f"{location} holds no private key")
+    protected, chain = keys[0]
+    key = _unprotected(protected, password)
+    if key is None:
+        raise InvalidInputError(f"{location}: ssl.key.password is wrong for its private key, or the key is damaged")
+    return _pem("PRIVATE KEY", key) + b"".join(_pem("CERTIFICATE", certificate) for certificate in chain)
+
+
+def _unprotected(data: bytes, password: str) -> bytes | None:
+    """A private key as JKS stores keep it, without its encryption; None: another password's, or damaged."""
+    at = data.find(_SUN_PROTECTION)
+    if at < 0:
+        return None
+    sealed = _octets(data[at + len(_SUN_PROTECTION) :])
+    if sealed is None or len(sealed) < _SALT_BYTES + _SHA1_BYTES:
+        return None
+    secret = password.encode("utf-16-be")
+    block, hidden, check = sealed[:_SALT_BYTES], sealed[_SALT_BYTES:-_SHA1_BYTES], sealed[-_SHA1_BYTES:]
+    stream = b""
+    while len(stream) < len(hidden):
+        block = hashlib.sha1(secret + block, usedforsecurity=False).digest()
+        stream += block
+    plain = bytes(left ^ right for left, right in zip(hidden, stream, strict=False))
+    made = hashlib.sha1(secret + plain, usedforsecurity=False).digest()
+    return plain if hmac.compare_digest(made, check) else None
+
+
+def _octets(data: bytes) -> bytes | None:
+    """The octet string behind the parameters (null) of an encryption, in DER."""
+    if data[:3] != b"\x05\x00\x04" or len(data) < 4:
+        return None
+    size, start = data[3], 4
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(data[4:start], "big")
+    return data[start : start + size] if start + size <= len(data) else None
+
+
+def _of_pkcs12(location: str, data: bytes, config: ConnectionConfig) -> bytes:
+    """Key and certificates of a PKCS#12 store, as PEM."""
+    try:
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
+    except ImportError:
+        raise InvalidInputError(
+            f"{location} is a PKCS12 store, which takes the package cryptography to read: install it, or make PEM of "
+            f"the store (openssl pkcs12 -in {Path(location).name} -nodes -out client.pem) and name that instead"
+        ) from None
+    store, _ = _passwords(location, config)
+    try:
+        key, certificate, others = pkcs12.load_key_and_certificates(data, store.encode())
+    except ValueError as error:
+        raise InvalidInputError(f"{location} is no PKCS12 store, or ssl.keystore.password is wrong: {error}") from None
+    if key is None or certificate is None:
+        raise InvalidInputError(f"{location} holds no private key")
+    chain = b"".join(part.public_bytes(Encoding.PEM) for part in (certificate, *others))
+    plain: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return plain + chain
+
 
 _TLS_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}

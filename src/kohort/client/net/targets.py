@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kohort.client.net.links import Address, Link
+from kohort.client.net.connection import Address, Link
 from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.message import Message, Request

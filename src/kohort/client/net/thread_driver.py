@@ -17,14 +17,23 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.channel import Channel, alert, connect, describe, tls_error
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.links import CloseLink, Command, OpenLink, SendFrame
+from kohort.client.net.connection import (
+    Channel,
+    CloseLink,
+    Command,
+    OpenLink,
+    SendFrame,
+    alert,
+    connect,
+    describe,
+    tls_error,
+)
 from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, TlsError, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.processes import told_name
+from kohort.io.processes import told_name
 
 T = TypeVar("T")
 C = TypeVar("C")

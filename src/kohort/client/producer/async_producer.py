@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from kohort.calls import checked, checked_call, checks_itself
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.faces import awaiting
+from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.producer.accumulator import NotYet
 from kohort.client.producer.batches import Delivery, TableDelivery
@@ -24,8 +23,9 @@ from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
-from kohort.config import documented
 from kohort.errors import InvalidInputError, KafkaError
+from kohort.settings.arguments import checked, checked_call, checks_itself
+from kohort.settings.config import documented
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from kohort.calls import checked
 from kohort.columns.encode import Chunk, restamp
 from kohort.errors import KafkaError, RecordsRefusedError, TimedOutError
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import checked
 
 log = logging.getLogger("kohort.client")
 SEQUENCES = 2**31

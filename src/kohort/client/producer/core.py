@@ -16,11 +16,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from kohort.calls import Arguments
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import Sender
@@ -31,6 +30,7 @@ from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
+from kohort.settings.arguments import Arguments
 
 if TYPE_CHECKING:
     import pyarrow as pa

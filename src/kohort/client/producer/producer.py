@@ -34,8 +34,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from kohort.calls import checked, checked_call, checks_itself
-from kohort.client.net.faces import blocking
+from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
 from kohort.client.producer.accumulator import NotYet
@@ -47,8 +46,9 @@ from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
-from kohort.config import documented
 from kohort.errors import KafkaError
+from kohort.settings.arguments import checked, checked_call, checks_itself
+from kohort.settings.config import documented
 
 if TYPE_CHECKING:
     import pyarrow as pa

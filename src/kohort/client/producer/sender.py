@@ -17,13 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
+from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Promise
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch, Identity, PartitionQueue
 from kohort.client.producer.settings import ProducerConfig
-from kohort.client.producer.split import split
+from kohort.columns import DecodeOptions, RecordSet, decode
+from kohort.columns.encode import Chunk
 from kohort.errors import (
     ErrorCode,
     FencedError,
@@ -37,6 +38,42 @@ from kohort.ids import TopicPartition
 from kohort.wire.compression import CODECS
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
+
+# -- A batch that a broker finds too large becomes two that carry the same records and sequences
+
+_AS_SENT = DecodeOptions(columns=("key", "value", "timestamp", "headers"), timestamp_unit="ms", check_crcs=False)
+
+
+def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
+    """Two batches, which stand for `batch` from now on: it is done when both are. Under the accumulator's lock.
+
+    Args:
+        batch: Sealed, of two records at least, in none of its partition's lists.
+        accumulator: Whose memory it takes.
+    """
+    assert batch.sealed is not None
+    given = RecordSet(batch.partition.topic, batch.partition.partition, batch.sealed, 0)
+    records = decode([given], _AS_SENT).records()
+    half = len(records) // 2
+    parts = []
+    for stretch in (records[:half], records[half:]):
+        chunk = Chunk(2 * batch.size)
+        for record in stretch:
+            if not chunk.append(record.timestamp, record.key, record.value, record.headers):
+                raise AssertionError("half of a batch is larger than the batch")
+        part = Batch(batch.partition, chunk, batch.owner, batch.created_ms)
+        part.size = chunk.size
+        parts.append(part)
+    if batch.sequence >= 0:
+        parts[0].sequence = batch.sequence
+        parts[1].sequence = (batch.sequence + half) % 2**31
+    accumulator.used += sum(part.size for part in parts) - batch.size
+    batch.size = 0
+    batch.sealed = None
+    batch.become(parts)
+    accumulator.incomplete.update(parts)
+    return parts
+
 
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766

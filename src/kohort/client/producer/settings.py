@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.client.settings import ConnectionConfig
-from kohort.config import knob
 from kohort.errors import InvalidInputError
+from kohort.settings.config import knob
 from kohort.wire.compression import CODECS
 
 INT32_MAX = 2**31 - 1

@@ -32,13 +32,11 @@ from enum import Enum
 from functools import partial
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.coordinators import check_named, check_transactional
+from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_transactional
+from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
-from kohort.client.net.notices import fault
 from kohort.client.net.runtime import Task
-from kohort.client.offset_requests import is_gone, known_ids
-from kohort.client.offset_values import GroupMetadata, OffsetAndMetadata
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of

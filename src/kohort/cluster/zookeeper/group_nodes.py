@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
-from kohort.cluster.doors.placement_codec import to_bytes
+from kohort.cluster.coordination.placement import to_bytes
 from kohort.ids import TopicPartition
 
 OWNERS = "/consumers/groups/owners"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.doors.placement_codec import from_bytes, read_candidate, to_bytes
+from kohort.cluster.coordination.placement import Candidate, from_bytes, read_candidate, to_bytes
 from kohort.errors import CorruptDataError
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from collections.abc import Coroutine
 
 from kohort.broker.host import GroupHost
 from kohort.broker.run import RunningBroker
-from kohort.cluster.doors.placement import Candidate
-from kohort.cluster.patience import patiently
-from kohort.cluster.zookeeper.door import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.coordination.placement import Candidate
+from kohort.cluster.retry import patiently
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
 from kohort.errors import InvalidInputError, KafkaError
 
 log = logging.getLogger("kohort.cluster")

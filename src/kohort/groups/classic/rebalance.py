@@ -13,12 +13,14 @@ spec 3.7.
 
 from __future__ import annotations
 
+from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
-from kohort.groups.classic import gathering
-from kohort.groups.classic.state import ClassicGroup, ClassicMember
-from kohort.groups.context import Context
-from kohort.groups.outcome import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
+from kohort.groups.classic import deferred_notification
+from kohort.groups.classic.group import ClassicGroup, ClassicMember
+from kohort.groups.effects import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
+from kohort.groups.step import Context
+from kohort.groups.topics import ImageChange, metadata_hash
 
 LEAST_WAIT_MS = 1_000
 """Between two looks at a round that no one has joined, however short its members' rebalance timeout is."""
@@ -39,7 +41,7 @@ def add_member(context: Context, classic: ClassicGroup, member: ClassicMember, r
 
 def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
     """Let a member wait on this JoinGroup; an earlier one of it is answered, so that no request is left alone."""
-    gathering.forget(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
+    deferred_notification.forget(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
     if member.join_request is None:
         classic.awaiting_join += 1
     else:
@@ -75,7 +77,7 @@ def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> No
     member = classic.members.pop(member_id, None)
     if member is not None:
         classic.count(member, -1)
-        gathering.forget(context, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
+        deferred_notification.forget(context, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
         answer_join(context, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
         answer_sync(context, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
         if member.instance_id is not None:
@@ -145,7 +147,7 @@ def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
     else:
         context.run(classic.join_phase, classic.rebalance_timeout_ms())
         if classic.previous_state is GroupState.STABLE:
-            gathering.begin(context, classic)
+            deferred_notification.begin(context, classic)
 
 
 def move(classic: ClassicGroup, state: GroupState) -> None:
@@ -184,7 +186,7 @@ def complete_if_all_joined(context: Context, classic: ClassicGroup) -> None:
     if classic.all_joined():
         complete_join(context, classic)
     else:
-        gathering.tell_if_all_held(context, classic)
+        deferred_notification.tell_if_all_held(context, classic)
 
 
 def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
@@ -204,7 +206,7 @@ def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> N
 def complete_join(context: Context, classic: ClassicGroup) -> None:
     """End the join phase: evict who did not come, elect a leader, begin a generation."""
     classic.join_phase.cancel()
-    gathering.end(classic)
+    deferred_notification.end(classic)
     absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
     for member_id in absent:
         remove_member(context, classic, member_id)
@@ -342,3 +344,69 @@ def after_removal(context: Context, classic: ClassicGroup, reason: str) -> None:
         complete_if_all_joined(context, classic)
     elif classic.state is not GroupState.EMPTY:
         prepare(context, classic, reason)
+
+
+# -- What a classic group's leader must notice, and who notices it for a leader that does not know that it leads
+#
+# The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes
+# back has assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told,
+# it compares with what it sees once the answer is there, and misses what changed on the way. After a restart nobody
+# knows which leader came back so. Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
+
+
+def topics_hash(context: Context, classic: ClassicGroup) -> int:
+    """A number for the subscribed topics as they are now."""
+    return metadata_hash(context.image, sorted(classic.subscribed or ()))
+
+
+def on_image(context: Context, classic: ClassicGroup, change: ImageChange) -> None:
+    """The topics changed: a group whose leader may not notice begins a round."""
+    if not classic.leader_unaware or classic.state is not GroupState.STABLE or classic.subscribed is None:
+        return
+    now = topics_hash(context, classic)
+    if classic.topics_hash != now:
+        classic.topics_hash = now
+        after_change(context, classic, "topics changed, and the leader may not look after them")
+
+
+def on_loaded(context: Context, classic: ClassicGroup) -> None:
+    """A static leader may not know that it leads; what changed while nobody looked shows as partitions of no member."""
+    leader = classic.members.get(classic.leader or "")
+    if leader is not None and leader.instance_id is not None:
+        classic.leader_unaware = True
+    if classic.static_ids:
+        look(context, classic)
+
+
+def look(context: Context, classic: ClassicGroup) -> None:
+    """Begin a round if partitions are nobody's that members read.
+
+    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the
+    topics that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a
+    round.
+    """
+    classic.owes_look, classic.left_out = False, None
+    if classic.state is GroupState.STABLE and leaves_out(context, classic):
+        prepare(context, classic, "partitions of subscribed topics are nobody's, and the leader may not look")
+
+
+def leaves_out(context: Context, classic: ClassicGroup) -> bool:
+    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read.
+
+    Looked up once for each generation and image: thousands of static members may come back at once.
+    """
+    asked = (classic.generation, context.image.version)
+    if classic.left_out is None or classic.left_out[:2] != asked:
+        classic.left_out = (*asked, _is_anything_left(context, classic))
+    return classic.left_out[2]
+
+
+def _is_anything_left(context: Context, classic: ClassicGroup) -> bool:
+    held: set[tuple[str, int]] = set()
+    for member in classic.members.values():
+        assigned = read_assignment(member.assignment)
+        if assigned is None:
+            return False
+        held.update(assigned.partitions)
+    topics = ((name, context.image.topics.get(name)) for name in classic.subscribed or ())
+    return any((name, number) not in held for name, topic in topics if topic for number in range(topic.partitions))

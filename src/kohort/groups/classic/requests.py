@@ -8,12 +8,9 @@ from __future__ import annotations
 from kohort.consumer_protocol import read_topics
 from kohort.errors import ErrorCode
 from kohort.groups import imports, sizes
-from kohort.groups.classic import gathering, leader, rebalance
-from kohort.groups.classic.state import ClassicGroup, ClassicMember, PendingMember
-from kohort.groups.context import Context
-from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
-from kohort.groups.liveness.deadlines import Deadline, Timer
-from kohort.groups.outcome import (
+from kohort.groups.classic import deferred_notification, rebalance
+from kohort.groups.classic.group import ClassicGroup, ClassicMember, PendingMember
+from kohort.groups.effects import (
     GroupState,
     HeartbeatReply,
     JoinGroupReply,
@@ -22,7 +19,10 @@ from kohort.groups.outcome import (
     Level,
     SyncGroupReply,
 )
+from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.records import GroupSaved
+from kohort.groups.step import Context
+from kohort.groups.timers import Deadline, Timer
 
 
 def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -208,7 +208,7 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
     rebalance.answer_join(context, classic, old, fenced)
     rebalance.answer_sync(context, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
-    gathering.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
+    deferred_notification.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
     old.unbind(context)
@@ -237,9 +237,9 @@ def after_replacement(
     (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody
     mean that a cooperative member gave some up and went before it joined again, as it owed the others.
     """
-    keeps = classic.select_protocol() == classic.protocol and not leader.leaves_out(context, classic)
+    keeps = classic.select_protocol() == classic.protocol and not rebalance.leaves_out(context, classic)
     if keeps and classic.is_leader(new.member_id):
-        keeps = classic.subscribed is None or classic.topics_hash == leader.topics_hash(context, classic)
+        keeps = classic.subscribed is None or classic.topics_hash == rebalance.topics_hash(context, classic)
     if classic.state is GroupState.STABLE and keeps:
         save(context, classic)
         reply = rebalance.joined(classic, new)
@@ -338,7 +338,7 @@ def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str
         return
     rebalance.move(classic, GroupState.STABLE)
     save(context, classic)
-    classic.topics_hash = leader.topics_hash(context, classic)
+    classic.topics_hash = rebalance.topics_hash(context, classic)
     classic.leader_unaware, classic.left_out = False, None
     rebalance.settled(context, classic)
     for member in classic.members.values():
@@ -365,18 +365,18 @@ def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None
     error = heartbeat_error(classic, event)
     if error is ErrorCode.NONE:
         if classic.owes_look:
-            leader.look(context, classic)
+            rebalance.look(context, classic)
         member = classic.members[event.member_id]
         if member.connection != event.connection or member.lost:
             rebalance.heard(context, member, event.connection)
-        gathering.heard(context, classic, member, event)
+        deferred_notification.heard(context, classic, member, event)
         member.touch(context, member.session_timeout_ms)
-        if gathering.hold(context, classic, member, event):
+        if deferred_notification.hold(context, classic, member, event):
             return
-        error = gathering.answer(context, classic, member)
+        error = deferred_notification.answer(context, classic, member)
     context.reply(event.request, HeartbeatReply(error))
     if error is ErrorCode.REBALANCE_IN_PROGRESS:
-        gathering.tell_if_all_held(context, classic)
+        deferred_notification.tell_if_all_held(context, classic)
 
 
 def heartbeat_error(classic: ClassicGroup, event: Heartbeat) -> ErrorCode:
@@ -453,4 +453,4 @@ def load(context: Context, classic: ClassicGroup) -> None:
     elif len(classic.members) > context.config.group_max_size:
         rebalance.prepare(context, classic, f"{len(classic.members)} members are more than group.max.size")
     else:
-        leader.on_loaded(context, classic)
+        rebalance.on_loaded(context, classic)

@@ -10,18 +10,17 @@ from dataclasses import replace
 from zlib import crc32
 
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
-from kohort.groups.consumer import members, silence, targets
+from kohort.groups import client_quirks, sizes
+from kohort.groups.consumer import assignment, members, suspicion
+from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence
 from kohort.groups.consumer.members import Refusal
-from kohort.groups.consumer.state import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence
-from kohort.groups.context import Context
+from kohort.groups.effects import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
-from kohort.groups.liveness import patience
-from kohort.groups.liveness.held import Release
+from kohort.groups.long_polling import Release
 from kohort.groups.migration import classic_members, conversion
-from kohort.groups.outcome import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.pairs import pack, unpack
 from kohort.groups.records import MemberSaved, MemberState
+from kohort.groups.step import Context
 
 LEAVES = -1
 SPREAD_FROM = 500
@@ -102,14 +101,14 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     refusal = admit(context, consumer, event, member_id)
     if refusal is not None:
         return refusal
-    back = silence.heard(context, consumer, member_id)
+    back = suspicion.heard(context, consumer, member_id)
     joins, before = event.member_epoch == 0, consumer.members.get(member_id)
     if joins:
         members.come_back(context, consumer, member_id)
     if save(context, consumer, event, member_id):
-        targets.bump(context, consumer, f"member {member_id} joined or changed its subscription")
+        assignment.bump(context, consumer, f"member {member_id} joined or changed its subscription")
     elif back:
-        targets.bump(context, consumer, f"member {member_id} is heard again")
+        assignment.bump(context, consumer, f"member {member_id} is heard again")
     presence = members.heard(context, consumer, member_id, event.connection)
     presence.overdue = presence.fenced = False
     if joins:
@@ -118,7 +117,7 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
         members.change_protocol(context, consumer, presence, member_id)
     let_go(context, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
-        targets.request(context, consumer)
+        assignment.request(context, consumer)
         if joins:
             presence.waiting, presence.waits_for = event, consumer.epoch
             return None
@@ -285,7 +284,7 @@ def spread(interval_ms: int, member_id: str) -> int:
 
 def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
     """Keep the reply until something changes; False when it must be answered now."""
-    limit = event.hold_ms if event.short_interval else int(presence.interval_ms * patience.SHARE_OF_TOLD)
+    limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
     return context.held.keep(context, consumer, presence, event, limit)
 
 
@@ -321,7 +320,7 @@ def release_all(context: Context, consumer: ConsumerGroup) -> None:
 
 def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> None:
     """A target is here: joiners that waited for it are answered, held members move, the next target is asked for."""
-    taken = targets.take(context, consumer, event)
+    taken = assignment.take(context, consumer, event)
     for member_id, presence in list(consumer.presences.items()):
         if presence.waiting is None:
             continue
@@ -333,8 +332,8 @@ def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComp
     classic_members.on_target(context, consumer, event.failure)
     if taken:
         release_all(context, consumer)
-        silence.watch(context, consumer)
-        targets.request(context, consumer)
+        suspicion.watch(context, consumer)
+        assignment.request(context, consumer)
 
 
 def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
@@ -370,7 +369,7 @@ def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str
         conversion.make_classic_group(context, consumer, leaving=member_id)
         return
     members.remove(context, consumer, member_id)
-    targets.bump(context, consumer, reason)
+    assignment.bump(context, consumer, reason)
 
 
 def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
@@ -418,11 +417,11 @@ def expect_join(context: Context, consumer: ConsumerGroup, member_id: str, what:
 
 def on_watch(context: Context, consumer: ConsumerGroup, subject: str) -> None:
     """Someone may be waited for who is silent: then the group gets a target that is made without it."""
-    silent = silence.silent_of(context, consumer, silence.unmoved(consumer))
-    if silent and silence.applies(context, consumer):
-        targets.bump(context, consumer, f"no one waits for silent members: {', '.join(silent)}")
+    silent = suspicion.silent_of(context, consumer, suspicion.unmoved(consumer))
+    if silent and suspicion.applies(context, consumer):
+        assignment.bump(context, consumer, f"no one waits for silent members: {', '.join(silent)}")
     else:
-        silence.watch(context, consumer)
+        suspicion.watch(context, consumer)
 
 
 def on_settings(context: Context, consumer: ConsumerGroup, event: GroupSettingsChanged) -> None:
@@ -444,13 +443,13 @@ def load(context: Context, consumer: ConsumerGroup) -> None:
         if unrevoked and member.classic_protocols is None:
             context.run(presence.revocation, member.rebalance_timeout_ms)
     if consumer.members:
-        targets.resolve_if_needed(context, consumer, again=True)
-        targets.look_at_topics(context, consumer)
+        assignment.resolve_if_needed(context, consumer, again=True)
+        assignment.look_at_topics(context, consumer)
         settled = consumer.epoch == consumer.target_epoch
-        if settled and (silence.is_uneven(context, consumer) or silence.leaves_out(context, consumer)):
-            targets.bump(context, consumer, "its target was made without silent members")
-        targets.request(context, consumer)
-        silence.watch(context, consumer)
+        if settled and (suspicion.is_uneven(context, consumer) or suspicion.leaves_out(context, consumer)):
+            assignment.bump(context, consumer, "its target was made without silent members")
+        assignment.request(context, consumer)
+        suspicion.watch(context, consumer)
     context.tell(
         consumer.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG
     )

@@ -12,7 +12,7 @@ never own one. Source: KIP-848, "Reconciliation"; scenario 6.
 
 from __future__ import annotations
 
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
+from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberState
 

@@ -10,23 +10,17 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
 from kohort.groups.classic import rebalance
-from kohort.groups.classic.state import ClassicGroup
-from kohort.groups.consumer import members, targets
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.consumer import assignment, members
+from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.reconcile import waits_for_others
-from kohort.groups.consumer.state import ConsumerGroup
-from kohort.groups.context import Context
+from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
-from kohort.groups.liveness.deadlines import Deadline, Timer
 from kohort.groups.migration import conversion
-from kohort.groups.outcome import (
-    HeartbeatReply,
-    JoinGroupReply,
-    LeaveGroupReply,
-    LeftMember,
-    SyncGroupReply,
-)
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, MemberState
+from kohort.groups.step import Context
+from kohort.groups.timers import Deadline, Timer
 
 
 def join(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
@@ -70,7 +64,7 @@ def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -
         members.come_back(context, consumer, member_id)
     before = consumer.members.get(member_id)
     if save(context, consumer, event, member_id, subscription):
-        targets.bump(context, consumer, f"classic member {member_id} joined or changed its subscription")
+        assignment.bump(context, consumer, f"classic member {member_id} joined or changed its subscription")
     presence = members.heard(context, consumer, member_id, event.connection)
     presence.process = event.client.process
     if before is not None and before.classic_protocols is None:
@@ -145,7 +139,7 @@ def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id:
     if consumer.epoch <= consumer.target_epoch:
         complete_join(context, consumer, member_id)
     else:
-        targets.request(context, consumer)
+        assignment.request(context, consumer)
 
 
 def on_target(context: Context, consumer: ConsumerGroup, failure: str | None) -> None:
@@ -285,7 +279,7 @@ def leave(context: Context, consumer: ConsumerGroup, event: LeaveGroup) -> None:
         left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
     if gone:
-        targets.bump(context, consumer, f"{', '.join(gone)} left")
+        assignment.bump(context, consumer, f"{', '.join(gone)} left")
 
 
 def leaver(consumer: ConsumerGroup, leaving: LeavingMember) -> tuple[ErrorCode, str]:

@@ -18,15 +18,13 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups.classic import leader, rebalance
-from kohort.groups.classic.state import ClassicGroup, ClassicMember
-from kohort.groups.consumer import members, targets
-from kohort.groups.consumer.state import ConsumerGroup, CurrentAssignment
-from kohort.groups.context import Context
+from kohort.groups.classic import rebalance
+from kohort.groups.classic.group import ClassicGroup, ClassicMember
+from kohort.groups.consumer import assignment, members
+from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.effects import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
-from kohort.groups.liveness.deadlines import Timer
-from kohort.groups.outcome import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import (
     ClassicProtocol,
@@ -37,6 +35,8 @@ from kohort.groups.records import (
     TargetAssigned,
     TargetEpochSet,
 )
+from kohort.groups.step import Context
+from kohort.groups.timers import Timer
 from kohort.ids import TopicId, TopicPartition
 
 FIRST_EPOCH = 1
@@ -96,7 +96,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     if why:
         context.tell(group.group_id, f"can't become a consumer group: {why}", Level.WARNING)
         return False
-    unsettled = classic.state is not GroupState.STABLE or leader.leaves_out(context, classic)
+    unsettled = classic.state is not GroupState.STABLE or rebalance.leaves_out(context, classic)
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         rebalance.answer_join(context, classic, member, again)
@@ -106,7 +106,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     consumer = write_consumer_group(context, group, classic, share_out(members))
     context.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
     if unsettled:
-        targets.bump(context, consumer, "it was rebalancing when it became a consumer group")
+        assignment.bump(context, consumer, "it was rebalancing when it became a consumer group")
     return True
 
 

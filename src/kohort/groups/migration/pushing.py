@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups.context import Context
+from kohort.groups.effects import GroupState
 from kohort.groups.migration import conversion
-from kohort.groups.outcome import GroupState
-from kohort.groups.push.state import PushGroup
+from kohort.groups.push.group import PushGroup
 from kohort.groups.records import PushGroupSaved
+from kohort.groups.step import Context
 
 
 def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:

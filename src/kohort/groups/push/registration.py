@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
-from kohort.groups.context import Context
+from kohort.groups.effects import LeaveGroupReply, LeftMember, Level, RegisterConsumerReply
 from kohort.groups.events import ConnectionLost, LeaveGroup, LeavingMember, RegisterConsumer
 from kohort.groups.migration.pushing import make_push_group
-from kohort.groups.outcome import LeaveGroupReply, LeftMember, Level, RegisterConsumerReply
-from kohort.groups.push import asking, rounds
-from kohort.groups.push.state import PushGroup, PushMember
+from kohort.groups.push import rebalance, requests
+from kohort.groups.push.group import PushGroup, PushMember
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombstone
+from kohort.groups.step import Context
 
 
 def register(context: Context, event: RegisterConsumer) -> None:
@@ -41,7 +41,7 @@ def register(context: Context, event: RegisterConsumer) -> None:
         member.claim = event
         context.remember_connection(event.connection, event.group_id, event.member_id)
         if member.asked is None:
-            asking.advance(context, made, event.member_id)
+            requests.advance(context, made, event.member_id)
 
 
 def check(context: Context, event: RegisterConsumer) -> ErrorCode:
@@ -86,15 +86,15 @@ def admit(context: Context, push: PushGroup, event: RegisterConsumer) -> None:
     member = push.present[event.member_id] = PushMember(push.group_id, event.member_id)
     member.stopped = True
     take_connection(context, push, member, event)
-    context.run(member.ping, asking.first_ping_ms(push.members[event.member_id]))
-    rounds.look(context, push, f"{event.member_id} came")
+    context.run(member.ping, requests.first_ping_ms(push.members[event.member_id]))
+    rebalance.look(context, push, f"{event.member_id} came")
 
 
 def take_connection(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
     """The member is heard on the connection that it registered on."""
     member.bind(context, event.connection)
     member.process = event.client.process
-    member.alive(context, asking.bound_ms(context, push.members[event.member_id]))
+    member.alive(context, requests.bound_ms(context, push.members[event.member_id]))
     context.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
 
@@ -116,8 +116,8 @@ def come_back(context: Context, push: PushGroup, member: PushMember, event: Regi
         before.excluding,
         before.streams,
     ):
-        rounds.look(context, push, f"{event.member_id} reads other topics")
-    asking.advance(context, push, event.member_id)
+        rebalance.look(context, push, f"{event.member_id} reads other topics")
+    requests.advance(context, push, event.member_id)
 
 
 def refuse_claim(context: Context, member: PushMember) -> None:
@@ -137,7 +137,7 @@ def replace(context: Context, push: PushGroup, member: PushMember) -> None:
 def lose(context: Context, push: PushGroup, member: PushMember, why: str) -> None:
     """Its connection says nothing any more: it ends; the session runs on."""
     context.tell(push.group_id, why, Level.WARNING)
-    asking.dismiss(context, push, member, why)
+    requests.dismiss(context, push, member, why)
     member.unbind(context)
     disconnect(context, push, member)
 
@@ -192,19 +192,19 @@ def evict(context: Context, push: PushGroup, member_id: str, why: str) -> None:
     """A member is out: what it had is free, its connection ends, and the group is looked at."""
     context.tell(push.group_id, why)
     member = push.present[member_id]
-    asking.dismiss(context, push, member, why)
+    requests.dismiss(context, push, member, why)
     member.session.cancel()
     member.ping.cancel()
     claim, member.claim = member.claim, None
     del push.present[member_id]
     push.moved(member_id)
-    asking.release(context, push, member_id)
+    requests.release(context, push, member_id)
     context.emit(Tombstone((Kind.PUSH_MEMBER, push.group_id, member_id)))
     member.unbind(context)
     if not push.members:
         context.emit(PushGroupSaved(push.group_id, context.now.wall_ms))
-    rounds.look(context, push, why)
-    rounds.went_on(context, push)
+    rebalance.look(context, push, why)
+    rebalance.went_on(context, push)
     if claim is not None:
         context.forget_connection(claim.connection, claim.group_id, claim.member_id)
         register(context, claim)
@@ -215,7 +215,7 @@ def load(context: Context, push: PushGroup) -> None:
     push.loaded = True
     for member_id, saved in push.members.items():
         member = push.present[member_id] = PushMember(push.group_id, member_id)
-        member.alive(context, asking.bound_ms(context, saved))
+        member.alive(context, requests.bound_ms(context, saved))
         member.gone_ms = context.now.mono_ms
     if push.members:
-        rounds.look(context, push, "it was loaded")
+        rebalance.look(context, push, "it was loaded")

@@ -15,20 +15,20 @@ import pyarrow as pa
 
 from kohort.client.consumer.consumer import Consumer
 from kohort.client.consumer.core import WakeupError
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import FencedError, InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.region.consuming.flow import Flow, Piece
 from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_of, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, is_away, sink_wait
-from kohort.region.facts import Position
+from kohort.region.consuming.work_queue import Flow, Piece
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
 from kohort.region.parts import Part, part_of
+from kohort.region.records import Position
 from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from kohort.client.setting_types import ConsumerSettings
 from kohort.errors import InvalidInputError
-from kohort.region.consuming.flow import QUEUE_MAX_BYTES
 from kohort.region.consuming.starts import Start
+from kohort.region.consuming.work_queue import QUEUE_MAX_BYTES
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import FAIL
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kohort.client.consumer.consumer import Consumer
-from kohort.client.offset_values import OffsetAndMetadata
+from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.region.facts import Position
 from kohort.region.parts import Part
+from kohort.region.records import Position
 
 
 class StartAt(Enum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kohort.region.facts import Position
 from kohort.region.messages import Cut, Identity, Order, Report
 from kohort.region.parts import Part
+from kohort.region.records import Position
 from kohort.region.staged import StagedKey
 
 

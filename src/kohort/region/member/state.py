@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from kohort.region import messages as told
-from kohort.region.facts import Contribution, Position
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
+from kohort.region.records import Contribution, Position
 from kohort.region.states import MemberState
 
 SUBSCRIBED, RECORDS_FETCHED = MemberState.SUBSCRIBED, MemberState.RECORDS_FETCHED

@@ -10,8 +10,8 @@ import msgspec
 
 from kohort.errors import InvalidInputError
 from kohort.region.files import SYSTEM, FileCalls
-from kohort.region.sinks import claims
-from kohort.region.sinks.claims import Claim
+from kohort.region.sinks import owner_marker
+from kohort.region.sinks.owner_marker import Claim
 from kohort.region.staged import StagedKey
 
 
@@ -84,17 +84,17 @@ class InFolder(Bound):
 
     def _refuse_other_name(self, claim: Claim) -> None:
         if claim.place != self.place:
-            raise claims.other_name(self._region, claim.place, self.place)
+            raise owner_marker.other_name(self._region, claim.place, self.place)
 
     def _own_claim(self, folder: str) -> Claim | None:
         """The owner marker of a folder, which is this region's; None: there is none."""
         try:
-            claim = claims.read_claim(self._files, folder)
+            claim = owner_marker.read_claim(self._files, folder)
         except FileNotFoundError:
             return None
         if claim.id != self._bound():
             remedy = "give each region a place of its own"
-            raise claims.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
+            raise owner_marker.refusal(self.place, (claim.region, claim.id), (self._region, self._bound()), remedy)
         return claim
 
     def _written_in(self, folder: str) -> str:
@@ -107,6 +107,6 @@ class InFolder(Bound):
         if claim is None:
             return ""
         if claim.place != self.place:
-            claims.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
+            owner_marker.replace_claim(self._files, folder, msgspec.structs.replace(claim, place=self.place))
         self._kept = None
         return claim.place

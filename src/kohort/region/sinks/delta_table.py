@@ -23,13 +23,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import Any, Final
 
+import deltalake
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,10 +48,11 @@ from kohort.region.files import (
     remove,
     sync_folder,
 )
-from kohort.region.sinks import Keep, claims, marks, staged_files
+from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.claims import Claim
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.delta_log import arrow_of
+from kohort.region.sinks.owner_marker import Claim
 from kohort.region.sinks.rows import (
     Mode,
     check_fits,
@@ -57,6 +61,7 @@ from kohort.region.sinks.rows import (
     check_names,
     in_order,
     last_of_each,
+    plain,
     refusal_of,
     rows_where,
     shaped,
@@ -64,11 +69,153 @@ from kohort.region.sinks.rows import (
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
+# -- Which rows a Delta table takes, which tables a region can write to exactly, and what the log is told of a file
+
+TEXT_MAX: Final = 32
+"""Characters of a text in a file's statistics; longer ones are left out."""
+COLUMNS_MAX: Final = 32
+"""The first columns have statistics, as Delta's own writers do it."""
+_FEATURES: Final = frozenset({
+    "appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
+    "vacuumProtocolCheck", "v2Checkpoint",
+})  # fmt: skip
+_SETTINGS: Final = {
+    "delta.constraints.": "has a constraint",
+    "delta.columnMapping.mode": "maps its columns",
+    "delta.setTransactionRetentionDuration": "forgets which sequences it has",
+}
+
+
+def delta_schema(schema: pa.Schema) -> pa.Schema:
+    """The types in which a Delta table keeps these columns.
+
+    Raises:
+        InvalidInputError: it can't keep them as they are; it names the columns.
+    """
+    kept, refused = [], []
+    for given, field in zip(schema, plain(schema), strict=True):
+        try:
+            back = arrow_of(pa.schema([field])).field(0)
+        except Exception as error:  # noqa: BLE001 - the library raises plain ones
+            refused.append(f"column {given.name!r} of type {given.type} ({str(error).splitlines()[0]})")
+            continue
+        finer = pa.types.is_timestamp(back.type) and back.type.unit == "ns"
+        if finer or pa.types.is_null(back.type):
+            refused.append(f"column {given.name!r} of type {given.type}")
+        elif not _holds(back.type, field.type):
+            refused.append(f"column {given.name!r} of type {given.type} (it would come back as {back.type})")
+        kept.append(pa.field(field.name, back.type, field.nullable))
+    if refused:
+        raise InvalidInputError(f"Delta does not take {'; '.join(refused)}: cast these columns")
+    return pa.schema(kept)
+
+
+def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kept) and pa.types.is_timestamp(given):
+        return bool(kept.tz == given.tz and given.unit in ("s", "ms", "us"))
+    return bool(kept.equals(given) or plain(pa.schema([("x", kept)])).field(0).type.equals(given))
+
+
+def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """See that these columns can part the files.
+
+    Raises:
+        InvalidInputError: it says which can.
+    """
+    for name in partition_by:
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+            raise InvalidInputError(f"partition_by names {name!r} of type {kind}: take a text, an integer or a date")
+    if len(partition_by) == len(schema):
+        raise InvalidInputError("partition_by names all columns: one must be left for the files")
+
+
+def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
+    """See that a table is one whose files may be written by a program that knows Delta's plain form.
+
+    Raises:
+        InvalidInputError: it says what stands against it.
+    """
+    settings: Mapping[str, str | None] = table.metadata().configuration
+    protocol = table.protocol()
+    found = [f"{why} ({name})" for name in settings for key, why in _SETTINGS.items()
+             if name.startswith(key) and settings[name] != "none"]  # fmt: skip
+    unknown = sorted({*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _FEATURES)
+    found += [f"needs the feature {name}" for name in unknown]
+    if mode == "update" and settings.get("delta.appendOnly") == "true":
+        found.append("takes new rows only (delta.appendOnly)")
+    for field in json.loads(table.schema().to_json())["fields"]:
+        rules = [key for key in field["metadata"] if key.startswith(("delta.identity", "delta.gen", "delta.inv"))]
+        found += [f"has a rule for column {field['name']!r} ({key})" for key in rules]
+    if found:
+        raise InvalidInputError(
+            f"{place} can't be written exactly once: it {'; it '.join(found)}. Take that away, or give the region "
+            "another table"
+        )
+
+
+def statistics(table: pa.Table) -> str:
+    """What the log says of a file's rows, so that readers may pass it over."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in table.column_names[:COLUMNS_MAX]:
+        column = table.column(name)
+        if pa.types.is_nested(column.type):
+            continue
+        nulls[name] = column.null_count
+        if not (
+            pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_temporal(column.type)
+        ):
+            continue
+        ends = pc.min_max(column)
+        try:
+            low, high = _said(ends["min"].as_py()), _said(ends["max"].as_py())
+        except (ValueError, OverflowError):  # a time that Python has no word for
+            continue
+        if low is not None and high is not None:
+            least[name], most[name] = low, high
+    return json.dumps({"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
+
+
+def _said(value: object) -> int | str | None:
+    if isinstance(value, datetime):
+        text = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
+        return text.isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MAX else None
+    return value if isinstance(value, int) else None
+
+
+def parted(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
+    """The rows of each partition, without the columns that say which it is. An empty text is null, as Delta has it."""
+    if not table.num_rows:
+        return []
+    if not partition_by:
+        return [({}, table)]
+    at = "".join(table.column_names) + "_"
+    numbered = table.select(partition_by).append_column(at, pa.array(range(table.num_rows), pa.int64()))
+    groups = numbered.group_by(list(partition_by)).aggregate([(at, "list")])
+    rest = table.drop_columns(list(partition_by))
+    found = []
+    for row in groups.to_pylist():
+        values = {name: _partition(row[name]) for name in partition_by}
+        found.append((values, rest.take(pa.array(sorted(row[f"{at}_list"]), pa.int64()))))
+    return found
+
+
+def _partition(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
 try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks import delta_schema
     from kohort.region.sinks.delta_log import DeltaLog, files_of, removal, schema_of
 except ImportError as error:
     raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
@@ -141,9 +288,9 @@ class DeltaTable(InFolder):
         self._bound()
         check_names(schema, self.partition_by, "partition_by")
         schema = self._typed(schema)
-        given = delta_schema.delta_schema(schema)
+        given = delta_schema(schema)
         check_keys(given, self.keys)
-        delta_schema.check_partitions(given, self.partition_by)
+        check_partitions(given, self.partition_by)
         try:
             self._make(given)
             self._probe()
@@ -167,16 +314,16 @@ class DeltaTable(InFolder):
             make_folder(files, self.path)
             files.listdir(self.path)
             table = self._table(schema)
-            delta_schema.check_table(self.path, table, self.mode)
+            check_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
             check_fits(self.path, schema_of(table), schema)
             make_folder(files, self._staging)
             if not self._is_claimed():
-                text, alone = claims.text_of(schema), not table.file_uris()
+                text, alone = owner_marker.text_of(schema), not table.file_uris()
                 mine = Claim(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
-                claims.write_claim(files, self._own, mine)
+                owner_marker.write_claim(files, self._own, mine)
             sync_folder(files, self._own)
         except NotADirectoryError as error:
             raise InvalidInputError(f"{self.path} can't be a folder: {error.filename} is a file") from error
@@ -248,7 +395,7 @@ class DeltaTable(InFolder):
     def _is_claimed(self) -> bool:
         if self._kept is None:
             try:
-                claim = claims.read_claim(self._files, self._own)
+                claim = owner_marker.read_claim(self._files, self._own)
             except FileNotFoundError:
                 return False
             self._refuse_other_name(claim)
@@ -266,7 +413,7 @@ class DeltaTable(InFolder):
         """Refuse the first row that can't be taken; gives the rows as they are staged."""
         claim = self._claim()
         kept = claim.rows()
-        check_fits(self.path, kept, delta_schema.delta_schema(filled_schema(table.schema, kept)))
+        check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
         rows = shaped(table, kept, self.keys)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable
@@ -285,9 +432,9 @@ class DeltaTable(InFolder):
         written: list[_File] = []
         stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
-            for number, (values, part) in enumerate(delta_schema.parted(table, claim.partition_by)):
+            for number, (values, part) in enumerate(parted(table, claim.partition_by)):
                 file = f"{stem}-{number}.parquet"
-                written.append(_File(file, 0, part.num_rows, delta_schema.statistics(part), values))
+                written.append(_File(file, 0, part.num_rows, statistics(part), values))
                 with contextlib.closing(Output(files, f"{staging}/{file}")) as output:
                     staged_files.write_parquet(part, output, self.path, self.compression, None)
                     output.sync()
@@ -325,7 +472,7 @@ class DeltaTable(InFolder):
             if lost or staged:
                 gone = f"of {len(named)} staged pieces {len(lost)} are gone, {lost[0]} among them" if lost else ""
                 self._bring(sequence, staged, gone)
-        marks.mark(self._files, self._own, sequence)
+        staged_files.mark(self._files, self._own, sequence)
         for key in named:
             self._forget(key.text())
 
@@ -396,7 +543,7 @@ class DeltaTable(InFolder):
                 lambda table: self._log.is_emptied(table, sequence),
                 lambda table: self._log.commit(table, sequence, self._removals(table), 0, True),
             )
-        marks.mark(self._files, self._own, sequence)
+        staged_files.mark(self._files, self._own, sequence)
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
@@ -423,19 +570,19 @@ class DeltaTable(InFolder):
     # -- what is done, and what is over
 
     def _is_marked(self, sequence: int) -> bool:
-        return marks.is_marked(self._files, self._own, sequence)
+        return staged_files.is_marked(self._files, self._own, sequence)
 
     def published(self) -> int:
         """See `Sink`."""
         self._bound()
         if not self._is_claimed():
             return 0
-        marked = marks.last_marked(self._files, self._own)
+        marked = staged_files.last_marked(self._files, self._own)
         table = self._log.load()
         last = self._log.last(table)
         if last > marked:  # whoever published it ended before it was marked
             self._log.settle(table.version(), _DATA)
-            marks.mark(self._files, self._own, last)
+            staged_files.mark(self._files, self._own, last)
         return max(last, marked)
 
     def adopt(self) -> str:

@@ -45,10 +45,10 @@ from kohort.region.files import (
     sync_folder,
     write_file,
 )
-from kohort.region.sinks import Keep, claims, marks, staged_files
+from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
-from kohort.region.sinks.claims import Claim
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.owner_marker import Claim
 from kohort.region.sinks.parquet_schema import check_writable, conformed, misfits
 from kohort.region.sinks.rows import refuse_nulls
 from kohort.region.sinks.staged_files import Codec
@@ -138,9 +138,9 @@ class ParquetFolder(InFolder):
                 "an empty folder, so that readers find nothing but its sequences"
             )
         make_folder(files, f"{self.path}/_region")
-        claim = Claim(1, self._region, self._bound(), claims.text_of(schema), place=self.place)
+        claim = Claim(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
         try:
-            claims.write_claim(files, f"{self.path}/_region", claim)
+            owner_marker.write_claim(files, f"{self.path}/_region", claim)
         except OSError as error:
             self._explain(error)
             raise
@@ -188,10 +188,10 @@ class ParquetFolder(InFolder):
         """The schema of the folder, which is this region's."""
         mine = self._bound()
         if self._kept is None:
-            claim = claims.read_claim(self._files, f"{self.path}/_region")
+            claim = owner_marker.read_claim(self._files, f"{self.path}/_region")
             if claim.id != mine:
                 remedy = "give each region an empty folder of its own"
-                raise claims.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
+                raise owner_marker.refusal(self.path, (claim.region, claim.id), (self._region, mine), remedy)
             self._refuse_other_name(claim)
             self._kept = claim.rows()
         return self._kept
@@ -351,7 +351,7 @@ class ParquetFolder(InFolder):
         return last
 
     def _last_marked(self) -> int:
-        return marks.last_marked(self._files, f"{self.path}/_region")
+        return staged_files.last_marked(self._files, f"{self.path}/_region")
 
     def adopt(self) -> str:
         """Take this sink's name for the place: see `Sink`."""
@@ -361,10 +361,10 @@ class ParquetFolder(InFolder):
         return self._written_in(f"{self.path}/_region")
 
     def _is_marked(self, sequence: int) -> bool:
-        return marks.is_marked(self._files, f"{self.path}/_region", sequence)
+        return staged_files.is_marked(self._files, f"{self.path}/_region", sequence)
 
     def _mark(self, sequence: int) -> None:
-        marks.mark(self._files, f"{self.path}/_region", sequence)
+        staged_files.mark(self._files, f"{self.path}/_region", sequence)
 
     # -- what is over
 

@@ -30,8 +30,8 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import Bound
-from kohort.region.sinks.claims import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
+from kohort.region.sinks.owner_marker import other_name, refusal, schema_of, text_of
 from kohort.region.sinks.rows import Mode, check_fits, check_keys, check_mode, check_names, in_order, plain, shaped
 from kohort.region.sinks.sql_dialects import (
     SQLITE,

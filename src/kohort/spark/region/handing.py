@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
-from kohort.region.facts import Position
-from kohort.spark.region.seats import Handed, HandedPart, Idle, Lost
+from kohort.region.records import Position
+from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost
 
 
 class HandingSeat:

@@ -21,15 +21,15 @@ from kohort.ids import TopicPartition
 from kohort.region.consuming.member_thread import MemberThread, partition_of
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.facts import Position
 from kohort.region.member import events as happens
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
 from kohort.region.parts import Part
+from kohort.region.records import Position
 from kohort.region.staged import Staged
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.seats import Lost
+from kohort.spark.region.sessions import Lost
 
 log = logging.getLogger("kohort.spark")
 

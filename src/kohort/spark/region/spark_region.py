@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from uuid import UUID, uuid4
 
@@ -24,21 +25,97 @@ from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.region.built import Build, BuiltQuery, look
-from kohort.spark.region.caught_up import Ends, caught_up, present_ends
-from kohort.spark.region.declared import PINNED, Declared, QuerySettings, Source, check_sink, check_state, declare
 from kohort.spark.region.folders import check_place
-from kohort.spark.region.pinned import Pinned
+from kohort.spark.region.pinned import Pinned, query_of
+from kohort.spark.region.query_factory import Build, BuiltQuery, look
+from kohort.spark.region.query_run import LEAD, RegionQuery
+from kohort.spark.region.query_spec import PINNED, Declared, QuerySettings, Source, check_sink, check_state, declare
+from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import CLOSING, QueryThread
-from kohort.spark.region.runs import LEAD, RegionQuery
-from kohort.spark.region.saved import SavedQuery, refuse_other
-from kohort.spark.region.signals import StopSignals
 from kohort.spark.region.staging import QueryOutput
+from kohort.spark.source.catalog import Catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+# -- How a program that runs a region is stopped from outside: by SIGINT (Ctrl-C) and SIGTERM
+#
+# PySpark's own answer to SIGINT is to cancel all jobs, which fails the batches that run: from there a region can only
+# go back. So the first signal is only noted, and batches are finished; a second one ends the program as it would
+# without us.
+
 log = logging.getLogger("kohort.spark")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Notes signals while it is entered; outside the main thread none comes."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def is_set(self) -> bool:
+        """Whether one has come."""
+        return self._noted
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._restore()
+        self._noted = True
+        log.info("%s: the region is left with a last sequence", signal.Signals(number).name)
+
+    def _restore(self) -> None:
+        while self._before:
+            which, before = self._before.popitem()
+            signal.signal(which, signal.SIG_DFL if before is None else before)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {one: signal.signal(one, self._note) for one in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+
+# -- When a job that runs now and then is done: all that was there when it began is published
+
+Ends = Mapping[tuple[str, str, int], int]
+"""Where partitions end, by group, topic and partition."""
+
+
+def present_ends(queries: Iterable[Declared]) -> Ends:
+    """Where the partitions that these queries read end now; of one that is pinned, its own alone.
+
+    Raises:
+        KafkaError: they can't be asked for.
+    """
+    ends: dict[tuple[str, str, int], int] = {}
+    for query in queries:
+        for _, options in query.sources:
+            catalog = Catalog(options)
+            try:
+                found = catalog.ends(catalog.partitions(known=None))
+            finally:
+                catalog.close()
+            ends |= {
+                (str(options.group_id), at.topic, at.partition): end
+                for at, end in found.items()
+                if not query.queries or query_of(at.topic, at.partition, query.queries) == query.name
+            }
+    return ends
+
+
+def caught_up(seen: RegionSeen, ends: Ends) -> bool:
+    """Whether all up to there is in sequences that the sinks show."""
+    at = {(one.group, one.topic, one.partition): one.offset for one in seen.positions}
+    return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in ends.items())
+
 
 CAUGHT_UP = "caught-up"
 LOOK_S = 0.2

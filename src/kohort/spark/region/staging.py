@@ -21,7 +21,7 @@ from kohort.region.consuming.staging import AWAY, is_away, sink_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.dead_letters import divide, letters_of, letters_of_records
 from kohort.region.staged import Staged, StagedKey, together
-from kohort.spark.region.built import LETTER
+from kohort.spark.region.query_factory import LETTER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

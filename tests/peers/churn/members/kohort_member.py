@@ -8,7 +8,7 @@ from typing import Any
 from work import METADATA_MS, POLL_S, RECORDS, Orders, Partition, Work
 
 from kohort import Consumer, TopicPartition
-from kohort.client.offset_values import RebalanceListener
+from kohort.client.offsets import RebalanceListener
 from kohort.errors import ErrorCode, KafkaError
 
 

@@ -1,0 +1,113 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a partition begins, ends, and was at a time.
+
+Versions: ListOffsets 1 answers one offset, 2 read_committed, 4 leader epochs, 7 the latest timestamp, 8 and 9 tiered
+offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLeaderEpoch 2 leader epochs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeAlias
+
+from kohort.broker.node import Node
+from kohort.broker.server.dispatch import Handled, handled
+from kohort.broker.server.requests import Request
+from kohort.errors import ErrorCode, KafkaError
+from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, Isolation, PartitionLog
+from kohort.wire.data import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+_Asked: TypeAlias = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+_Listed: TypeAlias = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+NEVER = 1 << 15
+_SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""The version from which a special timestamp is known."""
+
+
+def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
+    """Whether a client's leader epoch is the partition's own; -1 is not checked. Source: KIP-320."""
+    if current_leader_epoch in (-1, log.leader_epoch):
+        return 0
+    if current_leader_epoch < log.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
+    """An offset and its timestamp for each partition."""
+    message = request.message
+    isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    topics = []
+    for topic in message.topics:
+        asked = {part.partition_index: part for part in topic.partitions}
+        twice = {
+            index for index, times in Counter(part.partition_index for part in topic.partitions).items() if times > 1
+        }
+        answers = [
+            _Listed(partition_index=index, error_code=ErrorCode.INVALID_REQUEST)
+            if index in twice
+            else _list(node, topic.name, part, isolation, request.version)
+            for index, part in asked.items()
+        ]
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: int) -> _Listed:
+    index = asked.partition_index
+    if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
+        return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
+    log = node.store.get(topic, index)
+    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if log is None or error:
+        return _Listed(partition_index=index, error_code=error)
+    timestamp = asked.timestamp
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # nothing is tiered
+        return _Listed(partition_index=index, leader_epoch=-1)
+    try:
+        found = log.offset_for_timestamp(timestamp, isolation)
+    except KafkaError as refused:
+        return _Listed(partition_index=index, error_code=refused.code)
+    except OSError:
+        return _Listed(partition_index=index, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+    return _Listed(
+        partition_index=index,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.leader_epoch if version >= 4 else -1,
+    )
+
+
+def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
+    """Where a leader epoch ended: how a client finds out that its position was cut off."""
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
+                topic=topic.topic, partitions=[_epoch_end(node, topic.topic, part) for part in topic.partitions]
+            )
+            for topic in request.message.topics
+        ]
+    )
+
+
+def _epoch_end(
+    node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
+) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
+    log = node.store.get(topic, asked.partition)
+    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if log is None or error:
+        return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, error_code=error)
+    epoch, end = log.end_offset_for_epoch(asked.leader_epoch)
+    return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end)
+
+
+HANDLERS: list[Handled[Node]] = [
+    handled(ListOffsetsRequest, ListOffsetsResponse, list_offsets),
+    handled(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, offset_for_leader_epoch),
+]

@@ -1,0 +1,41 @@
+"""Long work of the group coordinator, run in a thread: server-side assignments and regular expressions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from kohort.broker.regex import matcher
+from kohort.errors import InvalidInputError
+from kohort.groups.consumer import assignment
+from kohort.groups.effects import Computation, DividePartitions, ResolveRegexes
+from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
+from kohort.groups.push import rebalance
+
+log = logging.getLogger("kohort.groups")
+
+
+def run(work: Computation) -> Event:
+    """Do the work; what comes back is an event for the shard."""
+    if isinstance(work, ResolveRegexes):
+        return assignment.resolve(work, match)
+    try:
+        if isinstance(work, DividePartitions):
+            return rebalance.divide_partitions(work, match)
+        return assignment.compute(work)
+    except Exception as error:
+        # An assignor is code that others may have written: whatever it raises is the group's failure, not the broker's.
+        log.exception("group %s: the assignor %s failed", work.group_id, work.assignor)
+        failure = f"{type(error).__name__}: {error}"
+        if isinstance(work, DividePartitions):
+            return PartitionsDivided(work.group_id, work.ticket, {}, {}, failure)
+        return AssignmentComputed(work.group_id, work.ticket, work.epoch, {}, failure)
+
+
+def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
+    """The topics that an expression matches as a whole; one that can't be compiled matches none."""
+    try:
+        matches = matcher(regex)
+    except InvalidInputError:
+        return ()
+    return [name for name in topics if matches(name)]

@@ -1,1 +1,0 @@
-"""Connections: bytes in, requests to their handlers, answers out in order."""

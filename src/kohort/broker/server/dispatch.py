@@ -1,0 +1,213 @@
+"""From a frame to the handler of its (key, version), and from the handler's answer back to bytes.
+
+A handler takes (host, request) and returns the answer's message, or None when it will call `request.reply` later (a
+parked request) or answers nothing (`request.skip`). It runs on the loop and must not block. The host is what it works
+with: a broker with a store, or a process that has groups alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from kohort.broker.authorization import NEEDS, Authorize, Need
+from kohort.broker.metrics import Metrics
+from kohort.broker.server.connection import ClientSession, Connection
+from kohort.broker.server.faults import Faults
+from kohort.broker.server.framing import BadFrame, Frame
+from kohort.broker.server.refusals import refusal
+from kohort.broker.server.requests import Request
+from kohort.errors import ErrorCode, KafkaError
+from kohort.wire.discovery import ApiVersionsResponse
+from kohort.wire.framing import APIS, decode_request_header
+from kohort.wire.message import Message
+from kohort.wire.push import PUSH_TYPES
+from kohort.wire.schema import WireError
+
+log = logging.getLogger("kohort.broker")
+
+API_VERSIONS = 18
+NOTHING: Mapping[int, int] = {}
+PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
+"""The first byte of a frame of the push protocol, and of a number below 0."""
+
+
+class DispatchHost(Protocol):
+    """What every host has, whatever it serves."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def faults(self) -> Faults: ...
+
+    def release(self, client: ClientSession) -> None:
+        """Have a client's held heartbeats answered: another request came behind them."""
+
+
+H = TypeVar("H")
+H_contra = TypeVar("H_contra", contravariant=True)
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+D = TypeVar("D", bound=DispatchHost)
+
+Handler: TypeAlias = Callable[[H, Request[Q]], A | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled(Generic[H_contra]):
+    """A request and its handler, on hosts of one kind."""
+
+    request: type[Message]
+    handler: Callable[[H_contra, Request[Any]], Message | None]
+
+
+def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> Handled[H]:
+    """A request, what answers it, and its handler."""
+    assert APIS[request.API_KEY].response is response
+    return Handled(request, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[H_contra]):
+    """One API: who handles it, in which versions, how its request is read, and what its client must be allowed to."""
+
+    handler: Callable[[H_contra, Request[Any]], Message | None]
+    name: str
+    low: int
+    high: int
+    advertised_low: int
+    decode: Callable[[memoryview, int], tuple[Message, int]]
+    needs: tuple[Need, ...]
+
+
+def route_table(
+    handlers: Iterable[Iterable[Handled[H]]],
+    advertise_from: Mapping[int, int] = NOTHING,
+    serve_to: Mapping[int, int] = NOTHING,
+) -> dict[int, Route[H]]:
+    """Routes by api key, from lists of handlers.
+
+    Args:
+        handlers: one list of each file of handlers.
+        advertise_from: api key to the lowest version ApiVersions names where it differs from the lowest served.
+        serve_to: api key to the highest version served where it differs from the highest that can be read.
+    """
+    routes: dict[int, Route[H]] = {}
+    for each in (each for of_file in handlers for each in of_file):
+        message = each.request
+        key, low, name = message.API_KEY, message.MIN_VERSION, APIS[message.API_KEY].name
+        assert key not in routes, f"{name} has two handlers"
+        routes[key] = Route(
+            each.handler,
+            name,
+            low,
+            serve_to.get(key, message.MAX_VERSION),
+            advertise_from.get(key, low),
+            message.decode_prefix,
+            NEEDS[name],
+        )
+    return routes
+
+
+def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVersion]:
+    """What ApiVersions says of these routes."""
+    make = ApiVersionsResponse.ApiVersion
+    return [
+        make(api_key=key, min_version=route.advertised_low, max_version=route.high)
+        for key, route in sorted(routes.items())
+    ]
+
+
+class Dispatcher(Generic[D]):
+    """Reads requests and calls their handlers."""
+
+    __slots__ = ("_apis", "_authorize", "_faults", "_host", "_pushing", "_routes", "_unsupported")
+
+    def __init__(
+        self,
+        host: D,
+        routes: Mapping[int, Route[D]],
+        unsupported_api_versions: Callable[[D, Request[Message]], None],
+        authorize: Authorize | None = None,
+        pushing: Callable[[D, Connection, Frame, Authorize | None], None] | None = None,
+    ) -> None:
+        """A dispatcher of requests to a host.
+
+        Args:
+            host: what the handlers work with.
+            routes: by api key.
+            unsupported_api_versions: answers an ApiVersions of an unknown version.
+            authorize: asked before each request; None: everybody may do everything.
+            pushing: takes the frames of the push protocol, which have no header of Kafka's, and asks `authorize`
+                itself; None: none are served.
+        """
+        self._host = host
+        self._routes = dict(routes)
+        self._unsupported = unsupported_api_versions
+        self._authorize = authorize
+        self._pushing = pushing
+        self._apis = host.metrics.apis
+        self._faults = host.faults
+
+    def dispatch(self, connection: Connection, frame: Frame) -> None:
+        """Handle one frame, whose memory is not kept.
+
+        Raises:
+            BadFrame: the frame is no request that is served here; the connection must end.
+        """
+        if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
+            self._pushing(self._host, connection, frame, self._authorize)
+            return
+        faults = self._faults
+        if faults.active:
+            frame = bytearray(frame)  # the request may wait
+        try:
+            header, body = decode_request_header(frame)
+        except WireError as error:
+            raise BadFrame(f"a request whose header can't be read: {error}") from None
+        key, version, _, _ = header
+        request: Request[Message] = Request(connection, *header)
+        client = request.client
+        if client.held:
+            self._host.release(client)
+        connection.pending.append(request)
+        route = self._routes.get(key)
+        if route is None:
+            raise BadFrame(f"api key {key} is not served here")
+        if not route.low <= version <= route.high:
+            if key != API_VERSIONS:
+                raise BadFrame(f"{route.name} version {version} is not served here")
+            self._unsupported(self._host, request)
+            return
+        try:  # bytes after the message are ignored, as by Apache Kafka: librdkafka sends some when it lists all topics
+            request.message, _ = route.decode(body, version)
+        except WireError as error:
+            raise BadFrame(f"{request.name} can't be read: {error}") from None
+        figures = self._apis[key]
+        figures.requests += 1
+        request.latency = figures.latency
+        request.began = perf_counter()
+        if self._authorize is not None and (refused := self._authorize(request, route.needs)):
+            request.reply(refusal(request, refused))
+            return
+        if faults.active and faults.on_request(request, lambda: self._run(route, request)):
+            return
+        self._run(route, request)
+
+    def _run(self, route: Route[D], request: Request[Message]) -> None:
+        try:
+            answer = route.handler(self._host, request)
+        except KafkaError as error:
+            answer = refusal(request, error.code, error.message)
+        except OSError as error:
+            log.error("%s failed: %s", request.name, error)
+            answer = refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        except Exception:
+            log.error("a fault in the broker: %s; its connection is closed", request.name)
+            request.connection.close()
+            raise
+        if answer is not None:
+            request.reply(answer)

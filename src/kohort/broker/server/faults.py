@@ -1,0 +1,222 @@
+"""Faults on purpose: rules that fail, delay, drop or hold chosen requests. For tests; no rules, no cost.
+
+A rule chooses by api, group, client and occurrence, and says what happens to the requests it chose. A held request
+waits at the rule's barrier until `release`. `Fault` is plain data, so that it travels to a broker in a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kohort.broker.metrics import API_NAMES
+from kohort.broker.server.connection import Connection, Parts
+from kohort.broker.server.fault_kinds import Fault
+from kohort.broker.server.refusals import refusal
+from kohort.broker.server.requests import Request
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.message import Message
+
+log = logging.getLogger("kohort.broker")
+
+HELD_MAX = 10_000
+"""A forgotten barrier must not fill the memory: beyond it requests pass."""
+
+
+class Subject(Protocol):
+    """What rules are for: a request of Kafka's, one of a push consumer's, or a frame that such a consumer is asked."""
+
+    on_reply: Callable[[Parts], bool] | None
+    """Takes the answer and says whether it goes on; None: it does."""
+
+    @property
+    def api(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def client_id(self) -> str | None: ...
+    @property
+    def connection(self) -> Connection: ...
+    @property
+    def message(self) -> object: ...
+
+    def send(self, parts: Parts) -> None:
+        """Have an answer go its way."""
+
+    def unreadable(self) -> Parts:
+        """An answer that nobody can read."""
+
+
+class Refusable(Subject, Protocol):
+    """One that says by itself how it is refused."""
+
+    def fail(self, error: ErrorCode, why: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Rule:
+    fault: Fault
+    seen: int = 0
+    hits: int = 0
+    held: list[Callable[[], None]] = field(default_factory=list)
+    open: bool = False
+
+
+class Faults:
+    """The rules in force, and what waits at their barriers. All methods run on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rules: dict[int, _Rule] = {}
+        self._next = 1
+        self._watchers: list[tuple[int, int, Callable[[], None]]] = []
+        self.active = False
+
+    def add(self, fault: Fault) -> int:
+        """Put a rule in force; returns its number. Rules are asked in this order, the first that chooses wins."""
+        if fault.api is not None and fault.api not in API_NAMES.values():
+            near = difflib.get_close_matches(fault.api, [*API_NAMES.values()], n=1)
+            raise InvalidInputError(f"there is no api {fault.api!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        number = self._next
+        self._next += 1
+        self._rules[number] = _Rule(fault)
+        self.active = True
+        return number
+
+    def hits(self, number: int) -> int:
+        """How many requests a rule has chosen."""
+        rule = self._rules.get(number)
+        return rule.hits if rule else 0
+
+    def when_hit(self, number: int, times: int, then: Callable[[], None]) -> None:
+        """Call `then` once the rule has chosen so many requests."""
+        self._watchers.append((number, times, then))
+        self._tell()
+
+    def release(self, number: int) -> None:
+        """Open a rule's barrier: what waits goes on, what comes passes."""
+        rule = self._rules.get(number)
+        if rule is None:
+            return
+        rule.open = True
+        held, rule.held = rule.held, []
+        for resume in held:
+            resume()
+
+    def remove(self, number: int) -> None:
+        """Take a rule out of force; what it held goes on."""
+        self.release(number)
+        self._rules.pop(number, None)
+        self.active = bool(self._rules)
+
+    def clear(self) -> None:
+        """Take all rules out of force."""
+        for number in list(self._rules):
+            self.remove(number)
+
+    def on_request(self, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
+        """Apply the rules to a request; whether one took it over, so that the caller must not run it."""
+        for rule in self._rules.values():
+            if not _matches(rule.fault, request):
+                continue
+            rule.seen += 1
+            fault = rule.fault
+            if rule.seen <= fault.skip or (fault.times is not None and rule.seen > fault.skip + fault.times):
+                continue
+            rule.hits += 1
+            log.info("fault %s: %s", fault.action, request.name)
+            taken = self._act(rule, request, run)
+            self._tell()
+            return taken
+        return False
+
+    def _act(self, rule: _Rule, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
+        fault = rule.fault
+        match fault.action:
+            case "fail":
+                _fail(request, ErrorCode.of(fault.error))
+            case "delay":
+                self._loop.call_later(fault.delay_ms / 1000, run)
+            case "drop":
+                pass
+            case "close":
+                request.connection.close()
+            case "hold":
+                if rule.open or len(rule.held) >= HELD_MAX:
+                    return False
+                rule.held.append(run)
+            case "hold_reply":
+                request.on_reply = lambda parts: self._hold_reply(rule, request, parts)
+                return False
+            case "drop_reply":
+                request.on_reply = lambda _parts: False
+                return False
+            case "garble":
+                request.on_reply = lambda _parts: _garble(request)
+                return False
+            case _:
+                request.on_reply = lambda _parts: _close_instead(request)
+                return False
+        return True
+
+    def _hold_reply(self, rule: _Rule, request: Subject, parts: Parts) -> bool:
+        if rule.open or len(rule.held) >= HELD_MAX:
+            return True
+
+        def resume() -> None:
+            request.on_reply = None
+            request.send(parts)
+
+        rule.held.append(resume)
+        return False
+
+    def _tell(self) -> None:
+        waiting = self._watchers
+        self._watchers = [(n, times, then) for n, times, then in waiting if self.hits(n) < times]
+        for number, times, then in waiting:
+            if self.hits(number) >= times:
+                then()
+
+
+def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
+    why = "a fault on purpose"
+    if isinstance(request, Request):
+        request.reply(refusal(request, error, why))
+    else:
+        request.fail(error, why)
+
+
+def _close_instead(request: Subject) -> bool:
+    request.connection.close()
+    return False
+
+
+def _garble(request: Subject) -> bool:
+    request.on_reply = None
+    request.send(request.unreadable())
+    return False
+
+
+def _matches(fault: Fault, request: Subject) -> bool:
+    if fault.api is not None and request.api != fault.api:
+        return False
+    if fault.client_id is not None and request.client_id != fault.client_id:
+        return False
+    return fault.group is None or fault.group in _groups_of(request.message)
+
+
+def _groups_of(message: object) -> list[str]:
+    group = getattr(message, "group_id", None)
+    if group:
+        return [group]
+    names = getattr(message, "groups_names", None) or getattr(message, "group_ids", None)
+    if names:
+        return list(names)
+    groups = getattr(message, "groups", None) or ()
+    found = [each if isinstance(each, str) else each.group_id for each in groups]
+    key = getattr(message, "key", None)
+    return [*found, *([key] if isinstance(key, str) else ())]

@@ -1,0 +1,293 @@
+"""The listening socket and the connections that come in by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kohort.broker.config.settings import BrokerConfig
+from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Connection, PlainTransport, unmapped
+from kohort.broker.server.framing import Frame
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError
+
+# -- What the descriptors of the process are for: when those of one purpose are used up, the others go on
+
+OTHERS = 48
+"""The event loop, pipes, locks, scrapes of the metrics, and files open for one write: checkpoints, the catalog."""
+FILES_MAX = 512
+"""Log files open at once: beyond it opening them anew costs less than their look-up."""
+LENT_MAX = 256
+"""Log files that are closed for the store but still read by answers under way."""
+DESCRIPTORS_MIN = 128
+
+
+class Descriptors(NamedTuple):
+    """Shares of the process's descriptors."""
+
+    files: int
+    lent: int
+    connections: int
+
+
+def open_file_limit() -> int:
+    """How many descriptors the process may have; what the system allows it to raise is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return int(soft)
+
+
+def shares(limit: int) -> Descriptors:
+    """How a limit is shared out: a quarter and an eighth for files, as far as they need it, the rest for connections.
+
+    Raises:
+        InvalidInputError: the limit is too low to work with.
+    """
+    if limit < DESCRIPTORS_MIN:
+        raise InvalidInputError(
+            f"a broker needs {DESCRIPTORS_MIN} file descriptors at least, the limit is {limit}: raise it (ulimit -n)"
+        )
+    left = limit - OTHERS
+    files, lent = min(FILES_MAX, left // 4), min(LENT_MAX, left // 8)
+    return Descriptors(files, lent, left - files - lent)
+
+
+log = logging.getLogger("kohort.broker")
+
+ACCEPTS_PER_WAKE = 256
+"""Thousands who come back at once are let in quickly, and those who are in are still served between."""
+DRAIN_CHECK_S = 0.01
+FULL_PAUSE_S = 0.2
+"""How long nobody is let in when there is no descriptor even to refuse them with."""
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet.
+
+    Raises:
+        KafkaError: the address is in use or not ours.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise KafkaError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise KafkaError(_bind_text(host, port, error), ErrorCode.UNKNOWN_SERVER_ERROR) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _bind_text(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"can't listen on {host}:{port}: the port is in use by another process"
+    if error.errno == errno.EACCES:
+        return f"can't listen on {host}:{port}: ports below 1024 need more rights"
+    return f"can't listen on {host}:{port}: {error.strerror or error}"
+
+
+class Server:
+    """Accepts connections, hands their frames on, and bounds how many there are."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: BrokerConfig,
+        room: int,
+        on_frame: Callable[[Connection, Frame], None],
+        on_closed: Callable[[ClientSession], None],
+    ) -> None:
+        """`room`: the connections that there are descriptors for."""
+        self._loop = loop
+        self._room = room
+        self._spare: socket.socket | None = None
+        self.on_frame = on_frame
+        self._on_closed = on_closed
+        self._sock: socket.socket | None = None
+        self._scratch = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._connections: dict[int, Connection] = {}
+        self._by_host: dict[str, int] = {}
+        self._dirty: list[Connection] = []
+        self._refused = 0
+        self._next_number = 0
+        self.reconfigure(config)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def find(self, number: int) -> Connection | None:
+        """The connection of this number, while it lasts."""
+        return self._connections.get(number)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take other settings: connections that are there keep theirs, and stay when fewer are allowed."""
+        self._config = config
+        self._limit = min(config.connections_max, self._room)
+
+    def listen(self, sock: socket.socket) -> tuple[str, int]:
+        """Let clients in; returns the address.
+
+        Raises:
+            KafkaError: another process took the port since it was bound.
+        """
+        host, port = sock.getsockname()[:2]
+        try:
+            if (
+                self._config.receive_buffer_bytes >= 0
+            ):  # connections inherit it, and the window that is agreed on follows
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._config.receive_buffer_bytes)
+            if self._config.send_buffer_bytes >= 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._config.send_buffer_bytes)
+            sock.listen(self._config.listen_backlog)
+        except OSError as error:
+            raise KafkaError(_bind_text(host, port, error)) from None
+        self._sock = sock
+        self._spare = socket.socket()
+        self._loop.add_reader(sock.fileno(), self._on_acceptable)
+        return host, port
+
+    def _on_acceptable(self) -> None:
+        listening = self._sock
+        for _ in range(ACCEPTS_PER_WAKE):
+            if listening is None:
+                return
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("can't accept a connection: %s", error)
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._refuse_with_spare(listening):
+                    continue
+                self._loop.remove_reader(listening.fileno())
+                self._loop.call_later(FULL_PAUSE_S, self._accept_again)
+                return
+            self._admit(sock, (unmapped(address[0]), address[1]))
+
+    def _refuse_with_spare(self, listening: socket.socket) -> bool:
+        """All descriptors are taken: end the next connection by the one that was kept for this; whether that was done.
+
+        Who isn't told waits in the system's queue until its own patience ends.
+        """
+        if self._spare is None:
+            return False
+        self._spare.close()
+        self._spare = None
+        refused = True
+        try:
+            listening.accept()[0].close()
+        except OSError:
+            refused = False
+        with contextlib.suppress(OSError):
+            self._spare = socket.socket()
+        return refused
+
+    def _accept_again(self) -> None:
+        if self._sock is None:
+            return
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = socket.socket()
+        self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
+
+    def _admit(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        of_host = self._by_host.get(peer[0], 0)
+        if len(self._connections) >= self._limit or of_host >= self._config.connections_max_per_ip:
+            self._refused += 1
+            if self._refused & (self._refused - 1) == 0:  # the 1st, 2nd, 4th … : a storm must not fill the log
+                log.warning(
+                    "refused the connection from %s:%d: %d are open, %d from this host (%d refused so far)",
+                    *peer,
+                    len(self._connections),
+                    of_host,
+                    self._refused,
+                )
+            sock.close()
+            return
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            transport = PlainTransport(sock, peer)
+        except OSError:  # the peer was gone before we looked
+            sock.close()
+            return
+        self._next_number += 1
+        client = ClientSession(self._next_number, peer[0])
+        self._connections[client.number] = Connection(self._loop, transport, client, self, self._config, self._scratch)
+        self._by_host[peer[0]] = of_host + 1
+
+    def on_closed(self, connection: Connection) -> None:
+        """A connection ended."""
+        self._connections.pop(connection.client.number, None)
+        left = self._by_host.get(connection.peer[0], 1) - 1
+        if left > 0:
+            self._by_host[connection.peer[0]] = left
+        else:
+            self._by_host.pop(connection.peer[0], None)
+        self._on_closed(connection.client)
+
+    def wake(self, connection: Connection) -> None:
+        """Flush this connection at the end of the loop's turn, together with the others that are ready."""
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(connection)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            if connection.dirty and not connection.closed:
+                connection.flush()
+
+    def close_idle(self) -> None:
+        """End connections that have said nothing for longer than `connections.max.idle.ms`."""
+        before = time.monotonic() - self._config.connection_idle_ms / 1000
+        for connection in list(self._connections.values()):
+            if connection.last_active < before and connection.idle:
+                log.info("closing the idle connection from %s", connection.name)
+                connection.close()
+
+    def stop_listening(self) -> None:
+        """Let nobody in any more."""
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def drained(self, seconds: float) -> asyncio.Future[None]:
+        """Done once no answer is under way any more, or after so long."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        until = self._loop.time() + seconds
+
+        def look() -> None:
+            if future.cancelled():
+                return
+            if self._loop.time() >= until or all(connection.idle for connection in self._connections.values()):
+                future.set_result(None)
+            else:
+                self._loop.call_later(DRAIN_CHECK_S, look)
+
+        look()
+        return future
+
+    def close(self) -> None:
+        """End everything."""
+        self.stop_listening()
+        for connection in list(self._connections.values()):
+            connection.close()

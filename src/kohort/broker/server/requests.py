@@ -1,0 +1,219 @@
+"""One request between its arrival and its answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Generic, TypeVar
+
+from kohort.broker.metrics import ApiMetrics, Histogram
+from kohort.broker.server.connection import Connection, Parts
+from kohort.errors import ErrorCode, InvalidInputError
+from kohort.wire.framing import APIS, encode_response, encode_response_whole
+from kohort.wire.message import Message
+from kohort.wire.push import (
+    ClusterMetadataRequest,
+    ClusterMetadataResponse,
+    ErrorResponse,
+    PushType,
+    RegisterConsumerRequest,
+    framed,
+)
+
+# -- One request of a push consumer between its arrival and its answer, as `Request` is for Kafka's own
+#
+# It has no correlation id and no version. An error that its answer can hold is told, then the connection ends.
+
+log = logging.getLogger("kohort.broker")
+
+
+class PushRequest:
+    """One request; also the place of its answer in its connection's order.
+
+    Attributes:
+        client: who sent it.
+        client_id: the consumer's id, once it is known: these have no header that says one.
+        principal: who that was by its authentication, when the request came.
+        message: what it asks; there once it is read.
+    """
+
+    __slots__ = (
+        "began",
+        "client",
+        "client_id",
+        "connection",
+        "kind",
+        "latency",
+        "message",
+        "on_reply",
+        "parts",
+        "principal",
+    )
+
+    message: ClusterMetadataRequest | RegisterConsumerRequest
+
+    def __init__(self, connection: Connection, kind: PushType) -> None:
+        self.connection = connection
+        self.client = connection.client
+        self.client_id: str | None = None
+        self.principal = connection.client.principal
+        self.kind = kind
+        self.parts: Parts | None = None
+        self.on_reply: Callable[[Parts], bool] | None = None
+        self.began = 0.0
+        self.latency: Histogram | None = None
+        connection.pending.append(self)
+
+    def begin(self, message: ClusterMetadataRequest | RegisterConsumerRequest, figures: ApiMetrics) -> None:
+        """It is read: it counts, and is timed from here."""
+        self.message = message
+        if isinstance(message, RegisterConsumerRequest):
+            self.client_id = message.consumer_id
+        figures.requests += 1
+        self.latency = figures.latency
+        self.began = perf_counter()
+
+    @property
+    def api(self) -> str:
+        """Its name."""
+        return self.kind.api
+
+    @property
+    def name(self) -> str:
+        """The request for log lines, as `RegisterConsumer from 127.0.0.1:4711`."""
+        return f"{self.kind.api} from {self.connection.name}"
+
+    def answer(self, body: bytes) -> None:
+        """Send it."""
+        self.send([framed(body)])
+
+    def send(self, parts: Parts) -> None:
+        """Answer with a frame."""
+        if self.connection.closed or (self.on_reply is not None and not self.on_reply(parts)):
+            return
+        self.parts = parts
+        if self.latency is not None:
+            self.latency.observe(perf_counter() - self.began)
+        self.connection.ready(self)
+
+    def unreadable(self) -> Parts:
+        """An answer that no client can read: it ends within its error code."""
+        return [framed(b"\xff")]
+
+    def fail(self, error: ErrorCode, why: str) -> None:
+        """Refuse it with an error alone."""
+        is_metadata = self.kind is PushType.CLUSTER_METADATA
+        body = ClusterMetadataResponse(error).encode() if is_metadata else ErrorResponse(error).encode()
+        self.refuse(body, f"{self.api}: {why}")
+
+    def refuse(self, body: bytes, why: str) -> None:
+        """Send it, and end the connection."""
+        log.warning("closing the connection from %s: %s", self.connection.name, why)
+        self.answer(body)
+        self.connection.finish()
+
+
+FETCH = 1
+
+M_co = TypeVar("M_co", bound=Message, covariant=True)
+
+
+class Request(Generic[M_co]):
+    """One request from its arrival until its answer is on its way; also the answer's place in its connection.
+
+    Attributes:
+        client: who sent it.
+        principal: who that was by its authentication, when the request came.
+        message: what it asks; there once it is read, which comes before its handler.
+    """
+
+    __slots__ = (
+        "began",
+        "client",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "key",
+        "latency",
+        "message",
+        "on_reply",
+        "parts",
+        "principal",
+        "version",
+    )
+
+    message: M_co
+
+    def __init__(
+        self, connection: Connection, key: int, version: int, correlation_id: int, client_id: str | None
+    ) -> None:
+        self.connection = connection
+        client = connection.client
+        self.client = client
+        self.principal = client.principal
+        self.key = key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.parts: Parts | None = None
+        self.on_reply: Callable[[Parts], bool] | None = None
+        self.began = 0.0
+        self.latency: Histogram | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether an answer is no longer wanted: given already, or the client is gone."""
+        return self.parts is not None or self.connection.closed
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other request of its connection waits for an answer."""
+        return len(self.connection.pending) <= 1
+
+    @property
+    def api(self) -> str:
+        """Kafka's name of it."""
+        return APIS[self.key].name
+
+    def unreadable(self) -> Parts:
+        """An answer that no client can read: too short for any, and no beginning of one."""
+        body = self.correlation_id.to_bytes(4, "big", signed=True) + b"\xff" * 3
+        return [len(body).to_bytes(4, "big") + body]
+
+    @property
+    def name(self) -> str:
+        """The request for log lines, as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
+        api = APIS.get(self.key)
+        return f"{api.name if api else self.key} {self.version} from {self.connection.name} ({self.client_id})"
+
+    def reply(self, message: Message) -> None:
+        """Answer with a message, encoded at the request's version."""
+        if self.connection.closed:
+            return
+        parts: Parts
+        try:
+            if self.key == FETCH:
+                parts = encode_response(message, self.version, self.correlation_id)
+            else:
+                parts = [encode_response_whole(message, self.version, self.correlation_id)]
+        except InvalidInputError:  # ours to mend; the others who wait for the same step must get their answers
+            log.exception(
+                "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name
+            )
+            self.connection.close()
+            return
+        self.send(parts)
+
+    def send(self, parts: Parts) -> None:
+        """Answer with a frame's parts: buffers and file ranges."""
+        if self.on_reply is not None and not self.on_reply(parts):
+            return
+        self.parts = parts
+        if self.latency is not None:
+            self.latency.observe(perf_counter() - self.began)
+        self.connection.ready(self)
+
+    def skip(self) -> None:
+        """Answer nothing (acks=0)."""
+        self.send([])

@@ -1,0 +1,294 @@
+"""Access rules, as coroutines over a `Cluster`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias, get_args
+
+from kohort.client.admin.routing import at_controller, refused
+from kohort.client.admin.values import (
+    Acl,
+    AclFilter,
+    AclPattern,
+    AclPermission,
+    AclResource,
+    QuotaEntity,
+    Results,
+    ScramCredential,
+    ScramMechanism,
+)
+from kohort.client.net.cluster import ANY, CONTROLLER, Cluster
+from kohort.client.net.security import salted_password
+from kohort.errors import KafkaError
+from kohort.ids import AclOperation
+from kohort.wire.cluster_admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+from kohort.wire.security import (
+    AlterUserScramCredentialsRequest,
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
+    DescribeUserScramCredentialsRequest,
+)
+
+# -- SCRAM credentials and quotas of users and clients, as coroutines over a `Cluster`
+
+_SCRAM_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(get_args(ScramMechanism), 1)}
+_SCRAM_NAMES: dict[int, ScramMechanism] = dict(enumerate(get_args(ScramMechanism), 1))
+_Entry: TypeAlias = DescribeClientQuotasResponse.EntryData | AlterClientQuotasResponse.EntryData
+_SALT_BYTES = 16
+_EXACT, _DEFAULT, _ANY_NAME = 0, 1, 2
+
+
+async def describe_user_scram_credentials(
+    cluster: Cluster, users: Iterable[str] | None = None, *, timeout_ms: float | None = None
+) -> Results[str, dict[ScramMechanism, int]]:
+    """The SCRAM mechanisms that users have credentials for, with their iterations; None: of every user."""
+    kind = DescribeUserScramCredentialsRequest
+    named = None if users is None else [kind.UserName(name=name) for name in users]
+
+    async def attempt() -> Results[str, dict[ScramMechanism, int]]:
+        answer = await cluster.send(kind(users=named), ANY)
+        if answer.error_code:
+            raise refused(answer, "describe SCRAM credentials")
+        return Results.of(
+            {
+                result.user: refused(result, f"user {result.user!r}")
+                if result.error_code
+                else {_SCRAM_NAMES[info.mechanism]: info.iterations for info in result.credential_infos}
+                for result in answer.results
+            }
+        )
+
+    return await cluster.retrying(attempt, "describe SCRAM credentials", timeout_ms)
+
+
+async def alter_user_scram_credentials(
+    cluster: Cluster,
+    upsertions: Iterable[ScramCredential] = (),
+    deletions: Iterable[tuple[str, ScramMechanism]] = (),
+    *,
+    timeout_ms: float | None = None,
+) -> Results[str, None]:
+    """Sets and deletes SCRAM credentials; outcomes by user. Passwords are salted here and do not cross the wire.
+
+    Kafka takes one change for a user in a call.
+
+    Args:
+        upsertions: User, password, mechanism and iterations.
+        deletions: Pairs of user and mechanism.
+    """
+    kind = AlterUserScramCredentialsRequest
+    upserted, deleted = list(upsertions), list(deletions)
+    request = kind(
+        deletions=[
+            kind.ScramCredentialDeletion(name=user, mechanism=_SCRAM_NUMBERS[mechanism]) for user, mechanism in deleted
+        ],
+        upsertions=[_upsertion(credential) for credential in upserted],
+    )
+    users = list(dict.fromkeys([*(each.user for each in upserted), *(user for user, _ in deleted)]))
+
+    async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
+        answer = await cluster.send(request, CONTROLLER)
+        return {
+            result.user: refused(result, f"user {result.user!r}") if result.error_code else None
+            for result in answer.results
+        }
+
+    return await at_controller(cluster, users, ask, "alter SCRAM credentials", timeout_ms)
+
+
+def _upsertion(credential: ScramCredential) -> AlterUserScramCredentialsRequest.ScramCredentialUpsertion:
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return AlterUserScramCredentialsRequest.ScramCredentialUpsertion(
+        name=credential.user,
+        mechanism=_SCRAM_NUMBERS[credential.mechanism],
+        iterations=credential.iterations,
+        salt=salt,
+        salted_password=salted_password(credential.mechanism, credential.password, salt, credential.iterations),
+    )
+
+
+async def describe_client_quotas(
+    cluster: Cluster,
+    matching: Mapping[str, str | None] | None = None,
+    *,
+    strict: bool = False,
+    timeout_ms: float | None = None,
+) -> dict[QuotaEntity, dict[str, float]]:
+    """Quotas by what they apply to.
+
+    Args:
+        matching: Kinds (`user`, `client-id`, `ip`) with the name wanted, "*" for any name, None for the default's;
+            None: all.
+        strict: Leave out those that apply to further kinds too.
+    """
+    components = [_component(kind, name) for kind, name in (matching or {}).items()]
+    request = DescribeClientQuotasRequest(components=components, strict=strict)
+
+    async def attempt() -> dict[QuotaEntity, dict[str, float]]:
+        answer = await cluster.send(request, ANY)
+        if answer.error_code:
+            raise refused(answer, "describe quotas")
+        return {_entity(entry): {value.key: value.value for value in entry.values} for entry in answer.entries or ()}
+
+    return await cluster.retrying(attempt, "describe quotas", timeout_ms)
+
+
+def _component(kind: str, name: str | None) -> DescribeClientQuotasRequest.ComponentData:
+    match_type = _DEFAULT if name is None else _ANY_NAME if name == "*" else _EXACT
+    match = name if match_type == _EXACT else None
+    return DescribeClientQuotasRequest.ComponentData(entity_type=kind, match_type=match_type, match=match)
+
+
+async def alter_client_quotas(
+    cluster: Cluster,
+    changes: Mapping[QuotaEntity, Mapping[str, float | None]],
+    *,
+    validate_only: bool = False,
+    timeout_ms: float | None = None,
+) -> Results[QuotaEntity, None]:
+    """Sets quotas, and removes those given as None.
+
+    Args:
+        changes: For each entity, a tuple of (kind, name) pairs where the name None is the default's, values by Kafka's
+            names (`producer_byte_rate`, `consumer_byte_rate`, `request_percentage`, `controller_mutation_rate`).
+        validate_only: Only say whether that would work.
+    """
+    kind = AlterClientQuotasRequest
+    sorted_changes = {tuple(sorted(entity)): values for entity, values in changes.items()}
+
+    async def ask(wanted: Sequence[QuotaEntity]) -> dict[QuotaEntity, KafkaError | None]:
+        entries = [
+            kind.EntryData(
+                entity=[kind.EntityData(entity_type=each, entity_name=name) for each, name in entity],
+                ops=[
+                    kind.OpData(key=key, value=0.0 if value is None else float(value), remove=value is None)
+                    for key, value in sorted_changes[entity].items()
+                ],
+            )
+            for entity in wanted
+        ]
+        answer = await cluster.send(kind(entries=entries, validate_only=validate_only), CONTROLLER)
+        return {
+            _entity(entry): refused(entry, f"quota of {_entity(entry)}") if entry.error_code else None
+            for entry in answer.entries
+        }
+
+    return await at_controller(cluster, list(sorted_changes), ask, "alter quotas", timeout_ms)
+
+
+def _entity(entry: _Entry) -> QuotaEntity:
+    return tuple(sorted((each.entity_type, each.entity_name) for each in entry.entity))
+
+
+_Deleted: TypeAlias = DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl
+
+
+async def describe_acls(
+    cluster: Cluster, matching: AclFilter | None = None, *, timeout_ms: float | None = None
+) -> list[Acl]:
+    """The access rules that match a filter, sorted; None: all."""
+    matching = matching or AclFilter()
+    request = DescribeAclsRequest(
+        resource_type_filter=matching.resource_type,
+        resource_name_filter=matching.resource_name,
+        pattern_type_filter=matching.pattern,
+        principal_filter=matching.principal,
+        host_filter=matching.host,
+        operation=matching.operation,
+        permission_type=matching.permission,
+    )
+
+    async def attempt() -> list[Acl]:
+        answer = await cluster.send(request, ANY)
+        if answer.error_code:
+            raise refused(answer, "describe access rules")
+        return sorted(_acl(resource, rule) for resource in answer.resources for rule in resource.acls)
+
+    return await cluster.retrying(attempt, "describe access rules", timeout_ms)
+
+
+async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:
+    """Adds access rules; one that is there already is no error."""
+
+    async def ask(wanted: Sequence[Acl]) -> dict[Acl, KafkaError | None]:
+        creations = [
+            CreateAclsRequest.AclCreation(
+                resource_type=acl.resource_type,
+                resource_name=acl.resource_name,
+                resource_pattern_type=acl.pattern,
+                principal=acl.principal,
+                host=acl.host,
+                operation=acl.operation,
+                permission_type=acl.permission,
+            )
+            for acl in wanted
+        ]
+        answer = await cluster.send(CreateAclsRequest(creations=creations), CONTROLLER)
+        return {
+            acl: refused(result, str(acl)) if result.error_code else None
+            for acl, result in zip(wanted, answer.results, strict=True)
+        }
+
+    return await at_controller(cluster, list(acls), ask, "create access rules", timeout_ms)
+
+
+async def delete_acls(
+    cluster: Cluster, filters: Iterable[AclFilter], *, timeout_ms: float | None = None
+) -> Results[AclFilter, list[Acl]]:
+    """Deletes the access rules that match filters; gives those deleted, for each filter.
+
+    A rule that could not be deleted makes its filter an error; others that match the filter may be gone.
+    """
+
+    async def ask(wanted: Sequence[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
+        request = DeleteAclsRequest(
+            filters=[
+                DeleteAclsRequest.DeleteAclsFilter(
+                    resource_type_filter=each.resource_type,
+                    resource_name_filter=each.resource_name,
+                    pattern_type_filter=each.pattern,
+                    principal_filter=each.principal,
+                    host_filter=each.host,
+                    operation=each.operation,
+                    permission_type=each.permission,
+                )
+                for each in wanted
+            ]
+        )
+        answer = await cluster.send(request, CONTROLLER)
+        return {each: _deleted(each, result) for each, result in zip(wanted, answer.filter_results, strict=True)}
+
+    return await at_controller(cluster, list(filters), ask, "delete access rules", timeout_ms)
+
+
+def _deleted(wanted: AclFilter, result: DeleteAclsResponse.DeleteAclsFilterResult) -> list[Acl] | KafkaError:
+    if result.error_code:
+        return refused(result, str(wanted))
+    for rule in result.matching_acls:
+        if rule.error_code:
+            return refused(rule, str(_acl(rule, rule)))
+    return sorted(_acl(rule, rule) for rule in result.matching_acls)
+
+
+def _acl(
+    resource: DescribeAclsResponse.DescribeAclsResource | _Deleted,
+    rule: DescribeAclsResponse.DescribeAclsResource.AclDescription | _Deleted,
+) -> Acl:
+    return Acl(
+        rule.principal,
+        AclOperation(rule.operation),
+        AclResource(resource.resource_type),
+        resource.resource_name,
+        AclPattern(resource.pattern_type),
+        rule.host,
+        AclPermission(rule.permission_type),
+    )

@@ -1,0 +1,634 @@
+"""A member in the classic protocol: members join, the leader among them assigns.
+
+States, and what moves the member on:
+
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+REVOKING   waits for the application to release partitions          release, or fenced meanwhile
+JOINING    JoinGroup is out; partitions are held only cooperatively its answer
+SYNCING    joined; the leader assigns; SyncGroup is out             its answer
+HOLDING    a generation is held, heartbeats go on                   the group rebalances; subscription or metadata
+                                                                    change; fenced; session over by the own clock; poll
+                                                                    overdue
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
+
+Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from kohort import consumer_protocol
+from kohort.assignors import Assignor, MemberSubscription, client_assignor
+from kohort.assignors import TopicInfo as AssignableTopic
+from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.subscription import Subscription
+from kohort.client.net.cluster import Cluster
+from kohort.client.net.log_throttle import fault
+from kohort.client.net.metadata import Metadata
+from kohort.client.net.runtime import Awaited, Promise, Task
+from kohort.client.offsets import LOST_COORDINATOR, Assignment
+from kohort.client.settings import ConsumerConfig
+from kohort.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    NEWEST_VERSION,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+    write_subscription,
+)
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, RetriableError, error_for
+from kohort.ids import TopicPartition
+from kohort.wire.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
+
+# -- What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down
+#
+# Their bytes are in `kohort.consumer_protocol`. Source: spec 3.2-3.6, 3.10, 3.13; KIP-429; KIP-792.
+
+log = logging.getLogger("kohort.client")
+
+
+class ClassicProtocol:
+    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches for reasons to rebalance."""
+
+    protocol_type = CONSUMER_PROTOCOL_TYPE
+
+    def __init__(
+        self, cluster: Cluster, config: ConsumerConfig, owner: object, request_rejoin: Callable[[str], None]
+    ) -> None:
+        self._owner = owner
+        self._cluster = cluster
+        self._config = config
+        self._request_rejoin = request_rejoin
+        self._assignors: dict[str, Assignor] = _assignors(config)
+        self.eager = not all(assignor.cooperative for assignor in self._assignors.values())
+        self._subscription: Subscription | None = None
+        self._joined_with: tuple[str, ...] = ()
+        self._watched: frozenset[str] | None = None
+        self._assigned_for: dict[str, tuple[int, ...]] = {}
+        self._chosen: Assignor | None = None
+        self._batching = False
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._want()
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics subscribed to, as far as metadata tells."""
+        if self._subscription is None:
+            return ()
+        return self._subscription.resolve(self._cluster.metadata, self._config.exclude_internal_topics)
+
+    def unsubscribed(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those held whose topic is not subscribed to any more."""
+        topics = set(self.topics())
+        return [part for part in held if part.topic not in topics]
+
+    # Up: this member's subscription.
+
+    async def prepare(self) -> None:
+        """A pattern needs to have seen the topics before it can join."""
+        if (
+            self._subscription is not None
+            and self._subscription.pattern is not None
+            and not self._cluster.metadata.complete
+        ):
+            await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
+
+    def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
+        """The join's protocols: assignor name and subscription bytes, by preference."""
+        topics = self.topics()
+        self._joined_with = topics
+        protocols = []
+        for name, assignor in self._assignors.items():
+            given = self._subscription.user_data if self._subscription is not None else None
+            user_data = assignor.subscription_user_data(topics) if given is None else given
+            owned = tuple(held.partitions)
+            said = consumer_protocol.Subscription(
+                NEWEST_VERSION,
+                topics,
+                owned,
+                self._config.client_rack or None,
+                generation if owned else -1,
+                user_data,
+            )
+            protocols.append((name, write_subscription(said)))
+        return protocols
+
+    # The leader's part.
+
+    async def assign(self, joined: JoinGroupResponse) -> list[tuple[str, bytes]]:
+        """Every member's assignment bytes.
+
+        Raises:
+            KafkaError: no assignment can be made; says why.
+        """
+        assignor = self._assignors.get(joined.protocol_name or "")
+        if assignor is None:
+            text = f"the coordinator chose the assignor {joined.protocol_name!r}, which is not configured here"
+            raise error_for(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, text)
+        members = {member.member_id: _member_subscription(member) for member in joined.members}
+        topics = sorted({topic for member in members.values() for topic in member.topics})
+        self._watched = frozenset(topics)
+        self._assigned_for = {}  # what is learned now is no change since
+        self._want()
+        await self._cluster.describe_topics(topics)
+        metadata = self._cluster.metadata
+        self._assigned_for = {topic: tuple(metadata.partitions_of(topic)) for topic in topics}
+        if joined.skip_assignment:
+            return []
+        assignable = {
+            topic: _assignable(metadata, topic, parts) for topic, parts in self._assigned_for.items() if parts
+        }
+        try:
+            result = assignor.assign(members, assignable)
+            extra = assignor.assignment_user_data()
+        except KafkaError:
+            raise
+        except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
+            raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}") from error
+        return [
+            (member, write_assignment(NEWEST_VERSION, parts, extra.get(member))) for member, parts in result.items()
+        ]
+
+    def followed(self) -> None:
+        """Another member leads: watch only what this member's own subscription needs."""
+        self._watched = None
+        self._assigned_for = {}
+        self._want()
+
+    # Down: this member's assignment.
+
+    def decode_assignment(self, content: bytes) -> tuple[list[TopicPartition], bytes | None]:
+        """Partitions and user data; no bytes at all mean no partitions.
+
+        Raises:
+            CorruptDataError: it is no assignment.
+        """
+        assignment = read_assignment(bytes(content))
+        if assignment is None:
+            raise CorruptDataError(f"assignment: {len(content)} bytes that are none")
+        return sorted(assignment.partitions), assignment.user_data
+
+    def assigned(
+        self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
+    ) -> None:
+        """Tell the chosen assignor what came of it."""
+        assignor = self._assignors.get(protocol_name)
+        if assignor is not None:
+            assignor.on_assignment(partitions, user_data, generation)
+
+    # Metadata.
+
+    def metadata_changed(self) -> None:
+        """Ask for a rebalance where topics appeared, grew or went since the last assignment.
+
+        The leader gathers changes first.
+        """
+        if not self._batching and self._what_changed():
+            self._batch()
+
+    def _what_changed(self) -> str:
+        """Why the last assignment is out of date, "" while it is not."""
+        by_pattern = self._subscription is not None and self._subscription.pattern is not None
+        if by_pattern and self.topics() != self._joined_with:
+            return "the topics that match the subscription changed"
+        return "partitions changed" if self._assigned_for and self._leader_sees_change() else ""
+
+    def _leader_sees_change(self) -> bool:
+        metadata = self._cluster.metadata
+        return any(
+            tuple(metadata.partitions_of(topic)) != parts
+            for topic, parts in self._assigned_for.items()
+            if topic not in metadata.topics
+            or metadata.topics[topic].error in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        )
+
+    def _batch(self) -> None:
+        """Rebalance once changes were gathered for a while, unless a rebalance has taken them up meanwhile."""
+        wait_ms = self._config.rebalance_batch_ms
+
+        def over(_: Awaited | None = None) -> None:
+            self._batching = False
+            if reason := self._what_changed():
+                self._request_rejoin(reason)
+
+        if wait_ms == 0:
+            over()
+            return
+        self._batching = True
+        runtime = self._cluster.runtime
+        runtime.at(runtime.now_ms + wait_ms).on_done(over)
+
+    def _want(self) -> None:
+        if self._subscription is None:
+            return
+        if self._subscription.pattern is not None:
+            self._cluster.want_topics(self._owner, None)
+        else:
+            self._cluster.want_topics(self._owner, {*self._subscription.topics, *(self._watched or ())})
+
+
+def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:
+    """What a member asks for.
+
+    Nothing, when its bytes can't be read, so that one such member does not stop the group.
+    """
+    said = read_subscription(bytes(member.metadata))
+    if said is None:
+        log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)
+        return MemberSubscription(topics=(), instance_id=member.group_instance_id)
+    return MemberSubscription(
+        topics=said.topics,
+        instance_id=member.group_instance_id,
+        rack=said.rack,
+        owned=said.owned,
+        generation=said.generation,
+        user_data=said.user_data,
+    )
+
+
+def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> AssignableTopic:
+    racks: list[frozenset[str]] = []
+    for number in range(len(numbers)):
+        part = metadata.partition(TopicPartition(topic, number))
+        nodes = [metadata.brokers.get(node) for node in part.replicas] if part is not None else []
+        racks.append(frozenset(broker.rack for broker in nodes if broker is not None and broker.rack))
+    return AssignableTopic(len(numbers), tuple(racks) if any(racks) else ())
+
+
+def _assignors(config: ConsumerConfig) -> dict[str, Assignor]:
+    """Assignors by name, in order of preference.
+
+    Raises:
+        InvalidInputError: an unknown name, none at all, or one that needs a rack where none is configured.
+    """
+    chosen = [
+        client_assignor(strategy, config.client_rack) if isinstance(strategy, str) else strategy
+        for strategy in config.partition_assignment_strategy
+    ]
+    if not chosen:
+        raise InvalidInputError("partition.assignment.strategy names no assignor")
+    return {assignor.name: assignor for assignor in chosen}
+
+
+_JOIN_GRACE_MS = 5_000
+_FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID)
+
+
+class _Rejoin(Exception):
+    """Control flow: the round is over, join again; `reset` forgets the member id."""
+
+    def __init__(self, code: ErrorCode, reset: bool = False) -> None:
+        super().__init__(code.name)
+        self.code = code
+        self.reset = reset
+
+
+class ClassicMembership(Membership):
+    """See the module's text."""
+
+    NOT_JOINED = -1
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        poll_bound: bool = True,
+    ) -> None:
+        """As Membership."""
+        super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
+        self.protocol = ClassicProtocol(cluster, config, self, self.request_rejoin)
+        self.chosen_protocol = ""
+        self._rejoin_reason: str | None = None
+        self._syncing = False
+        self._beating: Task[None] | None = None
+        self._failure: KafkaError | None = None
+        self._beat_now: Promise[None] = Promise()
+
+    def request_rejoin(self, reason: str) -> None:
+        """Rebalance the group."""
+        self._rejoin_reason = self._rejoin_reason or reason
+        self._move()
+
+    # The life of a member.
+
+    async def _live(self) -> None:
+        failures = 0
+        while True:
+            await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
+            try:
+                await self._round()
+                failures = 0
+                await self._holding()
+            except _Rejoin as again:
+                failures = failures + 1 if again.code is not ErrorCode.MEMBER_ID_REQUIRED else 0
+                await self._after(again)
+            except RetriableError as error:
+                failures += 1
+                self._not_yet(error, failures)
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                await self._fatal(fault(f"group {self.group!r}", error))
+            if failures:
+                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+
+    async def _round(self) -> None:
+        """One rebalance as this member sees it: give up, join, sync, take."""
+        await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
+        self._raise_failure()
+        await self._give_up_before_joining()
+        self._raise_failure()
+        if not self.assignment.partitions:
+            self._stop_beating()
+        reason, self._rejoin_reason = (
+            self._rejoin_reason or "",
+            None,
+        )  # also what came while it gave up: this join serves it
+        self._unsettle()
+        self.state = MemberState.JOINING
+        sent_ms = self.cluster.runtime.now_ms
+        try:
+            joined = await self._join(reason)
+        except Exception:
+            self._start_beating()
+            raise
+        self._generation, self.chosen_protocol = joined.generation_id, joined.protocol_name or ""
+        self._member_id = joined.member_id
+        self._fenced = self._failure = None
+        self._heard_ms = max(self._heard_ms, sent_ms) if self.assignment.partitions else self.cluster.runtime.now_ms
+        self.state = MemberState.SYNCING
+        self._start_beating()
+        self._syncing = True
+        try:
+            content = await self._sync(joined)
+        finally:
+            self._syncing = False
+        await self._take(content)
+
+    async def _give_up_before_joining(self) -> None:
+        if self._fenced is not None:
+            await self._lose(self._fenced)
+        held = self.assignment.partitions
+        given_up = held if self.protocol.eager else self.protocol.unsubscribed(held)
+        if given_up and self.joined:
+            await self._revoke(given_up)
+            if self._fenced is not None:
+                await self._lose(self._fenced)
+
+    async def _lose(self, code: ErrorCode) -> None:
+        if code is not ErrorCode.ILLEGAL_GENERATION:
+            self._member_id = ""
+        await super()._lose(code)
+
+    async def _join(self, reason: str) -> JoinGroupResponse:
+        await self.protocol.prepare()
+        protocols = self.protocol.metadata(self.assignment, self._generation)
+
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=self.config.session_timeout_ms,
+            rebalance_timeout_ms=self.config.max_poll_interval_ms,
+            member_id=self._member_id,
+            group_instance_id=self.config.group_instance_id,
+            protocol_type=self.protocol.protocol_type,
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols],
+            reason=reason[:255] or None,
+        )
+        timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
+        answer = await self._ask(request, timeout_ms)
+        code = ErrorCode.of(answer.error_code)
+        if code is ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = answer.member_id
+            raise _Rejoin(code)
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            raise _Rejoin(code, reset=True)
+        self._raise_for(code, "join")
+        return answer
+
+    async def _sync(self, joined: JoinGroupResponse) -> bytes:
+        """The assignment's bytes; the leader computes everyone's first."""
+        assignments: list[tuple[str, bytes]] = []
+        if joined.leader == joined.member_id:
+            try:
+                assignments = await self.protocol.assign(joined)
+            except KafkaError:
+                await self._tell_left("the assignor failed")
+                raise
+        else:
+            self.protocol.followed()
+
+        entry = SyncGroupRequest.SyncGroupRequestAssignment
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self.config.group_instance_id,
+            protocol_type=self.protocol.protocol_type,
+            protocol_name=joined.protocol_name,
+            assignments=[entry(member_id=member, assignment=data) for member, data in assignments],
+        )
+        timeout_ms = max(self.config.request_timeout_ms, self.config.max_poll_interval_ms + _JOIN_GRACE_MS)
+        deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
+        failures = 0
+        while True:
+            sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
+            try:
+                answer = await self._ask(request, timeout_ms)
+                code = ErrorCode.of(answer.error_code)
+                if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+                    raise _Rejoin(code, reset=True)
+                self._raise_for(code, "sync")
+                self._heard_ms = max(self._heard_ms, sent_ms)
+                if self._session_left_ms() <= 0:  # what the answer gives may be others' by now
+                    raise _Rejoin(ErrorCode.ILLEGAL_GENERATION, reset=True)
+                self._renew(sent)
+                return bytes(answer.assignment)
+            except RetriableError:
+                failures += 1
+                if self._fenced is not None or self.cluster.runtime.now_ms > deadline:
+                    raise
+                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+
+    async def _take(self, content: bytes) -> None:
+        await self._until(lambda: self.revocation is None)
+        partitions, user_data = self.protocol.decode_assignment(content)
+        self.protocol.assigned(self.chosen_protocol, partitions, user_data, self._generation)
+        kept = set(partitions)
+        revoked = [part for part in self.assignment.partitions if part not in kept]
+        if revoked:
+            await self._revoke(revoked)
+            if self._fenced is not None:
+                await self._lose(self._fenced)
+                raise _Rejoin(ErrorCode.ILLEGAL_GENERATION)
+            self.request_rejoin("partitions were given up for another member")
+        self._settle(tuple(sorted(partitions)), user_data)
+        if self._lease.length_ms is not None and self._rejoin_reason is None:
+            self._beat_now.resolve(None)  # a broker that tells a lease answers when there is something to say
+
+    async def _holding(self) -> None:
+        """Until there is a reason to join again."""
+        runtime = self.cluster.runtime
+        while self._rejoin_reason is None and self._fenced is None:
+            wait = self._poll_time_left_ms()
+            if wait is not None and wait <= 0:
+                await self._poll_overdue()
+                return
+            moved = self._moved
+            await runtime.first(moved, timeout_ms=wait)
+
+    async def _after(self, again: _Rejoin) -> None:
+        if again.reset:
+            await self._lose(again.code)
+        self._rejoin_reason = self._rejoin_reason or f"after {again.code.name}"
+
+    def _raise_failure(self) -> None:
+        """Why nobody beats for what is held, if that is so."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    # Heartbeats.
+
+    def _start_beating(self) -> None:
+        if self.joined and (self._beating is None or self._beating.done):  # done: fenced while a join was on its way
+            self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeats of {self.group}")
+
+    def _stop_beating(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+
+    async def _beat(self) -> None:
+        """Until it is fenced or stopped.
+
+        Any other end would leave a member that no one beats for, so it is the member's failure.
+        """
+        try:
+            await self._beat_on()
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self._failure = fault(f"heartbeat of group {self.group!r}", error)
+            self._fence(ErrorCode.ILLEGAL_GENERATION, str(self._failure))
+
+    async def _beat_on(self) -> None:
+        runtime, config = self.cluster.runtime, self.config
+        due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
+        while True:
+            until = min(due, self._session_end_ms) if self.assignment.partitions else due
+            if await runtime.first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
+                self._beat_now = Promise()
+            sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+            due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
+            session_left = self._session_left_ms()
+            if self._syncing or self.state is MemberState.JOINING:
+                if session_left <= 0 and self.assignment.partitions:
+                    # Its join claimed them, and who assigns may wait until they are given up: only another says they
+                    # were.
+                    self.request_rejoin("partitions were lost while it joined")
+                    await self._lose_held(NOT_HEARD)
+                if not await self._beat_aside(sent, sent_elapsed):
+                    due = min(due, runtime.now_ms + config.retry_backoff_ms)
+                continue
+            if session_left <= 0:  # it keeps its id: a coordinator that was silent itself may know it still
+                self._fence(ErrorCode.ILLEGAL_GENERATION, NOT_HEARD)
+                return
+            try:
+                code = await self._heartbeat(min(config.request_timeout_ms, session_left))
+            except RetriableError:
+                due = min(due, runtime.now_ms + config.retry_backoff_ms)
+                continue
+            if code is ErrorCode.NONE or code is ErrorCode.REBALANCE_IN_PROGRESS:
+                self._heard_ms = sent
+                self._renew(sent_elapsed)
+                if code is ErrorCode.REBALANCE_IN_PROGRESS and self.state is MemberState.HOLDING:
+                    self.request_rejoin("the group rebalances")
+            elif code in _FENCED:
+                self._fence(code)
+                return
+            elif code in (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+                due = min(due, runtime.now_ms + config.retry_backoff_ms)
+            else:
+                raise error_for(code, f"heartbeat of group {self.group!r}: {code.text}")
+
+    def _session_left_ms(self) -> float:
+        return self._session_end_ms - self.cluster.runtime.now_ms
+
+    async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
+        """A sign of life on a connection of its own, while a join or sync waits on the usual one.
+
+        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost.
+        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        """
+        limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
+        try:
+            code = await self._heartbeat(limit, f"beat:{self.group}")
+        except KafkaError:
+            return False
+        if code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            self._heard_ms = max(self._heard_ms, sent)
+            self._renew(sent_elapsed)
+        return True
+
+    async def _heartbeat(self, timeout_ms: float, lane: str = "main") -> ErrorCode:
+        request = HeartbeatRequest(
+            group_id=self.group,
+            generation_id=self._generation,
+            member_id=self._member_id,
+            group_instance_id=self.config.group_instance_id,
+        )
+        asking = self._ask(request, self._lease.answer_ms(timeout_ms), lane)
+        # A connection is made first, which may take as long again.
+        answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
+        code = ErrorCode.of(answer.error_code)
+        if code in LOST_COORDINATOR:
+            self.cluster.forget_coordinator(self._coordinator)
+        return code
+
+    # Inside.
+
+    async def _send_leave(self, reason: str) -> None:
+        if not self._member_id or self.config.group_instance_id is not None:
+            return
+        member_id, self._member_id = self._member_id, ""
+        request = LeaveGroupRequest(
+            group_id=self.group,
+            member_id=member_id,
+            members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason[:255])],
+        )
+        # On a connection of its own: a JoinGroup that waits would hold it up.
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
+
+    def _raise_for(self, code: ErrorCode, what: str) -> None:
+        if code is ErrorCode.NONE:
+            return
+        if code in LOST_COORDINATOR:
+            self.cluster.forget_coordinator(self._coordinator)
+        if code is ErrorCode.REBALANCE_IN_PROGRESS:
+            raise _Rejoin(code)
+        raise error_for(code, f"{what} of group {self.group!r}: {code.text}")
+
+    def _subscription_changed(self) -> None:
+        self.request_rejoin("the subscription changed")
+
+    def _metadata_changed(self) -> None:
+        if self._subscription is not None and self.joined:
+            self.protocol.metadata_changed()
+
+    def _want_topics(self) -> None:
+        if self._subscription is not None:
+            self.protocol.subscribe(self._subscription)
+
+    def _stop(self) -> None:
+        self._stop_beating()

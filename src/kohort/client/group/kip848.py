@@ -1,0 +1,404 @@
+"""A member in the KIP-848 protocol: the coordinator assigns, heartbeats carry everything.
+
+========== ======================================================== ====================================================
+state      meaning                                                  leaves it
+========== ======================================================== ====================================================
+IDLE       no subscription, or given up for not polling             subscribe; poll
+JOINING    a heartbeat with epoch 0 is out, or with the last epoch  its answer
+           of a member that may be known still
+HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
+           coordinator tells, and at once when there is news        session over by the own clock; poll overdue
+REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
+LEFT       closed                                                   -
+========== ======================================================== ====================================================
+
+A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
+under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the
+answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
+id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
+same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+
+A member that let go by itself comes back with its last epoch, so that it hears whether it is known still. Who is not
+takes another id: when a group ends and is made again its epochs begin anew, and a commit that was sent before would be
+taken, if it came late, at the same epoch of the same id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.net.cluster import Between, Cluster
+from kohort.client.net.log_throttle import fault
+from kohort.client.net.runtime import Task
+from kohort.client.offsets import LOST_COORDINATOR
+from kohort.client.settings import ConsumerConfig
+from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
+from kohort.ids import NO_TOPIC_ID, TopicPartition, by_topic
+from kohort.wire.discovery import MetadataRequest
+from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+log = logging.getLogger("kohort.client")
+_JOIN, _LEAVE, _LEAVE_STATIC = 0, -1, -2
+_PATTERNS_SINCE = 1
+"""Heartbeats from here on bring a pattern; an older coordinator is told the topics that it matches now."""
+_FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+_AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
+_FIRST_INTERVAL_MS = 5_000
+_HELD_MS = 5_500
+"""kohort's broker holds a heartbeat for up to 4.5 s, whatever interval it told."""
+
+
+class Facts(NamedTuple):
+    """What the coordinator must know of a member; what is not said in a heartbeat is None, or -1."""
+
+    topics: Collection[str] | None
+    pattern: str | None
+    assignor: str | None
+    rebalance_timeout_ms: int
+    rack: str | None
+    owned: dict[uuid.UUID, list[int]] | None
+
+    def since(self, told: Facts) -> Facts:
+        """What is new since these were told."""
+        return Facts(
+            topics=None if self.topics == told.topics else self.topics,
+            pattern=None if self.pattern == told.pattern else self.pattern,
+            assignor=None if self.assignor == told.assignor else self.assignor,
+            rebalance_timeout_ms=(
+                -1 if self.rebalance_timeout_ms == told.rebalance_timeout_ms else self.rebalance_timeout_ms
+            ),
+            rack=None if self.rack == told.rack else self.rack,
+            owned=None if self.owned == told.owned else self.owned,
+        )
+
+
+UNSAID = Facts(None, None, None, -1, None, None)
+
+
+class ConsumerMembership(Membership):
+    """See the module's text."""
+
+    NOT_JOINED = 0
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        poll_bound: bool = True,
+        new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        """As Membership; `new_member_id` is called once for each life of the member."""
+        super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
+        self._new_member_id = new_member_id
+        self._interval_ms: float = _FIRST_INTERVAL_MS
+        self._known_epoch = _JOIN
+        self._target: dict[uuid.UUID, list[int]] | None = None
+        self._held_ids: dict[str, uuid.UUID] = {}
+        self._told = UNSAID
+        self._beating: Task[None] | None = None
+        self._hurried = False
+        self._naming: Task[None] | None = None
+        self._failures = 0
+        self._pause_ms: float = _FIRST_INTERVAL_MS
+        self._due_ms = 0.0
+        self._urgent = False
+
+    # The life of a member.
+
+    async def _live(self) -> None:
+        while True:
+            await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
+            try:
+                await self._member()
+            except RetriableError as error:
+                self._failures += 1
+                self._not_yet(error, self._failures)
+                await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
+            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                await self._fatal(fault(f"group {self.group!r}", error))
+
+    async def _member(self) -> None:
+        """One life of a member: from a join, or its return, until it is fenced or gives up. It begins with nothing."""
+        if self.assignment.partitions:
+            await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not self._member_id:
+            self._member_id, self._known_epoch = self._new_member_id(), _JOIN
+        runtime = self.cluster.runtime
+        self._told, self._target, self._urgent = UNSAID, None, True
+        self._unsettle()
+        self._generation, self.state = _JOIN, MemberState.JOINING
+        self._heard_ms = runtime.now_ms
+        while True:
+            if self._fenced is not None:
+                code = self._fenced
+                if code is not ErrorCode.FENCED_MEMBER_EPOCH:
+                    self._member_id = ""
+                await self._lose(code)
+                return
+            if runtime.now_ms >= self._session_end_ms and self.joined:
+                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # it may be known still, at its epoch
+                continue
+            poll_left = self._poll_time_left_ms()
+            if poll_left is not None and poll_left <= 0:
+                await self._poll_overdue()
+                return
+            if self.error is not None:
+                raise self.error
+            self._beat_if_due()
+            self._reconcile()
+            if self._fenced is None and not self._may_beat_now():
+                await runtime.first(self._moved, timeout_ms=self._quiet_ms())
+
+    def _may_beat_now(self) -> bool:
+        """Whether a heartbeat is due, and none is under way."""
+        if self._beating is not None and self._beating.done:
+            self._beating = None
+        return self._beating is None and (self._urgent or self.cluster.runtime.now_ms >= self._due_ms)
+
+    def _beat_if_due(self) -> None:
+        if self._may_beat_now():
+            self._urgent = self._hurried = False
+            self._pause_ms = self._lease.beat_ms(self._interval_ms)
+            self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
+            self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeat of {self.group}")
+        elif self._urgent and not self._hurried:
+            self._hurried = True
+            self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
+
+    async def _hurry(self) -> None:
+        """There is news while a heartbeat is under way.
+
+        kohort's broker may hold its answer until another request comes.
+        """
+        anything = MetadataRequest(topics=[])
+        with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
+            await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
+
+    def _quiet_ms(self) -> float | None:
+        """How long nothing is to be done, unless something happens."""
+        now = self.cluster.runtime.now_ms
+        waits = [self._due_ms - now] if self._beating is None else []
+        if self.joined:
+            waits.append(self._session_end_ms - now)
+        poll_left = self._poll_time_left_ms()
+        if poll_left is not None:
+            waits.append(poll_left)
+        return max(1.0, min(waits)) if waits else None
+
+    # Heartbeats.
+
+    async def _beat(self) -> None:
+        """One heartbeat; what does not come of trying again is the member's error."""
+        try:
+            await self._beat_once()
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self.error = fault(f"heartbeat of group {self.group!r}", error)
+            self._move()
+
+    async def _beat_once(self) -> None:
+        runtime = self.cluster.runtime
+        facts = self._facts()
+        news = facts.since(self._told)
+        self._told = facts
+        sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
+        try:
+            answer = await self._ask(self._request(news), limit)
+        except RetriableError as error:
+            self._again(str(error))
+            return
+        code = ErrorCode.of(answer.error_code)
+        if code is ErrorCode.NONE:
+            self._failures = 0
+            self._heard_ms = sent
+            self._renew(sent_elapsed)
+            self._take_in(answer)
+        elif code in _AGAIN:
+            if code in LOST_COORDINATOR:
+                self.cluster.forget_coordinator(self._coordinator)
+            if code is ErrorCode.UNRELEASED_INSTANCE_ID and sent - self._heard_ms > self.config.session_timeout_ms:
+                self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
+            self._again(code.text)
+        elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
+            # A group that is gone, or of another protocol now, has given its partitions to others.
+            self._known_epoch = _JOIN
+            self._fence(code, answer.error_message or "")
+        else:
+            self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
+            self._move()
+
+    def _again(self, reason: str) -> None:
+        self._told = UNSAID
+        self._failures += 1
+        self._not_yet(reason, self._failures)
+        self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
+        self._move()
+
+    def _take_in(self, answer: ConsumerGroupHeartbeatResponse) -> None:
+        if answer.heartbeat_interval_ms > 0:
+            self._interval_ms = answer.heartbeat_interval_ms
+            before, self._pause_ms = self._pause_ms, self._lease.beat_ms(self._interval_ms)
+            self._due_ms += self._pause_ms - before
+        if answer.member_id:
+            self._member_id = answer.member_id
+        if answer.member_epoch != self._generation:
+            self._generation = self._known_epoch = answer.member_epoch
+            if self.state is MemberState.HOLDING and self.revocation is None:
+                self._hold(self.assignment.partitions, None)
+        if answer.assignment is not None:
+            self._target = {entry.topic_id: list(entry.partitions) for entry in answer.assignment.topic_partitions}
+        self._move()
+
+    @property
+    def _epoch(self) -> int:
+        """What a heartbeat says: the epoch that is held, or else the last one that this member id was told."""
+        return self._generation or self._known_epoch
+
+    def _facts(self) -> Facts:
+        """What the coordinator must know; told again only when it changes."""
+        subscription = self._subscription
+        pattern = subscription.pattern if subscription is not None else None
+        owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
+        return Facts(
+            topics=self.topics(),
+            pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
+            assignor=self.config.group_remote_assignor,
+            rebalance_timeout_ms=self.config.max_poll_interval_ms,
+            rack=self.config.client_rack or None,
+            owned=owned,
+        )
+
+    def _request(self, news: Facts) -> Between[ConsumerGroupHeartbeatResponse]:
+        request = self._heartbeat(news)
+        names = None if news.topics is None else list(news.topics)
+        if self._subscription is None or self._subscription.pattern is None:
+            request.subscribed_topic_names = names
+            return Between(request)
+        request.subscribed_topic_regex = news.pattern
+        older = self._heartbeat(news)
+        older.subscribed_topic_names = names
+        return Between(request, lowest=_PATTERNS_SINCE, instead=older)
+
+    def _heartbeat(self, news: Facts) -> ConsumerGroupHeartbeatRequest:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=self._member_id,
+            member_epoch=self._epoch,
+            instance_id=self.config.group_instance_id,
+            rack_id=news.rack,
+            rebalance_timeout_ms=news.rebalance_timeout_ms,
+            server_assignor=news.assignor,
+        )
+        if news.owned is not None:
+            entry = ConsumerGroupHeartbeatRequest.TopicPartitions
+            request.topic_partitions = [entry(topic_id=topic, partitions=parts) for topic, parts in news.owned.items()]
+        return request
+
+    # Assignments.
+
+    def _reconcile(self) -> None:
+        """Bring what is held in line with the newest target: give up first, then take."""
+        if not self.joined:
+            return
+        target = self._target
+        partitions = None if target is None else self._named(target)
+        replaced = self.replaced()
+        held = self.assignment.partitions
+        kept = set(held if partitions is None else partitions)
+        revoked = [part for part in held if part not in kept or part.topic in replaced]
+        if revoked:
+            self._revoke_and_keep_beating(revoked, ask_for_all=bool(replaced))
+            return
+        if target is None or partitions is None:
+            return
+        if target is self._target:
+            self._target = None
+        if self.state is not MemberState.HOLDING or partitions != self.assignment.partitions:
+            self._urgent = partitions != self.assignment.partitions
+            names = self.cluster.metadata.topic_names
+            self._held_ids = {names[topic]: topic for topic in target}
+            self._settle(partitions, None)
+
+    def replaced(self) -> set[str]:
+        """As `Membership.replaced`: the id that a topic had when its partitions were given is not its id any more."""
+        known = self.cluster.metadata.topic_id
+        held = {part.topic for part in self.assignment.partitions}
+        return {topic for topic in held if known(topic) not in (NO_TOPIC_ID, self._held_ids[topic])}
+
+    def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
+        if self.revocation is None:
+            waiting = self.cluster.runtime.spawn(self._revoke(revoked), f"revocation of {self.group}")
+            waiting.on_done(lambda _: self._released(ask_for_all))
+
+    def _released(self, ask_for_all: bool) -> None:
+        if ask_for_all:
+            self._told = UNSAID
+        self._urgent = True
+        self._move()
+
+    def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
+        """The target with names.
+
+        None while metadata does not know a topic, which is asked for beside the heartbeats.
+        """
+        names = self.cluster.metadata.topic_names
+        unknown = [topic for topic in target if topic not in names]
+        if unknown:
+            if self._naming is None or self._naming.done:
+                self._naming = self.cluster.runtime.spawn(self._learn_names(unknown), f"topics of {self.group}")
+            return None
+        return tuple(
+            sorted(TopicPartition(names[topic], number) for topic, parts in target.items() for number in parts)
+        )
+
+    async def _learn_names(self, topics: list[uuid.UUID]) -> None:
+        """Ask for topics once; if that was in vain, the member looks again after a pause."""
+        try:
+            await self.cluster.describe_topic_ids(topics)
+        except RetriableError as error:
+            log.debug("group %s: topics of the assignment are not known yet: %s", self.group, error)
+        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            self.error = fault(f"topics of group {self.group!r}", error)
+        if any(topic not in self.cluster.metadata.topic_names for topic in topics):
+            await self.cluster.runtime.sleep(self._backoff_ms(1))
+        self._naming = None
+        self._move()
+
+    # What the base asks for.
+
+    def _subscription_changed(self) -> None:
+        self._urgent = True
+
+    def _metadata_changed(self) -> None:
+        self._move()
+
+    def _want_topics(self) -> None:
+        if self._subscription is not None:
+            self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
+
+    def _stop(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            self._beating = None
+        if self._naming is not None:
+            self._naming.cancel()
+            self._naming = None
+
+    async def _send_leave(self, reason: str) -> None:
+        if not self._member_id or (not self.joined and self.state is not MemberState.LEFT):
+            return
+        epoch = _LEAVE if self.config.group_instance_id is None else _LEAVE_STATIC
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group,
+            member_id=self._member_id,
+            member_epoch=epoch,
+            instance_id=self.config.group_instance_id,
+        )
+        await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")

@@ -1,0 +1,758 @@
+"""Connections to brokers, without sockets: bytes and events in, commands out.
+
+A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches
+answers to requests and times requests out. The driver carries out the commands that `take_commands` hands it and
+reports back with `opened`, `received` and `closed`. Links to one broker are told apart by *lane*: brokers answer a
+connection's requests in order, so that a heartbeat must not share a connection with a fetch that waits for data.
+
+A link's states, and what each event does:
+
+=========== =========================== ===================== ===================== ==========================
+state       opened                      received              closed                request timed out
+=========== =========================== ===================== ===================== ==========================
+CONNECTING  asks versions: HANDSHAKE    closed as garbage     node backs off        closed, node backs off
+HANDSHAKE   -                           next step, at the end node backs off        closed, node backs off
+                                        READY
+READY       -                           answers the oldest    requests in flight    request fails, closed
+                                        request in flight     fail, can be retried
+CLOSED      -                           ignored               ignored               -
+=========== =========================== ===================== ===================== ==========================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import selectors
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, Reaching, explained
+from kohort.client.net.buffers import FrameReader
+from kohort.client.net.log_throttle import fault
+from kohort.client.net.negotiation import Negotiator
+from kohort.client.net.runtime import Promise, Runtime
+from kohort.client.net.security import SaslError, SaslMechanism, TlsError, sasl_mechanism
+from kohort.client.settings import ConnectionConfig
+from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
+from kohort.wire import framing
+from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
+from kohort.wire.message import Message, Request
+from kohort.wire.schema import Buffer
+from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+
+# -- A link that belongs to one part of the client: frames without Kafka's header, in both directions
+
+FRAMES_MAX = 64
+"""Frames that came and were not taken yet: who sends more does not wait for answers. Bounds memory."""
+
+
+class Claimed:
+    """What comes and goes on a claimed link.
+
+    Attributes:
+        ended: why the link has ended, None as long as it stands.
+    """
+
+    def __init__(
+        self, send: Callable[[bytes], None], close: Callable[[str], None], changed: Callable[[], None]
+    ) -> None:
+        """`send` takes a frame without its size; `changed` is called when a frame has come, and when the link ends."""
+        self._send = send
+        self._close = close
+        self._changed = changed
+        self._frames: deque[memoryview] = deque()
+        self._news: Promise[None] = Promise()
+        self.ended: str | None = None
+
+    def send(self, body: bytes) -> None:
+        """Send a frame; on a link that has ended, nothing is."""
+        if self.ended is None:
+            self._send(body)
+
+    def take(self) -> memoryview | None:
+        """The oldest frame that came and was not taken."""
+        return self._frames.popleft() if self._frames else None
+
+    async def next(self, runtime: Runtime, timeout_ms: float) -> memoryview | None:
+        """The next frame; None: it did not come in time, or the link has ended."""
+        until_ms = runtime.now_ms + timeout_ms
+        while not self._frames and self.ended is None and runtime.now_ms < until_ms:
+            await runtime.first(self._news, timeout_ms=until_ms - runtime.now_ms)
+        return self.take()
+
+    def close(self, why: str) -> None:
+        """End the link."""
+        if self.ended is None:
+            self._close(why)
+
+    # What the connections call.
+
+    def came(self, frame: memoryview) -> bool:
+        """A frame has come; False: it is one too many."""
+        self._frames.append(memoryview(bytes(frame)))
+        self._tell()
+        return len(self._frames) <= FRAMES_MAX
+
+    def end(self, why: str) -> None:
+        """The link has ended."""
+        if self.ended is None:
+            self.ended = why
+            self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, Promise()
+        news.resolve(None)
+        self._changed()
+
+
+R = TypeVar("R", bound=Message)
+_LOGIN_SHARE = 0.8
+"""Of a login's lifetime, after which its connection is replaced."""
+RECONNECT_GROWTH = 1.25
+"""Where waits double, a broker that is back is found after up to as long again as it was away."""
+
+
+class ConnectionFailed(RetriableError):
+    """A broker could not be reached, or the connection ended under a request."""
+
+
+class LinkState(Enum):
+    CONNECTING = "connecting"
+    HANDSHAKE = "handshake"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLink:
+    """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`.
+
+    Attributes:
+        plain: without TLS, whatever the configuration says.
+    """
+
+    link: int
+    address: Address
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Command: write these buffers in order."""
+
+    link: int
+    parts: list[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Command: close the socket; nothing needs to be reported."""
+
+    link: int
+
+
+Command = OpenLink | SendFrame | CloseLink
+
+
+@dataclass(slots=True)
+class InFlight(Generic[R]):
+    """A request that was sent and is not answered."""
+
+    correlation_id: int
+    response: type[R]
+    version: int
+    promise: Promise[R]
+    deadline_ms: float
+    name: str
+
+    def take(self, frame: memoryview) -> None:
+        """Read the answer.
+
+        Raises:
+            KafkaError: it can't be read.
+        """
+        version = self.version
+        if self.response is ApiVersionsResponse and bytes(frame[4:6]) == b"\x00\x23":
+            version = 0  # an unknown version is answered in the layout of version 0
+        self.promise.resolve(framing.decode_response(self.response, version, frame)[1])
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One connection to one broker.
+
+    Attributes:
+        began_ms: When it was begun.
+        renew_ms: When another takes its place as soon as nothing is in flight: a login lasts only so long (KIP-368).
+        process: What the broker is told of this process.
+        plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
+        coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.
+        claimed: It carries frames without Kafka's header, for whoever claimed it.
+    """
+
+    id: int
+    node: int
+    lane: str
+    address: Address
+    state: LinkState
+    ready: Promise[Link]
+    began_ms: float
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    in_flight: deque[InFlight[Any]] = field(default_factory=deque)
+    next_correlation: int = 1
+    last_used_ms: float = 0.0
+    renew_ms: float = float("inf")
+    process: str = ""
+    plain: bool = False
+    coordinator_id: int = -1
+    claimed: Claimed | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is LinkState.READY
+
+
+class Links:
+    """All connections of one client.
+
+    Attributes:
+        bytes_sent, bytes_received, requests_sent: counters for metrics.
+        lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.io.processes`.
+        apart: whether coordinators were met that are apart from the brokers, who must not be asked for groups then.
+        plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
+        features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
+        negotiator: the first exchange on each connection.
+    """
+
+    def __init__(self, config: ConnectionConfig, runtime: Runtime, jitter: Callable[[], float] = random.random) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.jitter = jitter
+        self.requests_sent = 0
+        self.lease_ms: int | None = None
+        self.bytes_received = 0
+        self.apart = False
+        self.plain: set[Address] = set()
+        self.features: dict[str, int] = {}
+        self.negotiator = Negotiator()
+        self._features_epoch = -1
+        self._ids = itertools.count(1)
+        self._links: dict[int, Link] = {}
+        self._by_lane: dict[tuple[int, str], Link] = {}
+        self._health: dict[Address, NodeHealth] = {}
+        self._commands: list[Command] = []
+        self._reaching = Reaching(runtime)
+        self._entrance: Address | None = None
+
+    # What the driver calls.
+
+    def take_commands(self) -> list[Command]:
+        """The commands given since the last call, in order."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
+        """The connection stands; False when it is not wanted any more and the driver must close it.
+
+        Args:
+            link_id: Which.
+            mechanism: What `sasl_mechanism` gave, fetched; None: it is made when it is needed.
+            process: What the broker is told of this process (`kohort.io.processes`).
+        """
+        link = self._links.get(link_id)
+        if link is None or link.state is not LinkState.CONNECTING:
+            return False
+        link.state = LinkState.HANDSHAKE
+        link.process = process
+        self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
+        return True
+
+    def received(self, link_id: int, frame: memoryview) -> None:
+        """One whole response, without its length prefix. The buffer is the core's from now on."""
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        self.bytes_received += len(frame)
+        if (health := self._health.get(link.address)) is not None:
+            health.silent_until_ms = 0.0
+        if link.claimed is not None:
+            if not link.claimed.came(frame):
+                self.fail(link, "the broker asks more than it was answered")
+            return
+        if not link.in_flight:
+            self.fail(link, "the broker sent something that nobody asked for")
+            return
+        flight = link.in_flight.popleft()
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if correlation_id != flight.correlation_id:
+            flight.promise.fail(ConnectionFailed(f"{flight.name}: answers out of order from {link.address}"))
+            self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
+            return
+        try:
+            flight.take(frame)
+        except KafkaError as error:
+            reason = f"unreadable answer to {flight.name}: {error.message}"
+            flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
+            self.fail(link, reason)
+
+    def closed(self, link_id: int, reason: str | TlsError) -> None:
+        """The connection ended or could not be made: a `reason` for people, or an error that is not tried again."""
+        if (link := self._links.get(link_id)) is not None:
+            self._refuse(link, reason) if isinstance(reason, TlsError) else self._forget(link, reason)
+
+    # What the cluster calls.
+
+    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> Link:
+        """A ready connection, opened if need be, waiting out the node's backoff.
+
+        Raises:
+            ConnectionFailed: the attempt failed, or could not start within the time.
+            TimedOutError: it did not finish within the time.
+        """
+        link = self._by_lane.get((node, lane))
+        if link is not None and link.address != address:
+            self.fail(link, f"node {node} moved to {address}")
+            link = None
+        if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, "the login is about to expire", failed=False)
+            link = None
+        if link is None:
+            health = self.health(address)
+            wait = health.retry_at_ms - self.runtime.now_ms
+            if wait > timeout_ms:
+                raise ConnectionFailed(f"{address}: {health.last_error}")
+            if wait > 0:
+                await self.runtime.sleep(wait)
+            link = self._by_lane.get((node, lane)) or self._open(node, address, lane)
+        if not link.ready.done and await self.runtime.first(link.ready, timeout_ms=timeout_ms) is None:
+            raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
+        return link.ready.result()
+
+    def request(self, link: Link, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
+        """Send on a connection at a version; the promise is of the decoded answer."""
+        promise: Promise[R] = Promise()
+        if link.state is LinkState.CLOSED:
+            promise.fail(ConnectionFailed(f"connection to {link.address} is closed"))
+            return promise
+        correlation_id = self._send(link, message, version)
+        deadline = self.runtime.now_ms + timeout_ms
+        name = framing.APIS[message.API_KEY].name
+        flight = InFlight(correlation_id, framing.response_of(message), version, promise, deadline, name)
+        link.in_flight.append(flight)
+        timer = self.runtime.at(deadline)
+        timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
+        promise.on_done(lambda _: timer.resolve(None))
+        return promise
+
+    def post(self, link: Link, message: Message, version: int) -> None:
+        """Send what gets no answer.
+
+        Raises:
+            ConnectionFailed: the connection is closed.
+        """
+        if link.state is LinkState.CLOSED:
+            raise ConnectionFailed(f"connection to {link.address} is closed")
+        self._send(link, message, version)
+
+    def claim(self, link: Link, changed: Callable[[], None]) -> Claimed:
+        """Have a ready link for oneself: from now on it carries frames without Kafka's header, both ways."""
+        del self._by_lane[link.node, link.lane]  # whoever wants the lane gets another one
+
+        def send(body: bytes) -> None:
+            self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
+            self.requests_sent += 1
+
+        def close(why: str) -> None:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, why, failed=False)
+
+        link.claimed = Claimed(send, close, changed)
+        return link.claimed
+
+    def _send(self, link: Link, message: Message, version: int) -> int:
+        correlation_id = link.next_correlation
+        link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
+        parts = framing.encode_request_parts(message, version, correlation_id, self.config.client_id)
+        self._commands.append(SendFrame(link.id, parts))
+        self.requests_sent += 1
+        link.last_used_ms = self.runtime.now_ms
+        return correlation_id
+
+    def health(self, address: Address) -> NodeHealth:
+        return self._health.setdefault(address, NodeHealth())
+
+    def note_silence(self, address: Address) -> None:
+        """It has not answered in time."""
+        self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
+
+    def load(self, node: int) -> int | None:
+        """Requests in flight to a node over all lanes; None when no connection stands."""
+        flights = [len(link.in_flight) for link in self._links.values() if link.node == node and link.is_ready]
+        return sum(flights) if flights else None
+
+    def connected(self, nodes: Container[int] | None = None) -> bool:
+        """Whether any connection stands; to one of these nodes, None: to any."""
+        return any(link.is_ready and (nodes is None or link.node in nodes) for link in self._links.values())
+
+    def trouble(self, address: Address) -> str:
+        """Why an address can't be reached, as far as was seen; empty when a connection stands or none was tried."""
+        links = [link for link in self._links.values() if link.address == address]
+        if any(link.is_ready for link in links):
+            return ""
+        health = self.health(address)
+        if health.failures:
+            return health.last_error.removeprefix(f"{address}: ")
+        return "no answer to the connection attempt yet" if links else ""
+
+    def fail(self, link: Link, reason: str) -> None:
+        """Close a connection that can't be trusted any more; its node backs off."""
+        if link.state is not LinkState.CLOSED:
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, reason)
+
+    def close_idle(self) -> None:
+        """Close connections that have been quiet for `connections_max_idle_ms`."""
+        oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
+        for link in list(self._links.values()):
+            if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:
+                self._commands.append(CloseLink(link.id))
+                self._forget(link, "idle", failed=False)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for link in list(self._links.values()):
+            self._commands.append(CloseLink(link.id))
+            self._forget(link, "the client was closed", failed=False)
+
+    def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
+        """The wait after so many failures in a row: growing each time, spread by a fifth either way."""
+        return float(min(max_ms, base_ms * growth ** min(64, max(0, failures - 1))) * (0.8 + 0.4 * self.jitter()))
+
+    # Inside.
+
+    def _open(self, node: int, address: Address, lane: str) -> Link:
+        now_ms = self.runtime.now_ms
+        link = Link(next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms)
+        self._links[link.id] = link
+        self._by_lane[node, lane] = link
+        link.plain = address in self.plain
+        self._commands.append(OpenLink(link.id, address, link.plain))
+        limit = self.config.socket_connection_setup_timeout_ms
+        timer = self.runtime.at(self.runtime.now_ms + limit)
+        timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
+        link.ready.on_done(lambda _: timer.resolve(None))
+        return link
+
+    def _refuse(self, link: Link, error: SaslError | TlsError) -> None:
+        """Give the error to whoever waits for the connection."""
+        link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
+        self._forget(link, error.message, final=True)
+
+    def _forget(self, link: Link, reason: str, *, failed: bool = True, final: bool = False) -> None:
+        was_ready, connected = link.state is LinkState.READY, link.state is LinkState.HANDSHAKE
+        link.state = LinkState.CLOSED
+        self._links.pop(link.id, None)
+        if self._by_lane.get((link.node, link.lane)) is link:
+            del self._by_lane[link.node, link.lane]
+        if failed:
+            if not was_ready and not final:
+                reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
+            named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
+            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
+            health = self.health(link.address)
+            health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
+            base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
+            wait = self.backoff_ms(health.failures, base_ms, max_ms, RECONNECT_GROWTH)
+            health.retry_at_ms = self.runtime.now_ms + wait
+        error = ConnectionFailed(f"{link.address}: {reason}")
+        link.ready.fail(error)
+        if link.claimed is not None:
+            link.claimed.end(reason)
+        while link.in_flight:
+            link.in_flight.popleft().promise.fail(error)
+
+    def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
+        if flight.promise.done:
+            return
+        self.note_silence(link.address)
+        flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
+        self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
+
+    async def _handshake(self, link: Link, mechanism: SaslMechanism | None) -> None:
+        timeout_ms = self.config.socket_connection_setup_timeout_ms
+        try:
+            link.versions = await self._negotiate(link, timeout_ms)
+            if link.plain and link.coordinator_id < 0:
+                raise ConnectionFailed(
+                    f"{link.address} is a broker: coordinators.security.protocol is for bootstrap.servers that are all "
+                    "coordinators"
+                )
+            if self.config.uses_sasl and not link.plain:
+                await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
+        except SaslError as error:
+            self._commands.append(CloseLink(link.id))
+            self._refuse(link, error)
+        except KafkaError as error:
+            self.fail(link, str(error))
+        except Exception as error:  # noqa: BLE001 - whoever waits for the connection is told, whatever it is
+            self.fail(link, str(fault(f"handshake with {link.address}", error)))
+        else:
+            if link.state is LinkState.HANDSHAKE:
+                link.state = LinkState.READY
+                self._reaching.reached(link.address)
+                if link.node < 0:
+                    self._entrance = link.address
+                self.health(link.address).failures = 0
+                link.ready.resolve(link)
+
+    async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
+        answer, ranges = await self.negotiator.negotiate(
+            link.node,
+            link.address,
+            link.process,
+            lambda hello, version: self.request(link, hello, version, timeout_ms),
+        )
+        link.coordinator_id = answer.coordinator_id
+        if answer.coordinator_id >= 0:
+            self.apart = True
+        elif answer.finalized_features_epoch > self._features_epoch:
+            self._features_epoch = answer.finalized_features_epoch
+            self.features = {found.name: found.max_version_level for found in answer.finalized_features}
+        if answer.lease_ms > 0:
+            self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
+        return ranges
+
+    async def _authenticate(self, link: Link, mechanism: SaslMechanism, timeout_ms: float) -> None:
+        hello = SaslHandshakeRequest(mechanism=mechanism.name)
+        answer = await self.request(link, hello, 1, timeout_ms)
+        if answer.error_code:
+            offered = ", ".join(answer.mechanisms) or "none"
+            raise SaslError(f"{link.address} does not take {mechanism.name}; it offers {offered}")
+        version = min(
+            SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
+        )
+        token: bytes | None = mechanism.start()
+        while token is not None:
+            reply = await self.request(link, SaslAuthenticateRequest(auth_bytes=token), version, timeout_ms)
+            if reply.error_code:
+                reason = reply.error_message or "no reason given"
+                raise SaslError(f"{link.address} refused {mechanism.name} of {mechanism.who}: {reason}")
+            token = mechanism.next(bytes(reply.auth_bytes))
+            if reply.session_lifetime_ms:
+                link.renew_ms = self.runtime.now_ms + reply.session_lifetime_ms * _LOGIN_SHARE
+
+
+# -- One socket of a client that a thread drives
+#
+# How it comes up, what is sent and received on it, what went wrong in words.
+
+_LARGE_WAIT_US = 20_000
+_FRAMES_A_TURN = 64
+
+
+class Channel:
+    """One socket, what waits to be sent on it, and the frame being received."""
+
+    def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:
+        self.link = link
+        self.sock = sock
+        self.selector: selectors.BaseSelector | None = None
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._reader = reader
+        self._out: deque[memoryview] = deque()
+        if self._tls:
+            sock.setblocking(False)
+        else:
+            # The descriptor stays blocking: small reads pass MSG_DONTWAIT, large ones wait a little for the whole
+            # frame.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, _LARGE_WAIT_US))
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        idle = not self._out
+        self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
+        if idle:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes now; the rest when it can be written to."""
+        try:
+            while self._out:
+                if self._tls:
+                    sent = self.sock.send(self._out[0])
+                else:
+                    batch = [self._out[i] for i in range(min(len(self._out), 64))]
+                    sent = self.sock.sendmsg(batch, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._sent(sent)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        if self.selector is not None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+            if self.selector.get_key(self.sock).events != events:
+                self.selector.modify(self.sock, events, self)
+
+    def _sent(self, count: int) -> None:
+        while count:
+            head = self._out.popleft()
+            if count < len(head):
+                self._out.appendleft(head[count:])
+                return
+            count -= len(head)
+
+    def receive(self) -> Iterator[memoryview]:
+        """Frames that are whole, until the socket has nothing more for now.
+
+        Never frames and then the end of the connection: what the broker said last is worked on before it is known that
+        the broker has hung up.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        for _ in range(_FRAMES_A_TURN):
+            target = self._reader.target()
+            try:
+                if self._tls:
+                    count = self.sock.recv_into(target)
+                else:
+                    flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
+                    count = self.sock.recv_into(target, 0, flags)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            whole = False
+            for frame in self._reader.filled(count):
+                whole = True
+                yield frame
+            if not self._tls and count < len(target) and not self._reader.large:
+                return
+            if whole and not self._decrypted():
+                return
+
+    def _decrypted(self) -> bool:
+        """Whether bytes wait where the selector does not see them; a record that is not decrypted is in the socket."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+_EXPIRED, _OTHER_HOST = (9, 10), (62, 63, 64)
+"""OpenSSL's codes: not valid yet, expired; another host name, e-mail address or IP address."""
+_PROBE, _PROBE_MS = 0x6B6F686F, 2_000
+"""The correlation id of the question whether a listener speaks without TLS, and how long its answer may take."""
+
+
+def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
+    """A connected blocking socket, after the TLS handshake where one is configured.
+
+    Raises:
+        OSError: with a reason for people.
+    """
+    timeout = config.socket_connection_setup_timeout_ms / 1000
+    sock = socket.create_connection((address.host, address.port), timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if config.receive_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
+        if config.send_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=address.host)
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def tls_error(error: BaseException, address: Address, config: ConnectionConfig) -> TlsError | None:
+    """The error, and what to do, where TLS failed for a reason that lasts; None for any other error.
+
+    A listener without TLS only hangs up, as one that restarts does: it is asked in plain whether it is there. Blocks.
+    """
+    if isinstance(error, TlsError):
+        return error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(f"the broker's certificate is not trusted: {error.verify_message}: {_remedy(error)}")
+    hung_up = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
+    if (refused := alert(error)) is not None:
+        return refused
+    if isinstance(error, ssl.SSLError) and not hung_up:
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        protocol = config.security_protocol
+        return TlsError(f"TLS failed: {reason} (security.protocol is {protocol}: does the broker speak TLS there?)")
+    if hung_up and _speaks_plainly(address, config):
+        return TlsError(
+            f"the broker speaks Kafka without TLS there: security.protocol is {config.security_protocol}; set it to "
+            f"{'SASL_PLAINTEXT' if config.uses_sasl else 'PLAINTEXT'}, or use the address of its listener with TLS"
+        )
+    return None
+
+
+def alert(error: BaseException) -> TlsError | None:
+    """The broker's refusal of this client's certificate, which comes after the handshake with TLS 1.3; else None."""
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:
+        return None
+    text = reason.lower().replace("_", " ")
+    return TlsError(f"the broker refuses this client: {text}: look at ssl.certificate.location and ssl.key.location")
+
+
+def _remedy(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _EXPIRED:
+        return "give the broker one that holds now, and look at this machine's clock"
+    if error.verify_code in _OTHER_HOST:
+        return "use an address that it names, or trust any name with ssl.endpoint.identification.algorithm=none"
+    return "name the authority that signed it in ssl.ca.location"
+
+
+def _speaks_plainly(address: Address, config: ConnectionConfig) -> bool:
+    """Whether a listener answers ApiVersions without TLS, which says nothing of the client."""
+    message = ApiVersionsRequest(client_software_name="kohort", client_software_version="")
+    frame = b"".join(bytes(part) for part in framing.encode_request_parts(message, 0, _PROBE, None))
+    try:
+        with socket.create_connection((address.host, address.port), _PROBE_MS / 1000) as sock:
+            sock.settimeout(min(_PROBE_MS, config.socket_connection_setup_timeout_ms) / 1000)
+            sock.sendall(frame)
+            head = sock.recv(8, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return head[4:] == _PROBE.to_bytes(4, "big")
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong on a socket, in words."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if isinstance(error, TimeoutError):
+        return "no answer to the connection attempt"
+    if isinstance(error, socket.gaierror):
+        return f"the name can't be resolved: {error.strerror}"
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
+        return reason[0].lower() + reason[1:]
+    if isinstance(error, ConnectionResetError):
+        return str(error) or "the broker closed the connection"
+    return str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""How coordinators agree who leads and which coordinator owns each shard, without ZooKeeper."""

@@ -1,0 +1,404 @@
+"""Coordinators that find each other as a classic group on Kafka itself, where there is no ZooKeeper.
+
+The group's leader is in office, its assignment is the map. A member that is suspected is removed with LeaveGroup by its
+member id. While the group rebalances, and while Kafka's coordinator is away, all go on with the map they have.
+
+Source: spec 4.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from kohort.client.net.asyncio_driver import AsyncClient
+from kohort.client.net.cluster import Cluster, Coordinator
+from kohort.client.net.log_throttle import Sparingly, fault
+from kohort.client.net.runtime import Promise, Task
+from kohort.client.offsets import LOST_COORDINATOR
+from kohort.client.settings import ConnectionConfig
+from kohort.cluster.coordination.group_round import Given, Told, given, refusal
+from kohort.cluster.coordination.placement import Candidate, Placement
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
+from kohort.wire.groups import (
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
+
+log = logging.getLogger("kohort.cluster")
+PLACEMENT_GROUP = "__kohort_coordinators"
+SESSION_MS = 6_000
+"""The least that Kafka grants (group.min.session.timeout.ms)."""
+HEARTBEAT_MS = 300
+"""A member learns by its next heartbeat that the group rebalances: so long a change takes."""
+_PROTOCOL_TYPE, _PROTOCOL = "kohort-coordinators", "placement-1"
+_JOIN_GRACE_MS = 5_000
+_OPEN_MS = 30_000
+"""Kafka holds the first join of an empty group for 3 s, and a silent member's round for a session."""
+_LEAVE_MS = 1_000
+_BACKOFF_MAX_MS = 1_000
+_MEMBER, _ASIDE = "member", "aside"
+"""Lanes: who waits for a join holds up nothing that is sent beside it."""
+_AGAIN = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.MEMBER_ID_REQUIRED)
+
+
+class _Again(Exception):
+    """Control flow: this generation is over for us, join again."""
+
+
+class GroupDoor:
+    """See the module's text, and `Door`."""
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        group: str = PLACEMENT_GROUP,
+        *,
+        session_ms: int = SESSION_MS,
+        heartbeat_ms: int = HEARTBEAT_MS,
+    ) -> None:
+        """Does nothing yet.
+
+        Args:
+            config: The way to Kafka.
+            group: The coordinators' own group; nobody else may use it.
+            session_ms: A member silent for so long has lost its place.
+            heartbeat_ms: How often Kafka is told that this one is alive, and tells of changes.
+        """
+        self.placement: Placement | None = None
+        self._config = replace(config, client_id=f"{config.client_id}-placement", retry_backoff_max_ms=500)
+        self._group = group
+        self._coordinator = Coordinator(group)
+        self._session_ms = session_ms
+        self._heartbeat_ms = heartbeat_ms
+        self._client: AsyncClient | None = None
+        self._told: Told | None = None
+        self._joined_as: Told | None = None
+        self._member_id, self._generation = "", -1
+        self._leading = False
+        self._heard_ms = float("-inf")
+        self._members: dict[int, str] = {}
+        self._refused = ""
+        self._failure: KafkaError | None = None
+        self._last_trouble: KafkaError | None = None
+        self._opened = False
+        self._on_change: Callable[[], None] = lambda: None
+        self._look_now: Promise[None] = Promise()
+        self._life: Task[None] | None = None
+
+    # Door.
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this one leads the group, and Kafka has heard of it within a session."""
+        client = self._client
+        if client is None or not self._leading:
+            return False
+        return client.cluster.runtime.elapsed_ms() - self._heard_ms < self._session_ms
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """See `Door`."""
+        self._on_change = on_change
+
+    async def open(self, me: Candidate, shards: int) -> None:
+        """See `Door`."""
+        self._told, self._refused = Told(me, shards), ""
+        self.placement = self._joined_as = self._failure = None
+        self._client = client = await AsyncClient.open(self._config)
+        self._sparingly = Sparingly(client.cluster.runtime)
+        try:
+            await client.call(self._make_room(client.cluster, me))
+            self._life = client.cluster.runtime.spawn(self._live(client.cluster), f"place in {self._group}")
+            client.wake()
+            wait_s = _OPEN_MS / 1000
+            if not await client.wait(lambda: self._failure is not None or self._has_place(), wait_s):
+                raise self._no_place(client.cluster)
+            if self._failure is not None:
+                raise self._failure
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, KafkaError):
+                raise self._advised(error) from error.__cause__
+            raise
+        self._opened = True
+
+    def suspect(self, candidate: Candidate) -> None:
+        """Has the member removed, if it is the one that this generation has under that id."""
+        known = None if self.placement is None else self.placement.candidate(candidate.id)
+        member = self._members.get(candidate.id)
+        if self._client is None or known is None or known.incarnation != candidate.incarnation or not member:
+            return
+        work = self._remove(self._client.cluster, [member], f"refused a connection of {self._who()}")
+        self._client.cluster.runtime.spawn(work, f"removal of {member}")
+        self._client.wake()
+
+    async def retire(self) -> None:
+        """Joins again as one that is to have no shards, and leaves once the map says so."""
+        client, told = self._client, self._told
+        if client is None or told is None:
+            return
+        if self._opened and not client.closed:
+            self._told = replace(told, retiring=True)
+            self._wake()
+            bound_s = 2 * self._session_ms / 1000  # a peer that hangs holds the round up for a session
+            await client.wait(lambda: self._joined_as is not None and self._joined_as.retiring, bound_s)
+        await self.close()
+
+    async def ask(self) -> None:
+        """Until Kafka has answered a heartbeat of this generation, or given the map of the next one."""
+        client = self._client
+        if client is not None:
+            asked_ms = client.cluster.runtime.elapsed_ms()
+            self._wake()
+            await client.wait(lambda: self._heard_ms >= asked_ms)
+
+    def alive(self) -> None:
+        """Nothing to be done: what renews this place runs on the same loop."""
+
+    async def close(self) -> None:
+        """See `Door`."""
+        client, member = self._client, self._member_id
+        if client is None or client.closed:
+            return
+        self._leading = False
+        if self._life is not None:
+            self._life.cancel()
+        if member:
+            self._member_id = ""
+            with contextlib.suppress(KafkaError):
+                await client.call(self._remove(client.cluster, [member], "the coordinator stops"))
+        await client.close()
+
+    # Before it joins.
+
+    async def _make_room(self, cluster: Cluster, me: Candidate) -> None:
+        """Removes what an earlier process at this address left in the group, and waits for another's id to be free.
+
+        Raises:
+            KafkaError: the id is another's.
+        """
+        runtime = cluster.runtime
+        deadline = runtime.now_ms + self._session_ms + _LEAVE_MS
+
+        async def look() -> dict[str, Candidate]:
+            return await self._described(cluster)
+
+        while True:
+            found = await cluster.retrying(look, f"group {self._group!r} on Kafka", _OPEN_MS)
+            same = {member: one for member, one in found.items() if one.id == me.id and one != me}
+            earlier = [member for member, one in same.items() if one.address == me.address]
+            if earlier:
+                await self._remove(cluster, earlier, f"another process is at {me.address} now")
+            elif not same:
+                return
+            elif runtime.now_ms > deadline:
+                raise _taken(refusal(me, next(iter(same.values()))))
+            await runtime.sleep(self._heartbeat_ms)
+
+    async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
+        """The candidates of the group by member id; none while it rebalances, when Kafka does not tell."""
+        request = DescribeGroupsRequest(groups=[self._group])
+        answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, lane=_ASIDE)
+        group = answer.groups[0]
+        if group.error_code and group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
+            self._raise_for(cluster, group.error_code)
+        found = {}
+        for member in group.members:
+            with contextlib.suppress(CorruptDataError):
+                found[member.member_id] = Told.from_bytes(bytes(member.member_metadata)).candidate
+        return found
+
+    # A member's life.
+
+    async def _live(self, cluster: Cluster) -> None:
+        failures = 0
+        while self._failure is None:
+            try:
+                await self._round(cluster)
+                failures = 0
+                await self._hold(cluster)
+            except _Again:
+                failures += 1
+            except Exception as error:  # noqa: BLE001 - what nobody foresaw is told, too, and ends nothing
+                failures += 1
+                cluster.forget_coordinator(self._coordinator)
+                self._trouble(fault(f"place in {self._group!r}", error))
+            if failures > 1:  # the first again is Kafka's way to give a member its id
+                await cluster.runtime.sleep(
+                    cluster.links.backoff_ms(failures - 1, self._config.retry_backoff_ms, 1_000)
+                )
+
+    def _trouble(self, error: KafkaError) -> None:
+        error = self._last_trouble = self._advised(error)
+        if not self._opened and not isinstance(error, RetriableError):
+            self._failure = error
+        elif self._opened and self._sparingly.due("trouble"):
+            log.warning("placement: Kafka can't be asked, the map that stands is gone by: %s", error)
+
+    async def _round(self, cluster: Cluster) -> None:
+        """Joins, and takes what the leader gives; as the leader makes it."""
+        told = replace(self._require_told(), placement=self.placement)
+        joined = await self._join(cluster, told)
+        self._member_id, self._generation = joined.member_id, joined.generation_id
+        leads = joined.leader == joined.member_id
+        gifts = _assignments(joined) if leads else {}
+        entry = SyncGroupRequest.SyncGroupRequestAssignment
+        request = SyncGroupRequest(
+            group_id=self._group,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocol_name=_PROTOCOL,
+            assignments=[entry(member_id=member, assignment=gift.to_bytes()) for member, gift in gifts.items()],
+        )
+        timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
+        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
+        self._raise_for(cluster, answer.error_code)
+        gift = Given.from_bytes(bytes(answer.assignment))
+        self._heard(sent_ms)
+        self._take(gift, told, leads)
+
+    async def _join(self, cluster: Cluster, told: Told) -> JoinGroupResponse:
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=told.to_bytes())
+        request = JoinGroupRequest(
+            group_id=self._group,
+            session_timeout_ms=self._session_ms,
+            rebalance_timeout_ms=self._session_ms,
+            member_id=self._member_id,
+            protocol_type=_PROTOCOL_TYPE,
+            protocols=[protocol],
+        )
+        timeout_ms = self._session_ms + _JOIN_GRACE_MS
+        answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = answer.member_id
+        self._raise_for(cluster, answer.error_code)
+        return answer
+
+    def _take(self, gift: Given, told: Told, leads: bool) -> None:
+        if gift.refused and not self._refused and self._opened:
+            log.error("placement: this coordinator has no place any more: %s", gift.refused)
+        self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
+        self._members = dict(gift.members)
+        self.placement = gift.placement
+        asyncio.get_running_loop().call_soon(self._on_change)
+
+    async def _hold(self, cluster: Cluster) -> None:
+        """Heartbeats until there is a reason to join again."""
+        runtime = cluster.runtime
+        while True:
+            if await runtime.first(self._look_now, timeout_ms=self._heartbeat_ms) is not None:
+                self._look_now = Promise()
+            if self._joined_as is None or self._joined_as.retiring != self._require_told().retiring:
+                return
+            sent_ms = runtime.elapsed_ms()
+            request = HeartbeatRequest(group_id=self._group, generation_id=self._generation, member_id=self._member_id)
+            try:
+                answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms / 3, lane=_MEMBER)
+                self._raise_for(cluster, answer.error_code)
+            except RetriableError as error:
+                cluster.forget_coordinator(self._coordinator)
+                self._trouble(error)
+                continue
+            except _Again:
+                return
+            self._heard(sent_ms)
+
+    def _heard(self, sent_ms: float) -> None:
+        self._heard_ms = sent_ms
+        self._last_trouble = None
+        if self._sparingly.over("trouble"):
+            log.info("placement: Kafka answers again")
+
+    async def _remove(self, cluster: Cluster, members: list[str], reason: str) -> None:
+        identity = LeaveGroupRequest.MemberIdentity
+        request = LeaveGroupRequest(
+            group_id=self._group, members=[identity(member_id=member, reason=reason) for member in members]
+        )
+
+        async def attempt() -> None:
+            answer = await cluster.send(request, self._coordinator, timeout_ms=_LEAVE_MS, lane=_ASIDE)
+            with contextlib.suppress(_Again):
+                self._raise_for(cluster, answer.error_code)
+
+        try:
+            await cluster.retrying(attempt, f"removal from {self._group!r}", _LEAVE_MS)
+        finally:
+            self._wake()  # it need not wait for the next heartbeat to hear of the new generation
+
+    def _raise_for(self, cluster: Cluster, code: int) -> None:
+        """Nothing for no error.
+
+        Raises:
+            _Again: it is to join again.
+            KafkaError: anything else; retriable or not by its class.
+        """
+        known = ErrorCode.of(code)
+        if known is ErrorCode.NONE:
+            return
+        if known is ErrorCode.UNKNOWN_MEMBER_ID:
+            self._member_id = ""
+        if known in (*_AGAIN, ErrorCode.UNKNOWN_MEMBER_ID):
+            raise _Again
+        if known in LOST_COORDINATOR:
+            cluster.forget_coordinator(self._coordinator)
+        raise self._advised(error_for(code, known.text))
+
+    def _advised(self, error: KafkaError) -> KafkaError:
+        """The same error with what to do about it, where that is known."""
+        advice = {
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "it is used by something else; give the coordinators another group",
+            ErrorCode.GROUP_AUTHORIZATION_FAILED: "this user needs the rights to describe and to read it",
+            ErrorCode.INVALID_SESSION_TIMEOUT: f"Kafka does not grant a session of {self._session_ms} ms "
+            "(group.min.session.timeout.ms, group.max.session.timeout.ms)",
+        }.get(error.code)
+        if advice is None:
+            return error
+        return error_for(error.code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
+
+    # Words.
+
+    def _has_place(self) -> bool:
+        return self.placement is not None and not self._refused
+
+    def _no_place(self, cluster: Cluster) -> KafkaError:
+        if self._refused:
+            return KafkaError(
+                f"{self._refused}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION
+            )
+        why = cluster.unreachable() or self._last_trouble or "the group did not come to a generation"
+        return TimedOutError(f"no place among the coordinators within {_OPEN_MS} ms: {why}")
+
+    def _require_told(self) -> Told:
+        if self._told is None:
+            raise RuntimeError("the door is not open")
+        return self._told
+
+    def _who(self) -> str:
+        return f"coordinator {self._require_told().candidate.id}"
+
+    def _wake(self) -> None:
+        self._look_now.resolve(None)
+        if self._client is not None:
+            self._client.wake()
+
+
+def _assignments(joined: JoinGroupResponse) -> dict[str, Given]:
+    told: dict[str, Told] = {}
+    for member in joined.members:
+        try:
+            told[member.member_id] = Told.from_bytes(bytes(member.metadata))
+        except CorruptDataError as error:
+            log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
+    return given(joined.generation_id, joined.member_id, told)
+
+
+def _taken(refused: str) -> KafkaError:
+    return KafkaError(f"{refused}; give this one another with --id", ErrorCode.DUPLICATE_BROKER_REGISTRATION)

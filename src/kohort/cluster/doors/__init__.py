@@ -1,1 +1,0 @@
-"""How coordinators find each other, and who has which shard."""

@@ -1,0 +1,595 @@
+"""Coordinators that find each other in ZooKeeper.
+
+Each candidate has an ephemeral node under `/brokers/ids`. Who makes the ephemeral `/consumers/coordinator`, which holds
+its id, is in office: it writes the map, guarded by the version of `/consumers/coordinator_epoch`, which its election
+raised, so that one that was deposed writes nothing any more. All read the map.
+
+One coroutine brings about what is to be there (`_settle`): it reads, with a watch on all that it reads, and changes
+what is not as it should be. Each watch, each new connection and each new session has it look again, from the start:
+nothing that was true of an earlier session is taken for granted.
+
+Source: spec 4.2 (elector, `handleNewSession`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kohort.cluster.coordination.placement import (
+    Candidate,
+    Placement,
+    from_bytes,
+    placed,
+    placement_fields,
+    read_placement,
+    to_bytes,
+)
+from kohort.cluster.zookeeper.nodes import (
+    COORDINATOR,
+    EPOCH,
+    FOREIGN,
+    IDS,
+    PLACEMENT,
+    TOPICS,
+    MirroredTopic,
+    Office,
+    Registration,
+    cut,
+    differences,
+)
+from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperSession
+from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
+
+# -- Topics of Kafka in ZooKeeper: written by who is in office, watched by all
+#
+# Source: spec 4.8.
+
+_READS = 500
+"""Sent at once: a cluster of 10,000 topics is read in 20 turns."""
+
+
+class TopicMirror:
+    """The mirror as one coordinator sees it; only what a watch told of is read again.
+
+    Attributes:
+        wanted: What it is to say; None: this one does not know.
+        on_change: Called when what it says has changed; None: nobody asks.
+    """
+
+    def __init__(self, session: ZooKeeperSession, look: Callable[[], None]) -> None:
+        """`look`: has `settle` called again."""
+        self.wanted: Mapping[str, MirroredTopic] | None = None
+        self.on_change: Callable[[], None] | None = None
+        self._session = session
+        self._look = look
+        self._connection = 0
+        self._seen: dict[str, bytes] = {}
+        self._names_due = True
+        self._due: set[str] = set()
+
+    async def settle(self, guard: Change | None) -> None:
+        """Reads what may have changed, and has it say what is wanted.
+
+        Args:
+            guard: What holds only while this one is in office; None: it is not.
+
+        Raises:
+            KafkaError: ZooKeeper is away, or refuses.
+        """
+        if self.on_change is None and (guard is None or self.wanted is None):
+            return
+        if self._connection != self._session.connections:  # the watches of the one before are gone
+            self._connection = self._session.connections
+            self._names_due = True
+            self._due.update(self._seen)
+        before = dict(self._seen)
+        await self._read_names()
+        while self._due:
+            await self._read_topics(sorted(self._due)[:_READS])
+        if before != self._seen and self.on_change is not None:
+            self.on_change()
+        if guard is not None and self.wanted is not None:
+            await self._write(guard, self.wanted)
+
+    def due(self, name: str | None) -> None:
+        """A watch tells of a topic, or of their names (None)."""
+        if name is None:
+            self._names_due = True
+        else:
+            self._due.add(name)
+        self._look()
+
+    async def _read_names(self) -> None:
+        if not self._names_due:
+            return
+        self._names_due = False
+        try:
+            names = set(await self._session.children(TOPICS, _Watch(self, None)))
+        except BaseException:
+            self._names_due = True
+            raise
+        for name in self._seen.keys() - names:
+            del self._seen[name]
+        self._due |= names - self._seen.keys()
+
+    async def _read_topics(self, names: list[str]) -> None:
+        self._due.difference_update(names)  # before they are read: a watch may tell of them meanwhile
+        try:
+            nodes = await asyncio.gather(
+                *(self._session.read(f"{TOPICS}/{name}", _Watch(self, name)) for name in names)
+            )
+        except BaseException:
+            self._due.update(names)
+            raise
+        for name, node in zip(names, nodes, strict=True):
+            if node is None:
+                self._seen.pop(name, None)
+            else:
+                self._seen[name] = node.data
+
+    async def _write(self, guard: Change, wanted: Mapping[str, MirroredTopic]) -> None:
+        for piece in cut(differences(self._seen, wanted)):
+            changes = [self._change(name, data) for name, data in piece]
+            if not await self._session.change(guard, *changes):
+                self._names_due = True
+                self._due.update(self._seen)
+                self._look()
+                return
+            for name, data in piece:
+                if data is None:
+                    self._seen.pop(name, None)
+                else:
+                    self._seen[name] = data
+
+    def _change(self, name: str, data: bytes | None) -> Change:
+        path = f"{TOPICS}/{name}"
+        if data is None:
+            return Change(path, delete=True)
+        return Change(path, data, -1 if name in self._seen else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Tells the mirror of a topic, or of their names."""
+
+    mirror: TopicMirror
+    name: str | None
+
+    def __call__(self) -> None:
+        self.mirror.due(self.name)
+
+
+log = logging.getLogger("kohort.cluster")
+SESSION_MS = 6_000
+_REACH_MS = 15_000
+_OPEN_MS = 30_000
+_LAST_WORD_MS = 1_000
+"""So long one that stops waits for answers: a few milliseconds are usual, and a session of 6 s would do the same."""
+_AGAIN_S = 0.5
+"""After a failure that no watch tells the end of."""
+_TRIES = 10
+"""Each time a node changed between reading and changing it; after so many the rest waits for the next look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Who may write of what.
+
+    Attributes:
+        changes: checks that fail once another process is the one to write: each multi has them.
+        shards: those whose groups this process may write of.
+    """
+
+    changes: tuple[Change, ...]
+    shards: frozenset[int]
+
+
+class ZooKeeperDoor:
+    """See the module's text, and `Door`."""
+
+    def __init__(self, address: str, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
+        """Does nothing yet.
+
+        Args:
+            address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path.
+            session_ms: A candidate silent for so long has lost its place.
+            sole: It has all shards, and shares the path with nobody: the groups of a broker are in its data folder.
+
+        Raises:
+            InvalidInputError: no such address.
+        """
+        self.placement: Placement | None = None
+        self.in_office = False
+        self.session = ZooKeeperSession(address, session_ms, self._session_changed)
+        self._sole = sole
+        self._refused_by: Registration | None = None
+        self._session_ms = session_ms
+        self._mine: Registration | None = None
+        self._shards = 0
+        self._map: Placement | None = None
+        self._map_node: Node | None = None
+        self._epoch: Node | None = None
+        self._taken_by: Candidate | None = None
+        self._entered = False
+        self._told: tuple[Placement | None, bool] = (None, False)
+        self._trouble: KafkaError | None = None
+        self._on_change: Callable[[], None] = lambda: None
+        self._look = asyncio.Event()
+        self._looks = self._looked = 0
+        self._mirror = TopicMirror(self.session, self._look.set)
+        self._settled = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._deposing: set[asyncio.Task[None]] = set()
+
+    # Door.
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """See `Door`."""
+        self._on_change = on_change
+
+    async def open(self, me: Candidate, shards: int) -> None:
+        """See `Door`."""
+        self._mine, self._shards, self._entered = Registration(me, sole=self._sole), shards, False
+        self.placement = self._taken_by = self._trouble = self._refused_by = None
+        await self.session.open(_REACH_MS)
+        try:
+            await self._check_root()
+            for path in ("/consumers", EPOCH, IDS, TOPICS):
+                await self.session.make_path(path)
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+            self._look.set()
+            await self._wait(self._has_place, _OPEN_MS, self._session_ms + 2_000)
+        except BaseException:
+            await self.close()
+            raise
+
+    def suspect(self, candidate: Candidate) -> None:
+        """Deletes the nodes of that process, if it lives it makes them again."""
+        if self._keeper is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._depose(candidate))
+        self._deposing.add(task)
+        task.add_done_callback(self._deposing.discard)
+
+    async def retire(self) -> None:
+        """See `Door`."""
+        if self._mine is not None and self._keeper is not None and self.placement is not None:
+            number = self._mine.candidate.id
+            self._mine = Registration(self._mine.candidate, retiring=True, sole=self._sole)
+            self._look.set()
+            with contextlib.suppress(KafkaError):  # nobody is there to take them
+                await self._wait(lambda: self.placement is None or not self.placement.of(number), self._session_ms)
+        await self.close()
+
+    async def ask(self) -> None:
+        """See `Door`."""
+        wanted = self._looks + 1  # one that is under way may have read the map
+        self._look.set()
+        while self._looked < wanted:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def alive(self) -> None:
+        """See `Door`."""
+        self.session.alive()
+
+    async def close(self) -> None:
+        """See `Door`. Whom it has suspected is deposed first: nobody else may know of that."""
+        keeper, self._keeper, self.in_office = self._keeper, None, False
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        if self._deposing:
+            _, late = await asyncio.wait(self._deposing, timeout=_LAST_WORD_MS / 1000)
+            for task in late:
+                task.cancel()
+        await self.session.close()
+
+    # Topics.
+
+    def mirror_topics(self, topics: Mapping[str, MirroredTopic]) -> None:
+        """Has `/brokers/topics` say this, as long as this one is in office."""
+        self._mirror.wanted = dict(topics)
+        self._look.set()
+
+    def listen_topics(self, on_change: Callable[[], None]) -> None:
+        """Has `on_change` called on the loop when the mirror changed, whoever changed it."""
+        self._mirror.on_change = on_change
+        self._look.set()
+
+    # Groups.
+
+    @property
+    def connections(self) -> int:
+        """How many there were: each may find other nodes."""
+        return self.session.connections
+
+    def guard(self) -> Guard | None:
+        """What holds only as long as this process is the one to write of its shards; None: of none now."""
+        mine, stands = self._mine, self._map
+        if mine is None or stands is None or self._map_node is None or (self._sole and not self.in_office):
+            return None
+        named = stands.candidate(mine.candidate.id)
+        if named is None or named.incarnation != mine.candidate.incarnation:
+            return None
+        changes = [Change(PLACEMENT, version=self._map_node.version)]
+        if self.in_office and self._epoch is not None:
+            changes.append(Change(EPOCH, version=self._epoch.version))
+        return Guard(tuple(changes), stands.of(mine.candidate.id))
+
+    def look(self) -> None:
+        """Something was not as it is taken to be: read it again."""
+        self._look.set()
+
+    # What is to be there.
+
+    async def _keep(self) -> None:
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            if self.session.state is not SessionState.CONNECTED:
+                continue  # the next connection has it look again
+            try:
+                await self._settle()
+                self._trouble = None
+            except KafkaError as error:
+                self._failed(error)
+            except Exception as error:
+                log.exception("placement: a fault")
+                self._failed(KafkaError(f"a fault: {error!r}"))
+            self._tell()
+
+    def _failed(self, error: KafkaError) -> None:
+        if self._trouble is None or self._trouble.message != error.message:  # by text: logged once
+            log.warning("placement: not settled yet: %s", error)
+        self._trouble = error
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._look.set)
+
+    async def _settle(self) -> None:
+        session, mine = self.session.id, self._require_mine()
+        if session is None:
+            return
+        self._looks += 1
+        look = self._looks
+        before, self._taken_by = self._taken_by, await self._register(session, mine)
+        if self._taken_by is None:
+            self._entered = True
+            self.in_office = await self._elect(session, mine)
+        else:
+            if self._entered and before is None:
+                log.error("placement: this coordinator has no place any more: %s", _taken(self._taken_by))
+            self.in_office = False
+            await self._resign(session)
+        await self._read_map()
+        if self.in_office:
+            await self._place(mine)
+        self.placement, self._looked = self._map, look
+        self._tell()
+        guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
+        await self._mirror.settle(guard)
+
+    async def _register(self, session: int, mine: Registration) -> Candidate | None:
+        """Has this candidate's node be there, of this session and no earlier one.
+
+        Returns: who has the id, where it is another's.
+        """
+        path = f"{IDS}/{mine.candidate.id}"
+        for _ in range(_TRIES):
+            node = await self.session.read(path, self._look.set)
+            if node is None:
+                await self.session.change(Change(path, mine.to_bytes(), version=None, ephemeral=True))
+            elif is_of(node, session):
+                if node.data == mine.to_bytes():
+                    return None
+                await self.session.change(Change(path, mine.to_bytes(), node.version))
+            else:
+                holder = _read_registration(str(mine.candidate.id), node)
+                if holder is not None and self._is_other(holder.candidate, mine.candidate):
+                    return holder.candidate
+                await self.session.change(Change(path, version=node.version, delete=True))
+        raise KafkaError(f"{path} does not stay as it was made")
+
+    async def _elect(self, session: int, mine: Registration) -> bool:
+        """Whether this one is in office; it stands for it where nobody is, unless it is about to stop."""
+        for _ in range(_TRIES):
+            node = await self.session.read(COORDINATOR, self._look.set)
+            if node is None:
+                if mine.retiring:
+                    return False
+                await self._stand(session, mine.candidate.id)
+            elif is_of(node, session):
+                self._refused_by = None
+                self._epoch = await self.session.read(EPOCH)
+                if self._epoch is not None and Office.from_bytes(self._epoch.data).session == session:
+                    return True
+                if await self.session.read(COORDINATOR) == node:  # nobody else was elected meanwhile
+                    await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
+            elif node.data == str(mine.candidate.id).encode():  # an earlier session's, of this id, which is ours
+                await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
+            else:
+                before, self._refused_by = self._refused_by, await self._refusing(node, mine)
+                if self.placement is not None and self._refused_by not in (None, before):
+                    log.error("placement: no longer in office: %s", self._has_path(self._refused_by.candidate))
+                return False
+        raise KafkaError(f"{COORDINATOR} does not stay as it was made")
+
+    async def _refusing(self, office: Node, mine: Registration) -> Registration | None:
+        """Who is in office, if these two can't share the path; None: they can."""
+        number = office.data.decode(errors="replace")
+        node = await self.session.read(f"{IDS}/{number}")
+        holder = None if node is None else _read_registration(number, node)
+        return holder if holder is not None and (holder.sole or mine.sole) else None
+
+    async def _resign(self, session: int) -> None:
+        """One without a place makes no map."""
+        node = await self.session.read(COORDINATOR)
+        if node is not None and is_of(node, session):
+            await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
+
+    async def _stand(self, session: int, number: int) -> None:
+        epoch = await self.session.read(EPOCH)
+        if epoch is None:
+            await self.session.make_path(EPOCH)
+            return
+        office = Office(Office.from_bytes(epoch.data).epoch + 1, number, session)
+        if await self.session.change(
+            Change(EPOCH, office.to_bytes(), epoch.version),
+            Change(COORDINATOR, str(number).encode(), version=None, ephemeral=True),
+        ):
+            log.info("placement: in office, epoch %d", office.epoch)
+
+    async def _read_map(self) -> None:
+        self._map_node = await self.session.read(PLACEMENT, self._look.set)
+        self._map = None
+        if self._map_node is not None:
+            try:
+                self._map = read_placement(from_bytes(self._map_node.data))
+            except CorruptDataError as error:
+                log.warning("placement: %s can't be read and is made anew: %s", PLACEMENT, error)
+
+    async def _place(self, mine: Registration) -> None:
+        """Writes the map that fits who is there."""
+        after = placed(self._map, await self._alive(), mine.candidate.id, self._shards)
+        if after is self._map or self._epoch is None:
+            return
+        data = to_bytes(placement_fields(after))
+        version = None if self._map_node is None else self._map_node.version
+        if await self.session.change(Change(EPOCH, version=self._epoch.version), Change(PLACEMENT, data, version)):
+            await self._read_map()
+        else:
+            self._look.set()  # another was elected, or wrote
+
+    async def _alive(self) -> list[Candidate]:
+        mine = self._require_mine()
+        if self._sole:
+            return [] if mine.retiring else [mine.candidate]
+        names = [name for name in await self.session.children(IDS, self._look.set) if name.isdecimal()]
+        nodes = await asyncio.gather(*(self.session.read(f"{IDS}/{name}", self._look.set) for name in names))
+        found = []
+        for name, node in zip(names, nodes, strict=True):
+            registration = None if node is None else _read_registration(name, node)
+            if registration is not None and not registration.retiring:
+                found.append(registration.candidate)
+        return found
+
+    async def _depose(self, candidate: Candidate) -> None:
+        try:
+            await self._delete_nodes(candidate)
+        except KafkaError as error:
+            log.warning("placement: a suspicion could not be told: %s", error)
+
+    async def _delete_nodes(self, candidate: Candidate) -> None:
+        path = f"{IDS}/{candidate.id}"
+        node = await self.session.read(path)
+        registration = None if node is None else _read_registration(str(candidate.id), node)
+        if node is None or registration is None or registration.candidate.incarnation != candidate.incarnation:
+            return
+        changes = [Change(path, version=node.version, delete=True)]
+        office = await self.session.read(COORDINATOR)
+        if office is not None and is_of(office, node.owner):
+            changes.append(Change(COORDINATOR, version=office.version, delete=True))
+        if await self.session.change(*changes):
+            log.info("placement: the coordinator %d at %s is taken for ended", candidate.id, candidate.address)
+
+    # Round about.
+
+    def _is_other(self, holder: Candidate, me: Candidate) -> bool:
+        """Whether a node is another process's that may live.
+
+        An address belongs to one process at a time: who was at ours before we came has ended, who comes there later
+        takes us for ended.
+        """
+        return holder.incarnation != me.incarnation and (self._entered or holder.address != me.address)
+
+    def _has_place(self) -> bool:
+        is_in = self._taken_by is None and self._refused_by is None
+        return self.placement is not None and is_in and (self.in_office or not self._sole)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            log.warning("placement: the session with ZooKeeper is over, a new one is begun")
+            self.in_office = False
+            self._tell()
+        elif state is SessionState.SUSPENDED:
+            log.warning("placement: no connection to ZooKeeper; the map that stands is gone by")
+        else:
+            self._look.set()
+
+    def _tell(self) -> None:
+        now = (self.placement, self.in_office)
+        if now != self._told:
+            self._told = now
+            self._on_change()
+        self._settled.set()
+
+    async def _wait(self, ready: Callable[[], bool], timeout_ms: float, taken_ms: float | None = None) -> None:
+        """Until it is ready, counting as a turn of the loop.
+
+        Raises:
+            TimedOutError: not within the time.
+            KafkaError: the id was another's for `taken_ms`; ZooKeeper refuses.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not ready():
+            self.session.alive()
+            passed_ms = (loop.time() - began) * 1000
+            if taken_ms is not None and passed_ms > taken_ms:
+                self._check_alone()
+            if self._taken_by is not None and taken_ms is not None and passed_ms > taken_ms:
+                text = f"{_taken(self._taken_by)}; give this one another with --id"
+                raise KafkaError(text, ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+            if isinstance(self._trouble, NotAuthorizedError):
+                raise self._trouble
+            if passed_ms > timeout_ms:
+                why = self._trouble or "nobody wrote the map"
+                raise TimedOutError(f"no place among the coordinators within {timeout_ms:.0f} ms: {why}")
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), 0.2)
+
+    def _check_alone(self) -> None:
+        """Raises KafkaError where another process has the path to itself, or this one can't have it."""
+        holder = None if self._refused_by is None else self._refused_by.candidate
+        if self._sole and holder is None:
+            holder = self._taken_by
+        if holder is not None:
+            raise KafkaError(self._has_path(holder), ErrorCode.DUPLICATE_BROKER_REGISTRATION)
+
+    def _has_path(self, holder: Candidate) -> str:
+        text = f"ZooKeeper at {self.session.address}: {holder.id} at {holder.address} has this path"
+        return f"{text}; a broker keeps its data for itself and shares no path; name another one, as HOST:PORT/other"
+
+    async def _check_root(self) -> None:
+        """Raises KafkaError where the nodes of a Kafka of the ZooKeeper age are."""
+        for path in FOREIGN:
+            if await self.session.read(path) is not None:
+                text = f"ZooKeeper at {self.session.address}: {path} is there, so a Kafka keeps its topics here"
+                advice = "they would be written over; name a path of the coordinators' own, as HOST:PORT/kohort"
+                raise KafkaError(f"{text}; {advice}", ErrorCode.INVALID_CONFIG)
+
+    def _require_mine(self) -> Registration:
+        if self._mine is None:
+            raise RuntimeError("the door is not open")
+        return self._mine
+
+
+def is_of(node: Node, session: int) -> bool:
+    """Whether a node is of this session; what it holds says nothing, an earlier session's holds the same."""
+    return node.owner == session
+
+
+def _taken(holder: Candidate) -> str:
+    return f"the id {holder.id} is taken by the coordinator at {holder.address}"
+
+
+def _read_registration(name: str, node: Node) -> Registration | None:
+    try:
+        return Registration.from_bytes(name, node.data)
+    except CorruptDataError as error:
+        log.warning("placement: the node of broker %s is no coordinator's: %s", name, error)
+        return None

@@ -1,1 +1,0 @@
-"""Who is alive, and how a member may be heard: deadlines, lost connections, held heartbeats."""

@@ -1,0 +1,113 @@
+"""Requests on their way to a group of any protocol, or of none: what makes a group, or makes it change its protocol.
+
+JoinGroup and ConsumerGroupHeartbeat make groups. An empty group is whatever joins it. What stays with the group's
+protocol is in its row.
+"""
+
+from __future__ import annotations
+
+from kohort.errors import ErrorCode
+from kohort.groups import imports
+from kohort.groups.classic import requests
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.consumer import heartbeat as consumer
+from kohort.groups.consumer.members import Refusal, refuse
+from kohort.groups.effects import (
+    GroupState,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    SyncGroupReply,
+)
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kohort.groups.group import Group
+from kohort.groups.migration import conversion
+from kohort.groups.step import Context
+
+
+def join(context: Context, event: JoinGroup) -> None:
+    """To the group, which is made when there is none; an empty one of another protocol turns classic."""
+    group = context.find(event.group_id)
+    if group is None:
+        requests.join_first(context, event)
+        return
+    membership = group.membership
+    if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
+        context.protocol(group).join(context, membership, event)
+    else:
+        join_empty(context, group, event)
+
+
+def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
+    """To an empty group of another protocol, which turns classic if an empty classic group would take the member."""
+    error = requests.check_first(context, event)
+    if error is ErrorCode.NONE:
+        conversion.give_up(context, group)
+        join(context, event)
+    else:
+        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+
+
+def sync(context: Context, event: SyncGroup) -> None:
+    """To the group, if there is one."""
+    group = context.find(event.group_id)
+    if group is None or not event.group_id:
+        context.reply(event.request, SyncGroupReply(missing(event.group_id)))
+    else:
+        context.protocol(group).sync(context, group.membership, event)
+
+
+def heartbeat(context: Context, event: Heartbeat) -> None:
+    """As `sync`."""
+    group = context.ledger.groups.get(event.group_id)
+    if group is None:
+        context.reply(event.request, HeartbeatReply(missing(event.group_id)))
+    else:
+        context.protocols[type(group.membership)].heartbeat(context, group.membership, event)
+
+
+def leave(context: Context, event: LeaveGroup) -> None:
+    """As `sync`."""
+    group = context.find(event.group_id)
+    if not event.group_id:
+        context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
+    elif group is None:
+        strangers = (LeftMember(one.member_id, one.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in event.members)
+        context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
+    else:
+        context.protocol(group).leave(context, group.membership, event)
+
+
+def missing(group_id: str) -> ErrorCode:
+    """Why nobody speaks for a group that is not there."""
+    return ErrorCode.UNKNOWN_MEMBER_ID if group_id else ErrorCode.INVALID_GROUP_ID
+
+
+def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
+    """To the group; who joins makes it, or makes a consumer group of it where that may be."""
+    refusal = consumer.check(context, event)
+    if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
+        verdict = imports.admit(context, event.group_id)
+        refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
+    if refusal is None and event.member_epoch == 0 and not conversion.make_consumer_group(context, event.group_id):
+        refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
+    group = context.ledger.groups.get(event.group_id)
+    if refusal is None and group is None:
+        what = "Group" if event.member_epoch < 0 else "Consumer group"
+        refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {event.group_id} not found.")
+    if refusal is not None:
+        refuse(context, event, refusal)
+    elif group is not None:
+        context.protocols[type(group.membership)].consumer_heartbeat(context, group.membership, event)
+
+
+def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
+    """A member speaks to a group that is classic now; a static one that another replaced must not fight for it."""
+    holder = classic.static_ids.get(event.instance_id)
+    if holder is not None and holder != event.member_id:
+        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
+        refuse(context, event, Refusal(ErrorCode.FENCED_INSTANCE_ID, text))
+    else:
+        text = f"Group {event.group_id} is not a consumer group."
+        refuse(context, event, Refusal(ErrorCode.GROUP_ID_NOT_FOUND, text))

@@ -1,0 +1,397 @@
+"""Committed offsets: who may commit, fetch and delete them, and what transactions hold back.
+
+Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (expire timestamps of old versions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, Final
+
+from kohort.errors import ErrorCode
+from kohort.groups import imports, sizes
+from kohort.groups.effects import (
+    FetchedOffset,
+    GroupState,
+    LookForTopics,
+    Meter,
+    OffsetCommitReply,
+    OffsetDeleteReply,
+    OffsetFetchReply,
+    TransactionEndedReply,
+)
+from kohort.groups.events import (
+    GroupImported,
+    OffsetCommit,
+    OffsetDelete,
+    OffsetFetch,
+    OffsetToCommit,
+    TopicsDeleted,
+    TransactionEnded,
+    TxnOffsetCommit,
+)
+from kohort.groups.group import Group, Partition
+from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
+from kohort.groups.step import Context
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+
+METADATA: Final = itemgetter(4)
+"""The metadata of an `OffsetToCommit`."""
+NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
+"""`OffsetCommitted._make` without its step of Python."""
+
+
+def commit(context: Context, event: OffsetCommit) -> None:
+    """Positions of a member, or of someone who assigns partitions to itself."""
+    group = context.ledger.groups.get(event.group_id)
+    error = ErrorCode.NONE
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
+        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    elif group is None:
+        error = make_group(context, event)
+        group = context.find(event.group_id)
+    if group is not None and error is ErrorCode.NONE:
+        protocol = context.protocols[type(group.membership)]
+        error = protocol.may_commit(context, group.membership, event)
+    if group is None or error is not ErrorCode.NONE:
+        context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+        return
+    protocol.committed(context, group.membership, event)
+    expire_ms = -1 if event.retention_ms < 0 else context.now.wall_ms + event.retention_ms
+    limit = context.config.offset_metadata_bytes_max
+    taken = event.offsets
+    refused = protocol.refused_offsets(context, group.membership, event)
+    if refused:
+        taken = tuple(offset for offset in taken if (offset.topic, offset.partition) not in refused)
+    if max(map(len, map(METADATA, taken)), default=0) > sizes.metadata_bound(limit):
+        taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
+    records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
+    context.ledger.take_commit(group, records)
+    context.out.records.extend(records)
+    context.count(Meter.OFFSET_COMMITS, len(records))
+    if len(records) == len(event.offsets):
+        errors = (ErrorCode.NONE,) * len(records)
+    else:
+        errors = tuple(
+            (refused or {}).get((offset.topic, offset.partition)) or fitting(offset.metadata, limit)
+            for offset in event.offsets
+        )
+    context.reply(event.request, OffsetCommitReply(errors))
+
+
+def fitting(metadata: str, limit: int) -> ErrorCode:
+    """Whether a position's metadata is taken."""
+    return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
+
+
+def offsets_committed(
+    group_id: str, offsets: Sequence[OffsetToCommit], wall_ms: int, expire_ms: int
+) -> list[OffsetCommitted]:
+    """The records of a commit, a column at a time: commits name hundreds of partitions."""
+    if not offsets:
+        return []
+    topics, partitions, positions, epochs, metadata, ids = zip(*offsets, strict=True)
+    times, nobody = (repeat(wall_ms), repeat(expire_ms)), (repeat(-1), repeat(-1))
+    columns = (repeat(group_id), topics, partitions, positions, epochs, metadata, *times, ids, *nobody)
+    return list(map(NEW_RECORD, zip(*columns, strict=False)))
+
+
+def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
+    """A commit without generation makes its group; any other is refused."""
+    if not sizes.fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if event.generation >= 0:
+        return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+    refused = imports.admit(context, event.group_id).error
+    if refused is not ErrorCode.NONE:
+        return refused
+    return ErrorCode.POLICY_VIOLATION if context.create(event.group_id) is None else ErrorCode.NONE
+
+
+def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
+    """Positions that count when the producer's transaction commits."""
+    group = context.find(event.group_id)
+    error = ErrorCode.NONE
+    if not sizes.commit_fits(context.config, event.group_id, event.offsets):
+        error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    elif group is None and not sizes.fits(event.group_id):
+        error = ErrorCode.INVALID_GROUP_ID
+    elif group is None and event.generation >= 0:
+        error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
+    elif group is None:
+        error = imports.admit(context, event.group_id).error
+        if error is ErrorCode.NONE and context.create(event.group_id) is None:
+            error = ErrorCode.POLICY_VIOLATION
+    else:
+        error = context.protocol(group).may_commit_in_transaction(context, group.membership, event)
+    if error is not ErrorCode.NONE:
+        context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
+        return
+    errors = tuple(commit_pending(context, event, offset) for offset in event.offsets)
+    context.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
+    context.reply(event.request, OffsetCommitReply(errors))
+
+
+def commit_pending(context: Context, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
+    """One position of a transaction."""
+    if not sizes.metadata_fits(offset.metadata, context.config.offset_metadata_bytes_max):
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    context.emit(
+        OffsetCommitted(
+            event.group_id,
+            offset.topic,
+            offset.partition,
+            offset.offset,
+            offset.leader_epoch,
+            offset.metadata,
+            context.now.wall_ms,
+            -1,
+            offset.topic_id,
+            event.producer_id,
+            event.producer_epoch,
+        )
+    )
+    return ErrorCode.NONE
+
+
+def end_transaction(context: Context, event: TransactionEnded) -> None:
+    """A transaction's end marker: its pending positions count now, or are gone."""
+    context.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
+    if event.request is not None:
+        context.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
+
+
+def fetch(context: Context, event: OffsetFetch) -> None:
+    """What is committed. A group or a partition without any is no error."""
+    group = context.find(event.group_id)
+    wanted: tuple[Partition, ...]
+    if group is None and (refused := imports.admit(context, event.group_id).error) is not ErrorCode.NONE:
+        context.reply(event.request, OffsetFetchReply(refused))
+        return
+    if group is None:
+        wanted = event.partitions or ()
+        found = tuple(FetchedOffset(topic, partition) for topic, partition in wanted)
+    elif (error := context.protocol(group).may_fetch(context, group.membership, event)) is not ErrorCode.NONE:
+        context.reply(event.request, OffsetFetchReply(error))
+        return
+    else:
+        wanted = tuple(group.offsets) if event.partitions is None else event.partitions
+        found = tuple(fetch_one(group, partition, event.require_stable) for partition in wanted)
+        if not context.image.sure:
+            found = tuple(held_back(context, offset) for offset in found)
+    context.reply(event.request, OffsetFetchReply(ErrorCode.NONE, found))
+
+
+def held_back(context: Context, found: FetchedOffset) -> FetchedOffset:
+    """A position, or UNSTABLE_OFFSET_COMMIT while it is looked for whether it is of an earlier topic of the name.
+
+    Clients ask again at this code, whatever they have asked for, and begin nowhere meanwhile.
+    """
+    topic = context.image.topics.get(found.topic)
+    if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
+        return found
+    return FetchedOffset(found.topic, found.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+
+
+def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
+    """One partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
+    topic, number = partition
+    if require_stable and group.pending and group.has_pending(partition):
+        return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    record = group.offsets.get((topic, number))
+    if record is None:
+        return FetchedOffset(topic, number)
+    return FetchedOffset(
+        topic, number, record.offset, record.leader_epoch, record.metadata, ErrorCode.NONE, record.topic_id
+    )
+
+
+def delete(context: Context, event: OffsetDelete) -> None:
+    """Delete positions of topics that no member is subscribed to. Source: spec 1.2, KIP-496."""
+    group = context.find(event.group_id)
+    if group is None:
+        context.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
+        return
+    if not group.membership.knows_topics():
+        context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
+        return
+    errors = tuple(delete_one(context, group, partition) for partition in event.partitions)
+    context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
+
+
+def delete_one(context: Context, group: Group, partition: TopicPartition) -> ErrorCode:
+    """Delete one partition's position, and what transactions hold of it; none is no error."""
+    if group.membership.is_subscribed(partition.topic):
+        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    key = (partition.topic, partition.partition)
+    if key in group.offsets or group.has_pending(key):
+        tombstone(context, group.group_id, key)
+        context.count(Meter.OFFSET_DELETIONS)
+    return ErrorCode.NONE
+
+
+def tombstone(context: Context, group_id: str, partition: Partition) -> None:
+    """Write that a partition has no position any more."""
+    context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
+
+
+def all_partitions(group: Group) -> list[Partition]:
+    """Every partition with a committed or a pending position, each once."""
+    found = dict.fromkeys(group.offsets)
+    for offsets in group.pending.values():
+        found.update(dict.fromkeys(offsets))
+    return list(found)
+
+
+def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
+    """The positions of deleted topics go with them. Source: scenario 14."""
+    topics = {} if context.image.sure else context.image.topics
+    ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
+    drop_positions(
+        context, lambda topic, topic_id: topic in ids and (topic_id == NO_TOPIC_ID or topic_id != ids[topic])
+    )
+
+
+def on_loaded(context: Context) -> None:
+    """The positions of topics that were deleted while no coordinator looked go too; without topics, none is known."""
+    topics = context.image.topics
+    if not context.image.sure:
+        look_for_missing(context)
+    elif topics:
+        drop_positions(context, lambda topic, topic_id: topic not in topics)
+
+
+def look_for_missing(context: Context) -> None:
+    """Have the topics looked for that are not there as positions name them: a list that lacks one deletes nothing."""
+    topics = context.image.topics
+    missing: dict[str, set[TopicId]] = {}
+    for group in context.ledger.groups.values():
+        for (name, _), record in group.offsets.items():
+            known = topics.get(name)
+            if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
+                missing.setdefault(name, set()).add(record.topic_id)
+    if missing:
+        context.out.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+
+
+def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
+    """Delete positions whose topics, by name and the id that they have of it, are gone."""
+    for group in list(context.ledger.groups.values()):
+        for partition in all_partitions(group):
+            record = group.offsets.get(partition)
+            if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
+                tombstone(context, group.group_id, partition)
+
+
+# -- The offsets of a group that an earlier coordinator has kept, as they come in. See `groups.imports`
+
+OFFSETS_MAX = 100_000
+"""Offsets of one group: they are one append."""
+
+
+def on_imported(context: Context, event: GroupImported) -> None:
+    """Take over what there is, unless this machine did not ask: it was loaded anew since."""
+    if context.imports.under_way.get(event.group_id) != event.ticket:
+        return
+    del context.imports.under_way[event.group_id]
+    if event.error is not ErrorCode.NONE or not event.offsets:
+        imports.refuse(context, event)
+    elif len(event.offsets) > OFFSETS_MAX:
+        text = f"its earlier coordinator has {len(event.offsets)} offsets of it, at most {OFFSETS_MAX} are imported"
+        imports.refuse(context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text))
+    else:
+        take_over(context, event)
+
+
+def take_over(context: Context, event: GroupImported) -> None:
+    """One append: that the group was imported, and its offsets."""
+    group = context.find(event.group_id) or context.create(event.group_id)
+    if group is None:
+        text = f"there are {context.config.groups_max} groups already"
+        imports.refuse(context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text))
+        return
+    context.imports.forget(event.group_id)
+    context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
+    offsets = tuple(named(context, offset) for offset in event.offsets)
+    records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
+    context.ledger.take_commit(group, records)
+    context.out.records.extend(records)
+    context.count(Meter.GROUP_IMPORTS)
+    context.tell(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
+
+
+def named(context: Context, offset: OffsetToCommit) -> OffsetToCommit:
+    """An offset with the id of its topic, as far as that is known."""
+    topic = context.image.topics.get(offset.topic)
+    return offset if topic is None or context.image.sure else offset._replace(topic_id=topic.id)
+
+
+# -- Expiration: positions that no member reads go after the retention, and groups that hold nothing go with them
+#
+# | group | which positions | their time starts |
+# |---|---|---|
+# | empty | all | when it became empty, or at a later commit |
+# | stable, protocol type "consumer", subscription readable | of topics not subscribed | at the commit |
+# | under KIP-848, with members | of topics not subscribed | at the commit |
+# | without protocol type (assign and commit) | all | at the commit |
+# | any other, also while a classic group rebalances | none | |
+#
+# A position with an expire timestamp of its own (OffsetCommit 2-4) goes by that. One that a transaction is about to
+# replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
+
+OFFSETS_A_STEP = 5_000
+"""How many positions one step looks at, so that no heartbeat waits long behind an expiration."""
+
+
+def schedule(context: Context) -> None:
+    """Look again after the configured interval."""
+    context.run(context.expiry, context.config.offsets_retention_check_ms)
+
+
+def on_deadline(context: Context) -> None:
+    """Look at some groups' positions; the rest follow in the next steps."""
+    if not context.expiring:
+        context.expiring = list(reversed(context.ledger.groups))
+    looked = 0
+    while context.expiring and looked < OFFSETS_A_STEP:
+        group = context.find(context.expiring.pop())
+        if group is not None:
+            looked += 1 + len(group.offsets)
+            expire_group(context, group)
+    if context.expiring:
+        context.run(context.expiry, 0)
+    else:
+        schedule(context)
+
+
+def expire_group(context: Context, group: Group) -> None:
+    """Remove a group's expired positions, and the group when it holds nothing and no one."""
+    membership = group.membership
+    if not membership.expires_offsets():
+        return
+    gone = [
+        partition
+        for partition, record in group.offsets.items()
+        if not membership.is_subscribed(partition[0])
+        and not (group.pending and group.has_pending(partition))
+        and is_expired(context, group, record)
+    ]
+    for partition in gone:
+        tombstone(context, group.group_id, partition)
+    context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
+    if gone:
+        context.tell(group.group_id, f"{len(gone)} offsets expired")
+    if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
+        context.remove(group)
+
+
+def is_expired(context: Context, group: Group, record: OffsetCommitted) -> bool:
+    """Whether a position's time is over."""
+    wall_ms = context.now.wall_ms
+    if record.expire_ms >= 0:
+        return wall_ms >= record.expire_ms
+    start_ms = max(record.commit_ms, group.membership.empty_since_ms())
+    return wall_ms - start_ms >= context.config.offsets_retention_ms

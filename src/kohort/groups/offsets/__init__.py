@@ -1,1 +1,0 @@
-"""Offsets: committed, fetched, deleted, expired. Source: spec 1."""

@@ -1,0 +1,1 @@
+"""Parts that several rooms share: authenticated frames, process identity, Java children, metrics over HTTP."""

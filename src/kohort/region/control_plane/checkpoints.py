@@ -1,0 +1,495 @@
+"""A cut: all members drain, save their state and contribute; what they give is merged and committed as a sequence.
+
+Source: spec 5.9, 5.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kohort.region.control_plane import membership, recovery, starts
+from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, Level, LookAt, Offsets
+from kohort.region.control_plane.state import Cutting, Phase, Plane, Registered, Why
+from kohort.region.messages import (
+    AskCheckpoint,
+    Checkpoint,
+    Completed,
+    Contributed,
+    Cut,
+    Drain,
+    Drained,
+    DrainFailed,
+    Holding,
+    Identify,
+    Identity,
+    Published,
+    PublishFailed,
+    Waiting,
+)
+from kohort.region.parts import Part, part_of
+from kohort.region.records import Contribution, Manifest, Position, Shown, Span, keys_by_place, reserved_by
+from kohort.region.states import RegionState
+
+KEPT = 2
+"""Complete sequences that are kept: the last, and the one before it for who has not heard of the last."""
+
+
+# -- when one begins
+
+
+def schedule(plane: Plane) -> None:
+    """The next one by time."""
+    if plane.config.checkpoint_every_ms is not None:
+        plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
+
+
+def look_at_time(plane: Plane) -> None:
+    """The time between two cuts is over."""
+    if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
+        del plane.due["checkpoint"]
+        want(plane)
+
+
+def asked(plane: Plane, event: Heard) -> None:
+    """A member has counted its records, a person asks, or a member holds partitions that the group wants back."""
+    assert isinstance(event.report, AskCheckpoint | Holding)
+    want(plane)
+
+
+def want(plane: Plane) -> None:
+    """Begin a cut as soon as that is possible; another one after the present."""
+    plane.wanted = True
+    begin_if_due(plane)
+
+
+def begin_if_due(plane: Plane) -> None:
+    """Begin the cut that is wanted, if everyone is there and reads."""
+    names = plane.cutters()
+    those = [plane.members[name] for name in names]
+    ready = all(
+        one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 and plane.is_whole(one) for one in those
+    )
+    if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
+        plane.wanted = False
+        plane.due.pop("checkpoint", None)
+        _begin(plane, names)
+
+
+def _begin(plane: Plane, names: tuple[str, ...]) -> None:
+    plane.attempts += 1
+    plane.figures.cut_began(plane.now_ms)
+    plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)  # one that begins again has no longer
+    plane.state = RegionState.DRAINING
+    plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
+    for name in names:
+        plane.members[name].phase = Phase.READING
+        plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
+
+
+def begin_again(plane: Plane, why: str) -> None:
+    """What was contributed is void, and nothing is lost: cut again. Members that are drained stay so."""
+    cutting = plane.cutting
+    if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
+        return
+    plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} begins again: {why}")
+    cutters = plane.cutters()
+    names = tuple(name for name in cutting.names if name in cutters)
+    if names:
+        _begin(plane, names)
+    else:
+        plane.cutting, plane.state = None, RegionState.RUNNING
+        plane.figures.cut_ended(plane.now_ms, complete=False)
+        plane.due.pop("cut", None)
+        schedule(plane)
+
+
+def look_for_late(plane: Plane) -> None:
+    """Who does not drain, contribute or say its generation in time has the region go back."""
+    cutting = plane.cutting
+    if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
+        return
+    waiting = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+    late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
+    late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
+    if waiting_is_not_late(plane, late):
+        plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+        return
+    recovery.fail(plane, Why.LATE, f"{', '.join(late)} did not take part in {cutting.cut} in time")
+
+
+def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
+    """Whether the cut goes on waiting: the sinks of all that are late are away, which no reset mends."""
+    return bool(late) and all(plane.members[name].waits_for for name in late if name in plane.members)
+
+
+# -- what members give
+
+
+def _of_this(plane: Plane, event: Heard, cut: Cut) -> Registered | None:
+    """Who speaks, if it speaks of the present cut and is of it."""
+    member, cutting = plane.member_on(event.connection), plane.cutting
+    if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
+        return None
+    return member
+
+
+def drained(plane: Plane, event: Heard) -> None:
+    """When all are, they save their state."""
+    report, cutting = event.report, plane.cutting
+    assert isinstance(report, Drained)
+    member = _of_this(plane, event, report.cut)
+    if member is None or cutting is None:
+        return
+    member.phase = Phase.DRAINED
+    if all(name in plane.members and plane.members[name].phase is Phase.DRAINED for name in cutting.names):
+        plane.state = RegionState.CHECKPOINTING
+        for name in cutting.names:
+            plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
+
+
+def drain_failed(plane: Plane, event: Heard) -> None:
+    """One partition's offset that can't be committed, or a state that can't be saved, fails the cut."""
+    report = event.report
+    assert isinstance(report, DrainFailed)
+    member = _of_this(plane, event, report.cut)
+    if member is not None:
+        recovery.ask(plane, Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
+
+
+def contributed(plane: Plane, event: Heard) -> None:
+    """When all have, it is committed."""
+    report, cutting = event.report, plane.cutting
+    assert isinstance(report, Contributed)
+    member = _of_this(plane, event, report.cut)
+    if member is None or cutting is None or member.phase is not Phase.DRAINED:
+        return
+    wrong = _wrong(plane, cutting, member, report.contribution)
+    if wrong:
+        recovery.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
+        return
+    member.phase = Phase.CONTRIBUTED
+    cutting.contributions[member.name] = replace(
+        report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
+    )
+    commit_if_whole(plane)
+
+
+def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contribution) -> str:
+    """What speaks against a contribution: gaps, repetitions, two owners, or another time than ours."""
+    meant = (given.member, given.term, given.epoch, given.sequence, given.group)
+    if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
+        return f"as of another time: {meant}"
+    if given.sink != member.sink or (given.keys and not given.sink):
+        return f"what it staged for {given.sink or 'no sink'!r}, and it writes to {member.sink or 'none'!r}"
+    if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
+        units = len(given.letter_keys)
+        return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
+    taken = {part_of(span) for other in cutting.contributions.values() for span in other.spans}
+    for span in given.spans:
+        part, start = part_of(span), plane.start_of(part_of(span))
+        if start is None or span.begin != start.offset:
+            known = "nothing" if start is None else start.offset
+            return f"{part} from {span.begin} on, where the region has come to {known}"
+        if span.end < span.begin:
+            return f"{part} from {span.begin} to {span.end}"
+        if part in taken:
+            return f"{part}, which another member contributed too"
+        if part not in member.handed:
+            return f"{part}, which it was not given to read"
+        taken.add(part)
+    if {part_of(span) for span in given.spans} != set(member.handed):
+        return "less than all that it was given to read"
+    return ""
+
+
+def let_go(plane: Plane, member: Registered, parts: Iterable[Part]) -> None:
+    """Partitions left its hands: what it contributed of them is void."""
+    cutting = plane.cutting
+    given = None if cutting is None else cutting.contributions.get(member.name)
+    if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
+        begin_again(plane, f"{member.name} let partitions go that it had contributed")
+
+
+# -- the commit point
+
+
+def commit_if_whole(plane: Plane) -> None:
+    """Commit, if all have contributed and what the sequence before staged is published."""
+    cutting = plane.cutting
+    if plane.state is not RegionState.CHECKPOINTING or cutting is None:
+        return
+    if set(cutting.contributions) != set(cutting.names):
+        return
+    if plane.owed:
+        plane.due.pop("cut", None)  # it is not the members who are late
+        for place in [one for one in sorted(plane.owed) if plane.publisher(one) is None]:
+            plane.tell(
+                Level.WARNING,
+                f"region {plane.region}: {cutting.cut} waits until sequence {plane.sequence} is published to {place}, "
+                "and no member that writes there is registered: start one",
+            )
+        return
+    ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}
+    stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
+    merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
+    before = set() if plane.empties else plane.places  # those are empty now
+    places = before | set(keys_by_place(cutting.contributions.values()))
+    cutting.manifest = Manifest(
+        plane.region,
+        plane.region_id,
+        cutting.cut.sequence,
+        plane.term,
+        plane.floor,
+        plane.now_ms,
+        cutting.names,
+        stay,
+        merged,
+        places=tuple(sorted(places)),
+        away={name: sequence for name, sequence in plane.waiting.items() if name not in cutting.names},
+    )
+    plane.state = RegionState.COMMITTING
+    _commit(plane, cutting)
+
+
+def _end_of(span: Span) -> Position:
+    return Position(span.group, span.topic, span.topic_id, span.partition, span.end, span.leader_epoch)
+
+
+def _commit(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    plane.due.pop("cut", None)  # it takes as long as it takes: what is out may stand
+    given = tuple(cutting.contributions[name] for name in cutting.names)
+    offsets = tuple(
+        Offsets(
+            one.member,
+            one.group,
+            Identity(one.member_id, one.generation, one.instance_id),
+            tuple(map(_end_of, one.spans)),
+        )
+        for one in given
+        if one.spans
+    )
+    plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
+
+
+def commit_ended(plane: Plane, event: CommitEnded) -> None:
+    """The outcome is known: the sequence is complete, or nothing of it is there."""
+    cutting = plane.cutting
+    if cutting is None or cutting.cut != event.cut:
+        return
+    if not event.refused:
+        _complete(plane, cutting)
+        return
+    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(event.refused.items()))
+    if plane.pending is not None or event.gone or not set(event.refused) <= set(plane.members):
+        recovery.fail(plane, Why.COMMIT, f"the offsets of {cutting.cut} were refused: {reasons}")
+        return
+    plane.tell(Level.INFO, f"region {plane.region}: the offsets of {cutting.cut} were refused: {reasons}")
+    cutting.unidentified = frozenset(event.refused)
+    plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+    for name in event.refused:
+        member, given = plane.members[name], cutting.contributions[name]
+        if member.identity != Identity(given.member_id, given.generation, given.instance_id):
+            identified(plane, member)  # it has told its new generation meanwhile
+        else:
+            plane.say(member, Identify(plane.term, cutting.cut))
+
+
+def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
+    """It was out when the region stopped: where it goes on depends on the outcome."""
+    cutting = plane.cutting
+    if cutting is None or cutting.cut != event.cut:
+        return
+    plane.cutting = None
+    if not event.refused:
+        _stands(plane, cutting)
+    recovery.go_on_if_settled(plane)
+
+
+def identified(plane: Plane, member: Registered) -> None:
+    """Who was refused has said its generation: commit under it, if it still holds all that it contributed."""
+    cutting = plane.cutting
+    if cutting is None or member.name not in cutting.unidentified:
+        return
+    given = cutting.contributions[member.name]
+    if not {part_of(span) for span in given.spans} <= set(member.handed):
+        cutting.unidentified = frozenset()
+        plane.state = RegionState.CHECKPOINTING
+        begin_again(plane, f"{member.name} does not hold any more what it contributed")
+        return
+    who = member.identity
+    cutting.contributions[member.name] = replace(
+        given, member_id=who.member_id, generation=who.generation, instance_id=who.instance_id
+    )
+    cutting.unidentified -= {member.name}
+    if not cutting.unidentified:
+        _commit(plane, cutting)
+
+
+def _stands(plane: Plane, cutting: Cutting) -> None:
+    """The topic has it."""
+    assert cutting.manifest is not None
+    plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
+    plane.positions = {part_of(position): position for position in cutting.manifest.positions}
+    given, away = cutting.contributions, cutting.manifest.away
+    plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
+    plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
+    plane.contributors = {name: one.epoch for name, one in given.items()}
+    for name in given.keys() & plane.members.keys():
+        plane.members[name].dead_letters += given[name].dead_letters
+    kept = {name: one for name, one in plane.reserved.items() if name in away}
+    plane.reserved = kept | reserved_by(given.values())
+    plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
+    plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
+
+
+def _complete(plane: Plane, cutting: Cutting) -> None:
+    assert cutting.manifest is not None
+    _stands(plane, cutting)
+    plane.due.pop("cut", None)
+    plane.figures.cut_ended(plane.now_ms, complete=True)
+    _tell(plane, cutting)
+    plane.state = RegionState.RUNNING
+    for member in list(plane.members.values()):
+        member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
+        for part in member.handed:
+            member.handed[part] = plane.positions[part].offset
+        counts = plane.counts(member.name, member.epoch)
+        plane.say(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
+    _let_leave(plane, [name for name in cutting.names if name not in cutting.manifest.stay])
+    plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
+    _look_for_lone(plane)
+    membership.offer_publish(plane)
+    if plane.pending is not None:
+        recovery.begin_pending(plane)
+        return
+    schedule(plane)
+    starts.serve(plane)
+    begin_if_due(plane)
+
+
+def _tell(plane: Plane, cutting: Cutting) -> None:
+    """One line for each sequence; one in which nobody read anything is no news."""
+    records = sum(span.end - span.begin for one in cutting.contributions.values() for span in one.spans)
+    names, took_ms = len(cutting.names), plane.figures.sequence_ms
+    plane.tell(
+        Level.INFO if records else Level.DEBUG,
+        f"region {plane.region}: sequence {plane.sequence} is complete: {records} records, members: {names}, "
+        f"{took_ms} ms",
+    )
+
+
+def _let_leave(plane: Plane, names: Iterable[str]) -> None:
+    """Who wanted to leave with the sequence goes; who alone can publish it, when it has, and its siblings with it."""
+    going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
+    here = [one for one in plane.members.values() if one.lost_ms is None]
+    stay = {place for member in here if member not in going for place in member.places}
+    able = [member for member in reversed(going) if member in here]
+    last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
+    for member in going:
+        if any(last.get(place) is sibling for sibling in plane.siblings(member) for place in sibling.places):
+            member.left = True
+            member.handed.clear()
+        else:
+            membership.let_leave(plane, member)
+
+
+# -- after it
+
+
+def published(plane: Plane, event: Heard) -> None:
+    """A place shows what the last sequence staged for it, by whomever: the topic is to have that."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, Published)
+    place = "" if member is None else report.place or member.sink
+    if member is None or place not in member.places or place not in plane.owed:
+        return
+    if report.sequence != plane.number_in(place):
+        return
+    shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
+
+    def saved() -> None:
+        plane.shown[shown.place] = shown
+        if shown.empty:
+            plane.emptied.add(shown.place)
+        if shown.sequence == plane.number_in(shown.place):
+            _paid(plane, shown.place)
+
+    plane.save([shown], saved)
+
+
+def _paid(plane: Plane, place: str) -> None:
+    """Who stayed to publish goes, and the next sequence may be committed."""
+    plane.paid(place)
+    left = [member for member in plane.members.values() if member.left]
+    staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
+    for member in [member for member in left if (member.of or member.name) not in staying]:
+        membership.let_leave(plane, member)
+    membership.go_on(plane)
+    commit_if_whole(plane)
+
+
+def publish_failed(plane: Plane, event: Heard) -> None:
+    """It is tried again without end; the next sequence waits for it."""
+    report = event.report
+    assert isinstance(report, PublishFailed)
+    member = plane.member_on(event.connection)
+    if member is not None:
+        plane.unshown[report.place or member.sink] = report.cause
+    plane.tell(Level.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}")
+
+
+def waiting(plane: Plane, event: Heard) -> None:
+    """A checkpoint is held open while a member's sink does not take what was submitted."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, Waiting)
+    if member is None:
+        _waits_to_register(plane, event.connection, report)
+        return
+    before, member.waits_for = member.waits_for, report.cause
+    if report.cause and not before:
+        places = " or ".join(member.places)
+        text = f"region {plane.region}: waits for {places}, where {member.name} can't stage: {report.cause}"
+        plane.tell(Level.WARNING, text)
+    elif before and not report.cause:
+        plane.tell(Level.INFO, f"region {plane.region}: what {member.name} stages is taken again")
+        if "cut" in plane.due:
+            plane.due["cut"] = plane.now_ms + plane.config.drain_ms
+
+
+def _waits_to_register(plane: Plane, connection: int, report: Waiting) -> None:
+    """A member is connected, and its sink does not answer: it registers when that does."""
+    if report.member and connection not in plane.waiting_to_register:
+        text = f"region {plane.region}: waits for {report.sink}, before {report.member} can register: {report.cause}"
+        plane.tell(Level.WARNING, text)
+    if report.member:
+        plane.waiting_to_register[connection] = report
+
+
+def _look_for_lone(plane: Plane) -> None:
+    """What no member holds for long may be read by someone who is not of the region."""
+    held = {part for member in plane.members.values() for part in member.handed}
+    wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
+    coming = {part for _, part in wanted}
+    plane.lone = {
+        part: plane.lone.get(part, 0) + 1 for part in plane.all_positions() if part not in held and part not in coming
+    }
+    long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
+    for group in sorted({part.group for part in long}):
+        plane.effects.append(LookAt(group, tuple(part for part in long if part.group == group)))
+
+
+def group_seen(plane: Plane, event: GroupSeen) -> None:
+    """Someone who is not of the region reads along: what it reads is missing here, so the region stops."""
+    if not event.outsiders:
+        return
+    names = "; ".join(
+        f"{one.client_id} at {one.host} holds {', '.join(map(str, one.parts))}" for one in event.outsiders
+    )
+    recovery.stop(
+        plane,
+        f"group {event.group!r} has members that are not of the region: {names}",
+        "",
+        f"end them, or give them a group of their own, then {recovery.how_to_resume(plane)}",
+    )

@@ -1,0 +1,227 @@
+"""A reset: all members go back to the last complete sequence, or to the initial state.
+
+Source: spec 5.7, "Reset processing".
+"""
+
+from __future__ import annotations
+
+from kohort.region.control_plane import checkpoints, membership, starts
+from kohort.region.control_plane.events import Heard, Level, Resumed
+from kohort.region.control_plane.state import Pending, Phase, Plane, Why
+from kohort.region.messages import AskReset, CantGoOn, Stop, WasReset
+from kohort.region.records import Epoch, Fact, Manifest, Stopped
+from kohort.region.states import RegionState
+
+
+def _waits(plane: Plane) -> bool:
+    """Whether a reset waits: until it is known who is there, or how a commit that is out ends."""
+    if plane.state is RegionState.COMMITTING:
+        return is_out(plane)
+    return plane.state is RegionState.FORMING
+
+
+def is_out(plane: Plane) -> bool:
+    """Whether a commit is out; none is while one that was refused waits for a generation."""
+    cutting = plane.cutting
+    return cutting is not None and cutting.manifest is not None and not cutting.unidentified
+
+
+def asked(plane: Plane, event: Heard) -> None:
+    """A member, what is behind it, or a person wants all to go back."""
+    report = event.report
+    assert isinstance(report, AskReset)
+    member = plane.member_on(event.connection)
+    name = "" if member is None else member.name
+    why = Why.PARTITIONS if report.forced and member is not None else Why.ASKED
+    ask(plane, why, report.cause, name, forced=report.forced, initial=report.initial)
+
+
+def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = False, initial: bool = False) -> None:
+    """Begin a reset, or have it wait; during one, the next attempt begins at once."""
+    wanted = Pending(why, cause, member, forced, initial)
+    if plane.state is RegionState.STOPPED:
+        return
+    if _waits(plane):
+        before = plane.pending
+        if before is None or wanted.initial or not before.initial:
+            plane.pending = wanted
+        return
+    _begin(plane, wanted)
+
+
+def begin_pending(plane: Plane) -> None:
+    """What had to wait."""
+    wanted, plane.pending = plane.pending, None
+    if wanted is not None:
+        _begin(plane, wanted)
+
+
+def fail(plane: Plane, why: Why, cause: str) -> None:
+    """A cut has failed, its outcome is known: nothing of it is there."""
+    wanted, plane.pending = plane.pending, None
+    plane.cutting = None
+    _begin(plane, wanted or Pending(why, cause))
+
+
+def _begin(plane: Plane, wanted: Pending) -> None:
+    plane.consecutive = 0 if wanted.forced or wanted.initial else plane.consecutive + 1
+    if plane.consecutive >= plane.config.resets_most:
+        remedy = f"mend the cause, then {how_to_resume(plane)}"
+        stop(plane, f"{plane.consecutive} resets in a row; the last: {wanted.cause}", wanted.member, remedy)
+        return
+    plane.figures.resets[wanted.why] += 1
+    plane.figures.cut_ended(plane.now_ms, complete=False)
+    plane.tell(Level.WARNING, f"region {plane.region} goes back to sequence {plane.sequence}: {wanted.cause}")
+    plane.epoch += 1
+    plane.floor = epoch = plane.epoch
+    plane.cutting, plane.state, plane.wanted = None, RegionState.RESETTING, False
+    plane.asked.clear()
+    plane.due.pop("cut", None)
+    plane.due.pop("checkpoint", None)
+    plane.due["reset"] = plane.now_ms + plane.config.reset_ms
+    for member in plane.members.values():
+        member.handed.clear()
+        member.phase = Phase.GOING_BACK if member.epoch >= 0 else Phase.READING
+    facts: list[Fact] = [Epoch(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)]
+    initial = _to_initial(plane) if wanted.initial else None
+    if initial is not None:
+        facts.append(initial)
+        plane.emptying.append(initial)
+
+    def saved() -> None:
+        if initial is not None:
+            plane.emptying.remove(initial)
+            _is_initial(plane, initial)
+        if plane.epoch < epoch or plane.floor != epoch or plane.state is not RegionState.RESETTING:
+            return
+        for member in plane.members.values():
+            if member.epoch > epoch:
+                continue  # it has started since, and holds nothing
+            fresh, member.epoch = member.epoch < 0, epoch
+            plane.say(
+                member,
+                membership.welcome(plane, member, fresh=True) if fresh else membership.going_back(plane, member),
+            )
+        end_if_all_are_back(plane)
+
+    plane.save(facts, saved)
+
+
+def _to_initial(plane: Plane) -> Manifest:
+    """A sequence in which everything is where it was begun, and sinks are empty: all that the region ever wrote to."""
+    written = plane.places.union(*(member.places for member in plane.members.values()))
+    places = written if plane.sequence > 0 else set()
+    return Manifest(
+        plane.region,
+        plane.region_id,
+        plane.sequence + 1 + len(plane.emptying),  # two resets that are on their way are two sequences
+        plane.term,
+        plane.floor,
+        plane.now_ms,
+        (),
+        plane.names(),
+        tuple(position for _, position in sorted(plane.initial.items())),
+        empties=bool(places),
+        places=tuple(sorted(places)),
+    )
+
+
+def _is_initial(plane: Plane, manifest: Manifest) -> None:
+    """The topic has it: the sinks are emptied from now on, and not before."""
+    plane.sequence, plane.empties, plane.made_as = manifest.sequence, manifest.empties, 0
+    plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
+    plane.reserved = {}
+    plane.places = set(manifest.places)
+    plane.owe(dict.fromkeys(manifest.places, ()))
+    membership.offer_publish(plane)
+
+
+def was_reset(plane: Plane, event: Heard) -> None:
+    """A member is back: with all, or alone.  Of a reset that another has overtaken it tells nothing."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, WasReset)
+    if member is None or member.phase is not Phase.GOING_BACK or report.epoch != member.epoch:
+        return
+    if member.epoch < plane.floor:
+        return
+    member.phase = Phase.READING
+    if plane.state is RegionState.RESETTING:
+        end_if_all_are_back(plane)
+    else:
+        checkpoints.begin_if_due(plane)
+
+
+def end_if_all_are_back(plane: Plane) -> None:
+    """The region runs again, and not before the topic has the reset: also where nobody is left, who has read by it."""
+    if plane.saved_floor < plane.floor:
+        return
+    if any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+        return
+    plane.due.pop("reset", None)
+    plane.state = RegionState.RUNNING
+    checkpoints.schedule(plane)
+    starts.serve(plane)
+    checkpoints.begin_if_due(plane)
+
+
+def look_for_late(plane: Plane) -> None:
+    """Who does not go back in time has all begin again."""
+    if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
+        late = sorted(one.name for one in plane.members.values() if one.phase is Phase.GOING_BACK)
+        plane.due.pop("reset")
+        ask(plane, Why.LATE, f"{', '.join(late)} did not go back in time", late[0] if late else "")
+
+
+def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
+    """Nothing goes on without a person."""
+    plane.tell(Level.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
+    plane.cutting = plane.cutting if is_out(plane) else None
+    plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
+    plane.pending, plane.wanted = None, False
+    plane.waiting_to_register.clear()  # who waits says so again
+    plane.due.clear()
+
+    def saved() -> None:
+        plane.stopping = False
+        for each in list(plane.members.values()):
+            plane.say(each, Stop(plane.term, cause, remedy))
+            plane.drop(each)
+        go_on_if_settled(plane)
+
+    plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
+
+
+def how_to_resume(plane: Plane) -> str:
+    """The command that lets a stopped region go on."""
+    return f"`kohort region resume {plane.region} --execute`, and start its members"
+
+
+def cant_go_on(plane: Plane, event: Heard) -> None:
+    """A member has met what no reset mends."""
+    report, member = event.report, plane.member_on(event.connection)
+    assert isinstance(report, CantGoOn)
+    if member is not None:
+        stop(plane, f"{member.name}: {report.cause}", member.name, report.remedy)
+
+
+def refuse(plane: Plane, event: Heard) -> None:
+    """The region has stopped: who comes is told why."""
+    plane.say_to(event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {how_to_resume(plane)}"))
+    plane.close(event.connection)
+
+
+def resume(plane: Plane, event: Resumed) -> None:
+    """A person lets it go on: as after a takeover, and nobody is missed."""
+    del event
+    plane.resumes = True
+    go_on_if_settled(plane)
+
+
+def go_on_if_settled(plane: Plane) -> None:
+    """Not before it is known from which sequence, and those of before have been told to end."""
+    if not plane.resumes or plane.stopping or plane.cutting is not None:
+        return
+    plane.resumes, plane.stopped, plane.consecutive = False, "", 0
+    plane.save([Stopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
+    plane.state = RegionState.FORMING
+    plane.expected.clear()

@@ -1,0 +1,496 @@
+"""What a region's processes read from and write into its topic.
+
+`Home` is every application's: where the control plane is, whose a group is. `Pen` is the control plane's: a
+transactional producer, so that whoever was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from kohort.client.admin.admin import Admin
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
+from kohort.client.producer.batches import Delivery
+from kohort.client.producer.producer import Producer
+from kohort.client.settings import Servers
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.io.channel import Link
+from kohort.region.agreement import adopt
+from kohort.region.control_plane.events import Offsets, Outsider
+from kohort.region.control_plane.state import Known
+from kohort.region.leader_election import Address
+from kohort.region.parts import Part
+from kohort.region.record_codec import about_region, key_of, retired, value_of
+from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
+from kohort.region.region_topic import (
+    CLAIMS,
+    TOPIC,
+    Saved,
+    TopicReader,
+    claim_key,
+    first_claim,
+    is_of,
+    make_or_check,
+    partition_of,
+    saved_of,
+    transactional_id_of,
+)
+from kohort.region.server import FINAL, Book, OverError, Refusal, UnknownOutcomeError
+
+log = logging.getLogger("kohort.region")
+T = TypeVar("T")
+
+TRANSACTION_MS = 10_000
+"""An open transaction holds up readers of its partition: no longer than this, when its control plane sleeps in it."""
+KEPT = 2
+"""Complete sequences that are kept."""
+BEGIN_S = 30.0
+BEGIN_ATTEMPTS = 3
+"""A term whose outcome is not known is begun again at once: an open transaction would hold up all who look for one."""
+_OVER = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+_GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Home:
+    """One application's view of its region's topic. Any thread may call."""
+
+    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any]) -> None:
+        """Connects with the first call."""
+        self._region, self._servers, self._settings = region, servers, dict(settings)
+        self._lock = threading.Lock()
+        self._readers: dict[int, TopicReader] = {}
+        self._partitions = 0
+
+    def partitions(self) -> int:
+        """How many the topic has; it is made if it is not there."""
+        with self._lock:
+            if not self._partitions:
+                self._partitions = make_or_check(self._servers, self._settings)
+            return self._partitions
+
+    def follow(self, partition: int | None = None) -> list[Fact]:
+        """What stands in a partition; None: in the region's."""
+        partitions = self.partitions()
+        with self._lock:
+            number = partition_of(self._region, partitions) if partition is None else partition
+            reader = self._readers.get(number)
+            if reader is None:
+                reader = self._readers[number] = TopicReader(self._servers, self._settings, number)
+            return reader.follow()
+
+    def saved(self) -> Saved:
+        """What stands of the region now."""
+        return saved_of(self._region, self.follow())
+
+    def address(self) -> Address | None:
+        """Of the newest term; None: there was none yet."""
+        term = self.saved().term
+        return None if term is None else Address(term.term, term.host, term.port, term.token)
+
+    def region_id(self, reach: Callable[[], Link]) -> UUID:
+        """The region's id, when there is a control plane, which has made it.
+
+        Raises:
+            TimedOutError: none is reached.
+        """
+        until_s = time.monotonic() + BEGIN_S
+        while True:
+            try:
+                reach().close()
+                break
+            except FINAL:
+                raise
+            except (OSError, KafkaError) as error:
+                if time.monotonic() > until_s:
+                    raise TimedOutError(f"region {self._region} has no control plane: {error}") from error
+                time.sleep(0.1)
+        birth = self.saved().birth
+        if birth is None:
+            raise TimedOutError(f"region {self._region} has a control plane and no beginning")
+        return birth.region_id
+
+    # -- groups
+
+    def look_at_group(self, group: str) -> None:
+        """See that a group can be the region's, and claim nothing.
+
+        Raises:
+            InvalidInputError: it is another region's, or others read in it.
+        """
+        claimed = first_claim(group, self.follow(CLAIMS))
+        if claimed is not None:
+            self._refuse_claimed(claimed)
+        with Admin(self._servers, **self._settings) as admin:
+            try:
+                found = admin.describe_consumer_groups([group]).result(group)
+            except KafkaError as error:
+                if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    return
+                raise
+        others = [one for one in found.members if not is_of(self._region, one.client_id)]
+        if others:
+            who = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in others[:5])
+            raise InvalidInputError(
+                f"group {group!r} has members that are not of region {self._region!r}: {who}; "
+                "stop them, or give the region a group of its own"
+            )
+
+    def claim(self, group: str) -> None:
+        """Claim a group for the region.
+
+        Raises:
+            InvalidInputError: it is another region's.
+        """
+        self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim(group))
+
+    def _refuse_claimed(self, claimed: Claim) -> None:
+        if claimed.region != self._region:
+            raise InvalidInputError(
+                f"group {claimed.group!r} belongs to region {claimed.region!r} (claimed by {claimed.application}): "
+                f"use another group, or delete that region"
+            )
+
+    def _claim(self, group: str) -> Claim:
+        mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
+        self._put(key_of(mine), value_of(mine))
+        first = first_claim(group, self.follow(CLAIMS))
+        if first is not None and first.region != self._region:
+            self._put(claim_key(group, self._region), None)
+        return first or mine
+
+    def _put(self, key: bytes, value: bytes | None) -> None:
+        with Producer(self._servers, **self._settings) as producer:
+            producer.send(TOPIC, value, key, partition=CLAIMS).result()
+
+    def release_claims(self) -> None:
+        """Let all groups of the region go."""
+        for fact in self.follow(CLAIMS):
+            if isinstance(fact, Claim) and fact.region == self._region:
+                self._put(key_of(fact), None)
+
+    def adopt(self, place: str, was: str, shows: int) -> None:
+        """Go on from what a place shows: see `agreement`. Nobody serves the region.
+
+        Raises:
+            OverError: a control plane has begun meanwhile.
+        """
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            pen.adopt(place, was, shows)
+        finally:
+            pen.close()
+
+    def delete(self) -> None:
+        """Forget the region: its facts, and its claims of groups. What its sinks hold stays.
+
+        Raises:
+            OverError: a control plane has begun meanwhile.
+        """
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            pen.erase()
+        finally:
+            pen.close()
+        self.release_claims()
+
+    # -- the control plane
+
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+        """Begin a term: when this returns, no earlier control plane can write."""
+        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        try:
+            return pen, pen.begin(host, port, token)
+        except BaseException:
+            pen.close()
+            raise
+
+    def close(self) -> None:
+        """Let its connections go."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
+
+
+def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Saved, list[str]]]:
+    """Every region that the topic knows: what stands of it, and its groups."""
+    home = Home("", servers, settings)
+    try:
+        facts = [fact for partition in range(home.partitions()) for fact in home.follow(partition)]
+    finally:
+        home.close()
+    groups: dict[str, list[str]] = {}
+    for fact in facts:
+        if isinstance(fact, Claim):
+            first = first_claim(fact.group, facts)
+            if first is not None and first.region == fact.region:
+                groups.setdefault(fact.region, []).append(fact.group)
+    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)})
+    return {name: (saved_of(name, facts), sorted(groups.get(name, ()))) for name in names}
+
+
+class Pen:
+    """A control plane's: one thread uses it at a time, but for `outsiders` and `look`."""
+
+    def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+        self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
+        self._reader = self._new_reader()
+        self._admin: Admin | None = None
+        self._producer: Producer | None = None
+        self._term = 0
+        self._sent: list[Delivery] = []  # in the transaction that is open
+        self._members: dict[int, tuple[str, ...]] = {}
+        self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
+
+    def begin(self, host: str, port: int, token: bytes) -> Known:
+        """A new term.
+
+        Raises:
+            OverError: another has begun one meanwhile.
+            KafkaError: the topic can't be read or written, or whether it was written is not known: begin again, which
+                goes on from what stands.
+        """
+        for attempt in range(1, BEGIN_ATTEMPTS + 1):
+            try:
+                return self._begin(host, port, token)
+            except UnknownOutcomeError as error:
+                if attempt == BEGIN_ATTEMPTS:
+                    raise
+                log.info("region %s: whether term %s has begun: %s", self._region, self._term, error)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _begin(self, host: str, port: int, token: bytes) -> Known:
+        self._term = 0
+        saved = self._settled()
+        self._term = 1 if saved.term is None else saved.term.term + 1
+        facts: list[Fact] = []
+        if saved.birth is None:
+            saved.birth = Birth(self._region, uuid4(), _now_ms())
+            facts.append(saved.birth)
+        facts.append(Term(self._region, self._term, host, port, token, _now_ms()))
+        self._write(facts)
+        return saved.known(self._region, self._term)
+
+    def _settled(self) -> Saved:
+        """What stands, when nothing that was on its way can come any more."""
+        self._drop_producer()
+        producer = self._new_producer()
+        try:
+            producer.init_transactions()
+        except BaseException:
+            producer.close(timeout_ms=0)
+            raise
+        self._producer = producer
+        saved = self._followed()
+        self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
+        self._waiting = {
+            (name, sequence)
+            for sequence, given in saved.contributions.items()
+            if sequence not in saved.manifests
+            for name in given
+        }
+        return saved
+
+    def _new_reader(self) -> TopicReader:
+        """Make what reads the region's partition of the topic."""
+        return TopicReader(self._servers, self._settings, self._partition)
+
+    def _new_producer(self) -> Producer:
+        """Make the transactional producer, which is not initialised yet."""
+        own = {
+            "transactional_id": transactional_id_of(self._region),
+            "transaction_timeout_ms": TRANSACTION_MS,
+            "linger_ms": 0,
+        }
+        return Producer(self._servers, **{**self._settings, **own})
+
+    def _followed(self) -> Saved:
+        """What stands, if no later term has begun."""
+        saved = saved_of(self._region, self._reader.follow())
+        if self._term and saved.term is not None and saved.term.term != self._term:
+            raise OverError(f"term {saved.term.term} has begun")
+        return saved
+
+    def look(self) -> None:
+        """See `Book`."""
+        self._followed()
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close(timeout_ms=0)
+
+    # -- writing
+
+    def save(self, facts: Iterable[Fact]) -> None:
+        """Write facts, in one transaction."""
+        try:
+            self._write(facts)
+        except UnknownOutcomeError as error:
+            raise TimedOutError(str(error)) from error  # the same facts are written again, whether they stand or not
+
+    def _write(self, facts: Iterable[Fact]) -> None:
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        self._transact(lambda producer: self._send(producer, records))
+
+    def commit(
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+    ) -> dict[str, Refusal]:
+        """The commit point: see `Book`."""
+        records: list[tuple[bytes, bytes | None]] = [(key_of(one), value_of(one)) for one in contributions]
+        records.append((key_of(manifest), value_of(manifest)))
+        old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
+        away = set(manifest.away.items())
+        for sequence in old:
+            here = [name for name in self._members[sequence] if (name, sequence) not in away]
+            records += retired(self._region, sequence, here).items()
+        for name, sequence in self._waiting - away:
+            records += retired(self._region, sequence, [name]).items()
+        members = [(_metadata(one), _offsets(one.positions)) for one in offsets]
+        names = {one.identity.member_id: one.member for one in offsets}
+
+        def fill(producer: Producer) -> dict[str, Refusal]:
+            self._send(producer, records)
+            refused = producer.send_offsets_of_members(members) if members else {}
+            return {names[member_id]: Refusal(str(error), error.code in _GONE) for member_id, error in refused.items()}
+
+        refused = self._transact(fill, lambda told: not told)
+        if not refused:
+            for sequence in old:
+                del self._members[sequence]
+            self._waiting = {(name, sequence) for name, sequence in away if sequence not in self._members}
+            self._members[manifest.sequence] = manifest.members
+        return refused
+
+    def _send(self, producer: Producer, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        self._sent += [producer.send(TOPIC, value, key, partition=self._partition) for key, value in records]
+
+    def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
+        """One transaction: committed if `commits` of what `fill` gives, else aborted.
+
+        Raises:
+            OverError: another control plane has taken over.
+            UnknownOutcomeError: whether it was committed is not known.
+            KafkaError: it was not.
+        """
+        if self._producer is None:
+            self._settled()
+        producer = self._producer
+        assert producer is not None
+        try:
+            producer.begin_transaction()
+            self._sent.clear()
+            told = fill(producer)
+            if commits(told):
+                for delivery in self._sent:
+                    delivery.result()  # what fails up to here is known not to be committed
+                self._commit(producer)
+                return told
+        except (OverError, UnknownOutcomeError):
+            self._drop_producer()
+            raise
+        except KafkaError as error:
+            self._abort(producer)
+            raise _over(error) from error
+        self._abort(producer)
+        return told
+
+    @staticmethod
+    def _commit(producer: Producer) -> None:
+        """End the transaction, of which everything is written.
+
+        An error of any kind leaves the outcome unknown: INVALID_TXN_STATE, for one, is the answer to a request that is
+        sent again when the first answer was lost and the transaction has ended meanwhile, in either way.
+        """
+        try:
+            producer.commit_transaction()
+        except KafkaError as error:
+            fenced = _over(error)
+            if isinstance(fenced, OverError):
+                raise fenced from error
+            raise UnknownOutcomeError(f"whether a transaction was committed is not known: {error}") from error
+
+    def _abort(self, producer: Producer) -> None:
+        """Nothing of the transaction stands; where that is not heard, the next one settles it."""
+        try:
+            producer.abort_transaction()
+        except KafkaError as error:
+            log.debug("region %s: an abort was not heard: %s", self._region, error)
+            self._drop_producer()
+
+    def adopt(self, place: str, was: str, shows: int) -> None:
+        """Write the facts by which the region goes on from what a place shows."""
+        facts = adopt(self._settled().history(self._region), place, was, shows, _now_ms())
+        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        self._transact(lambda producer: self._send(producer, records))
+
+    def erase(self) -> None:
+        """Leave nothing of the region."""
+        self._settled()
+        keys = [key_of(fact) for fact in self._reader.follow() if about_region(key_of(fact)) == self._region]
+        self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))
+
+    def settle(self) -> int:
+        """After an answer was lost: the last sequence that is complete."""
+        try:
+            return self._settled().sequence
+        except OverError:
+            raise
+        except KafkaError as error:
+            raise _over(error) from error
+
+    # -- others
+
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+        """Who else holds these partitions: see `Book`."""
+        if self._admin is None:
+            self._admin = Admin(self._servers, **self._settings)
+        found = self._admin.describe_consumer_groups([group]).result(group)
+        if found.state.lower() != "stable":
+            return None
+        wanted = {TopicPartition(part.topic, part.partition): part for part in parts}
+        seen = []
+        for one in found.members:
+            held = tuple(wanted[part] for part in one.assignment or () if part in wanted)
+            if held and one.member_id not in members and not is_of(self._region, one.client_id):
+                seen.append(Outsider(group, one.client_id, one.host, held))
+        return tuple(seen)
+
+    def close(self) -> None:
+        """Let its connections go; an open transaction ends by its timeout."""
+        with contextlib.suppress(KafkaError):
+            self._drop_producer()
+        self._reader.close()
+        if self._admin is not None:
+            self._admin.close()
+
+
+def _over(error: KafkaError) -> KafkaError:
+    if isinstance(error, FencedError) or error.code in _OVER:
+        return OverError(f"another control plane has taken over, or a transaction took too long: {error}")
+    return error
+
+
+def _metadata(offsets: Offsets) -> GroupMetadata:
+    who = offsets.identity
+    return GroupMetadata(offsets.group, who.generation, who.member_id, who.instance_id)
+
+
+def _offsets(positions: Iterable[Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, "", one.leader_epoch)
+        for one in positions
+    }

@@ -1,0 +1,312 @@
+"""The topic `__kohort_regions`: made or checked, and read.
+
+Partition 0 has the claims of groups; what is said of one region lies in one of the others, by its name, so that readers
+of one region wait for no other's open transaction more often than must be. Source: spec 5.1, 5.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from kohort.client.admin.admin import Admin
+from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
+from kohort.client.consumer.consumer import Consumer
+from kohort.client.net.thread_driver import ThreadClient
+from kohort.client.settings import ConnectionConfig, Servers, client_config
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, TimedOutError
+from kohort.ids import TopicPartition
+from kohort.region.agreement import History
+from kohort.region.control_plane.state import Known
+from kohort.region.parts import Part, part_of
+from kohort.region.record_codec import fact_of, key_of
+from kohort.region.records import (
+    Began,
+    Birth,
+    Claim,
+    Contribution,
+    Epoch,
+    Fact,
+    Initial,
+    Manifest,
+    Position,
+    Shown,
+    Stopped,
+    Term,
+    keys_by_place,
+    reserved_by,
+)
+
+log = logging.getLogger("kohort.region")
+
+TOPIC = "__kohort_regions"
+PARTITIONS = 9
+CLAIMS = 0
+READ_S = 30.0
+"""How long reading to the end may take: an open transaction of another region ends after ten seconds."""
+
+
+def partition_of(region: str, partitions: int) -> int:
+    """Where a region's facts lie: by the CRC-32 (ISO-HDLC) of its name, so for ever."""
+    return 1 + zlib.crc32(region.encode()) % (partitions - 1)
+
+
+def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
+    """Have the topic there, compacted; gives how many partitions it has.
+
+    Raises:
+        InvalidInputError: it is there, and is not compacted, or has one partition; or groups are not where regions can
+            be.
+        NotAuthorizedError: no right to describe it, or to create it where it is not there.
+    """
+    _refuse_coordinators(servers, settings)
+    with Admin(servers, **settings) as admin:
+        found = _describe(admin)
+        if found is None:
+            try:
+                admin.create_topics([NewTopic(TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})]).all()
+            except NotAuthorizedError as error:
+                raise NotAuthorizedError(
+                    f"regions keep what they know in {TOPIC}, which is not there: {error}"
+                ) from error
+            except KafkaError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+            until_s = time.monotonic() + READ_S
+            while (found := _describe(admin)) is None and time.monotonic() < until_s:
+                time.sleep(0.05)
+        if found is None:
+            raise TimedOutError(f"{TOPIC} was created and is not seen")
+        resource = ConfigResource(ResourceType.TOPIC, TOPIC)
+        policy = admin.describe_configs([resource]).result(resource)["cleanup.policy"].value
+    if policy != "compact":
+        raise InvalidInputError(f"{TOPIC} has cleanup.policy={policy}: a region needs compact, and nothing else")
+    if found < 2:
+        raise InvalidInputError(f"{TOPIC} has one partition: claims need one, and regions at least another")
+    return found
+
+
+def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
+    """Say early that the commit point could not be had: groups' offsets within the transaction of the manifest."""
+    client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
+    try:
+        client.call(client.cluster.refresh_metadata())
+        apart = client.cluster.links.apart
+    finally:
+        client.close()
+    if apart:
+        raise InvalidInputError(
+            "a region can't be where kohort's coordinators keep the groups of a Kafka cluster: it commits its manifest "
+            "and its groups' offsets in one transaction, which they take no part in. Give bootstrap_servers of Kafka's "
+            "own brokers, for groups that no coordinator of kohort's serves"
+        )
+
+
+def _describe(admin: Admin) -> int | None:
+    try:
+        return len(admin.describe_topics([TOPIC]).result(TOPIC).partitions)
+    except KafkaError as error:
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return None
+        raise
+
+
+@dataclass(slots=True)
+class Saved:
+    """What the topic says of one region.
+
+    Attributes:
+        began: by group, the topics that its pattern found when it began.
+        manifests: by sequence; contributions by sequence and member.
+        shown: by place, up to which sequence it shows what was staged for it.
+    """
+
+    birth: Birth | None = None
+    term: Term | None = None
+    epoch: Epoch | None = None
+    stopped: Stopped | None = None
+    initial: dict[Part, Initial] = field(default_factory=dict)
+    began: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
+    shown: dict[str, Shown] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> int:
+        """The last that is complete; 0: none."""
+        return max(self.manifests, default=0)
+
+    def add(self, fact: Fact) -> None:
+        """Take a fact in, in the log's order."""
+        match fact:
+            case Birth():
+                self.birth = fact
+            case Term():
+                self.term = fact
+            case Epoch():
+                self.epoch = fact
+            case Stopped():
+                self.stopped = fact
+            case Initial():
+                self.initial[part_of(fact)] = fact
+            case Began():
+                self.began[fact.group] = fact.topics
+            case Manifest():
+                self.manifests[fact.sequence] = fact
+            case Contribution():
+                self.contributions.setdefault(fact.sequence, {})[fact.member] = fact
+            case Shown():
+                self.shown[fact.place] = fact
+            case Claim():
+                pass
+
+    def states(self) -> dict[str, bytes]:
+        """What members go on from: those of the last sequence, and those whose state waits for them."""
+        last = self.manifests.get(self.sequence)
+        if last is None:
+            return {}
+        at = {**last.away, **dict.fromkeys(last.members, last.sequence)}
+        given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
+        return {name: one.state for name, one in given.items() if one is not None}
+
+    def history(self, region: str) -> History:
+        """The facts that adopting a place is about."""
+        assert self.birth is not None
+        known = self.known(region, 0)
+        last = self.manifests.get(self.sequence)
+        if last is None:
+            began = tuple(
+                Position(at.group, at.topic, at.topic_id, at.partition, at.offset, at.leader_epoch)
+                for _, at in sorted(self.initial.items())
+            )
+            term = 0 if self.term is None else self.term.term
+            last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
+        given = self.contributions.get(self.sequence, {})
+        return History(last, tuple(given[name] for name in last.members if name in given), known.owed(), self.shown)
+
+    def known(self, region: str, term: int, region_id: UUID | None = None) -> Known:
+        """The facts that a control plane of this term begins with; `region_id`: of a region that is not born yet."""
+        if region_id is None:
+            assert self.birth is not None
+            region_id = self.birth.region_id
+        last = self.manifests.get(self.sequence)
+        given = self.contributions.get(self.sequence, {})
+        contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
+        away = {} if last is None else last.away
+        waiting = {one.member: self.sequence for one in contributions if one.keeps} | away
+        waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
+        return Known(
+            region,
+            region_id,
+            term,
+            epoch=0 if self.epoch is None else self.epoch.epoch,
+            floor=0 if self.epoch is None else self.epoch.floor,
+            sequence=self.sequence,
+            consecutive=0 if self.epoch is None else self.epoch.consecutive,
+            expected=frozenset(last.stay) if last is not None else frozenset(),
+            processes={one.member: one.process for one in contributions if one.process},
+            initial=tuple(self.initial.values()),
+            positions=last.positions if last is not None else (),
+            keys=keys_by_place(contributions),
+            places=() if last is None else last.places,
+            states=self.states(),
+            contributors={one.member: one.epoch for one in contributions},
+            waiting=waiting,
+            reserved=reserved_by(one for one in waited_for if one is not None),
+            empties=last is not None and last.empties,
+            made_as=0 if last is None else last.made_as,
+            stopped="" if self.stopped is None else self.stopped.cause,
+            shown=dict(self.shown),
+            began=dict(self.began),
+        )
+
+
+class TopicReader:
+    """Follows one partition of the topic. Any thread may call; they wait for each other."""
+
+    def __init__(self, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
+        self.partition = TopicPartition(TOPIC, partition)
+        self._lock = threading.Lock()
+        self._consumer = Consumer(
+            servers, **{**settings, "isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+        )
+        self._ends = Consumer(servers, **settings)
+        self._consumer.assign([self.partition])
+        self.facts: dict[bytes, tuple[int, Fact]] = {}
+
+    def follow(self) -> list[Fact]:
+        """All facts that stand, in the log's order, up to what is the end now.
+
+        Raises:
+            TimedOutError: a transaction stays open.
+            KafkaError: it can't be read.
+        """
+        with self._lock:
+            end = self._ends.end_offsets([self.partition])[self.partition]
+            until_s = time.monotonic() + READ_S
+            while self._consumer.position(self.partition) < end:
+                if time.monotonic() > until_s:
+                    raise TimedOutError(f"{self.partition} was not read to {end} in {READ_S:g} s")
+                for record in self._consumer.poll(200):
+                    self._take(record.offset, record.key, record.value)
+            return [fact for _, fact in sorted(self.facts.values(), key=lambda one: one[0])]
+
+    def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        if key is None:
+            log.warning("%s at %s: a record without a key is passed over", self.partition, offset)
+            return
+        if value is None:
+            self.facts.pop(key, None)
+            return
+        try:
+            fact = fact_of(key, value)
+        except CorruptDataError as error:
+            log.warning("%s at %s is passed over: %s", self.partition, offset, error)
+            return
+        before = self.facts.get(key)
+        where = before[0] if before is not None and isinstance(fact, Claim) else offset
+        self.facts[key] = where, fact
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._ends.close()
+
+
+def saved_of(region: str, facts: list[Fact]) -> Saved:
+    """What is said of one region: partitions have several."""
+    saved = Saved()
+    for fact in facts:
+        if not isinstance(fact, Claim) and fact.region == region:
+            saved.add(fact)
+    return saved
+
+
+def first_claim(group: str, facts: list[Fact]) -> Claim | None:
+    """Who has a group: the first of those that claimed it."""
+    return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
+
+
+def claim_key(group: str, region: str) -> bytes:
+    """Of a claim."""
+    return key_of(Claim(group, region, "", 0))
+
+
+def is_of(region: str, client_id: str) -> bool:
+    """Whether a client is a region's: also one that is dead, and that its group has not missed yet."""
+    return client_id.startswith(client_id_of(region, ""))
+
+
+def transactional_id_of(region: str) -> str:
+    """The fence of a region's control planes."""
+    return f"kohort-region-{region}"
+
+
+def client_id_of(region: str, member: str) -> str:
+    """The name under which a member of a region reads: no region's name has a `/`."""
+    return f"{region}/{member}"

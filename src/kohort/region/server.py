@@ -1,0 +1,436 @@
+"""A control plane as a process serves it: connections of members and people, one machine, one writer.
+
+A thread with a loop of its own steps the machine. What it wants written goes to the region's topic one after the other,
+on another thread, and its outcome comes back as an event. When another control plane has taken over, this one is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
+from kohort.io.channel import Frames, await_caller, frame
+from kohort.io.processes import ENDING_LOOKS_S, has_ended
+from kohort.region import messages as told
+from kohort.region.control_plane import events as happens
+from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
+from kohort.region.control_plane.machine import RegionMachine
+from kohort.region.control_plane.state import Known, RegionConfig, seen
+from kohort.region.message_codec import decode_said, encode
+from kohort.region.messages import RegionSeen
+from kohort.region.parts import Part
+from kohort.region.records import Contribution, Fact, Manifest
+
+log = logging.getLogger("kohort.region")
+T = TypeVar("T")
+Pauses: TypeAlias = Generator[float, None, T]
+
+CONNECTIONS_MAX = 1_000
+"""Members and people at once."""
+UNREAD_BYTES_MAX = 32 * 1024 * 1024
+"""Who leaves more than this unread is hung up on: twice the longest frame."""
+ALIVE_S = 1.0
+SILENCE_S = 5.0
+"""Each end says something every second; one that is silent for so long is taken for gone."""
+DESCRIBE_S = 5.0
+LOOK_S = 5.0
+"""Who has written nothing for so long looks whether another has taken over: nothing else would say so, and members that
+are connected here would wait for ever, as for a sequence whose publisher is connected there."""
+AGAIN_S = (0.1, 0.2, 0.5, 1.0)
+"""How long to wait before what failed is written again."""
+
+
+class OverError(KafkaError):
+    """Another control plane has taken over: this one may write nothing more."""
+
+
+FINAL = (NotAuthorizedError, InvalidInputError)
+"""Errors that a person has to mend: all others of the region's topic pass."""
+
+
+class UnknownOutcomeError(KafkaError):
+    """Whether a commit stands is not known: ask `settle`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a member's offsets were not taken.
+
+    Attributes:
+        gone: the coordinator does not know the member any more.
+    """
+
+    why: str
+    gone: bool = False
+
+
+class Book(Protocol):
+    """Where a control plane writes: the region's topic. All of it blocks; `OverError` when another has taken over."""
+
+    def save(self, facts: Iterable[Fact]) -> None:
+        """Write facts, in one transaction."""
+
+    def commit(
+        self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
+    ) -> dict[str, Refusal]:
+        """The commit point: all of it, in one transaction; or nothing, and by member why.
+
+        Raises:
+            UnknownOutcomeError: the answer was lost, or says nothing of what stands.
+        """
+
+    def settle(self) -> int:
+        """After an answer was lost: the last sequence that is complete."""
+
+    def look(self) -> None:
+        """Whether this is still the newest term, from any thread."""
+
+    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
+        """Who holds these partitions in a group and is not of the region; None: the group is not stable."""
+
+    def close(self) -> None:
+        """Let its connections go."""
+
+
+class Writer:
+    """Writes of a control plane, each repeated until it is known to stand.
+
+    Each method is a generator: it gives how many seconds to wait before it goes on, and returns what happened.
+    `OverError` ends it when another control plane has taken over.
+    """
+
+    def __init__(self, book: Book, region: str) -> None:
+        self._book, self._region = book, region
+
+    def save(self, effect: happens.Save) -> Pauses[Event]:
+        """Write facts."""
+        facts = [_stamped(fact) for fact in effect.facts]
+        yield from self._until_it_works("facts", lambda: self._book.save(facts))
+        return happens.Saved(effect.token)
+
+    def commit(self, effect: happens.Commit) -> Pauses[Event]:
+        """Write a sequence; after an answer that leaves the outcome open, go on from what stands."""
+        manifest = _stamped(effect.manifest)
+        unknown = 0
+        while True:
+            try:
+                refused = yield from self._until_it_works(
+                    "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
+                )
+            except UnknownOutcomeError as error:
+                log.warning("region %s: whether sequence %s stands: %s", self._region, manifest.sequence, error)
+                yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
+                unknown += 1
+                if (yield from self._until_it_works("the outcome", self._book.settle)) < manifest.sequence:
+                    continue
+                refused = {}
+            gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
+            return happens.CommitEnded(effect.cut, {name: one.why for name, one in refused.items()}, gone)
+
+    def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
+        """Write again until it works: while the region can't be written, nothing of it goes on."""
+        failures = 0
+        while True:
+            try:
+                return write()
+            except (OverError, UnknownOutcomeError):
+                raise
+            except KafkaError as error:
+                log.warning("region %s: %s could not be written, and will be again: %s", self._region, what, error)
+                if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
+                    raise OverError(f"{what} can't be written: {error}") from error
+            yield AGAIN_S[min(failures, len(AGAIN_S) - 1)]
+            failures += 1
+
+
+class ControlPlane:
+    """One term of a region's control plane. It ends by `close`, or when another has taken over.
+
+    Attributes:
+        over: set when it has ended, for whatever reason.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        known: Known,
+        config: RegionConfig,
+        listening: socket.socket,
+        token: bytes,
+        on_lost: Callable[[ControlPlane], None] = lambda _: None,
+    ) -> None:
+        """Takes over `listening`, a socket that is bound. Serves from `start` on.
+
+        Args:
+            book: The region's topic, written under this term.
+            known: The region's state when the term began.
+            config: The checkpoint interval and the deadlines.
+            listening: The socket that members connect to.
+            token: The shared secret that members prove.
+            on_lost: Called on the control plane's own thread when the term ends and `close` was not called.
+        """
+        self.term, self.region = known.term, known.region
+        self.over = threading.Event()
+        self._book, self._listening, self._token = book, listening, token
+        self._on_lost, self._closed = on_lost, False
+        self._machine = RegionMachine(known, config, _now_ms())
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._asks: dict[int, int] = {}
+        self._connections = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
+        self._writer = Writer(book, self.region)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event = asyncio.Event()
+        self._wrote_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._pool = ThreadPoolExecutor(2, f"kohort-region-{self.region}")
+        self._thread = threading.Thread(target=self._run, name=f"kohort-plane-{self.region}", daemon=True)
+
+    def start(self) -> None:
+        """Serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, as a process does that dies: members look for another control plane."""
+        self._closed = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._end.set)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._pool.shutdown(wait=False)
+
+    def describe(self) -> RegionSeen | None:
+        """The region as it is; None: this is over, or about to begin. From any thread but the loop's own."""
+        loop = self._loop
+        if loop is None or self.over.is_set():
+            return None
+
+        answer: Future[RegionSeen] = Future()
+        try:
+            loop.call_soon_threadsafe(lambda: answer.set_result(seen(self._machine.plane)))
+            return answer.result(DESCRIBE_S)
+        except (RuntimeError, TimeoutError):  # it has ended, or ends at this moment
+            return None
+
+    # -- the loop
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            log.exception("the control plane of region %s has failed", self.region)
+        finally:
+            self._book.close()
+            self.over.set()
+        if not self._closed:
+            self._on_lost(self)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self._accept, sock=self._listening)
+        log.info("control plane of region %s, term %s", self.region, self.term)
+        self._spawn(self._write())
+        self._spawn(self._keep_alive())
+        self._spawn(self._keep_looking())
+        for process in sorted(set(self._machine.plane.expected.values()) - {""}):
+            self._spawn(self._look_at_process(process))
+        self._plan_tick()
+        try:
+            await self._end.wait()
+        finally:
+            server.close()
+            for writer in self._writers.values():
+                writer.transport.abort()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, coro: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coro)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_ended)
+
+    def _spawned_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the control plane of region %s has failed", self.region, exc_info=task.exception())
+            self._end.set()
+
+    # -- connections
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= CONNECTIONS_MAX:
+            log.warning("region %s: %s connections are the most at once", self.region, CONNECTIONS_MAX)
+            writer.transport.abort()
+            return
+        self._connections += 1
+        connection = self._connections
+        try:
+            await await_caller(reader, writer, self._token)
+            self._writers[connection] = writer
+            await self._read(connection, reader)
+        except (OSError, ValueError, TimeoutError) as error:
+            log.debug("region %s: a connection ended: %s", self.region, error)
+        finally:
+            if self._writers.pop(connection, None) is not None and not self._end.is_set():
+                self._step(happens.Disconnected(connection))
+            writer.transport.abort() if self._end.is_set() else writer.close()
+
+    async def _read(self, connection: int, reader: asyncio.StreamReader) -> None:
+        frames = Frames()
+        while data := await asyncio.wait_for(reader.read(65_536), SILENCE_S):
+            for body in frames.feed(data):
+                self._heard(connection, decode_said(body))
+                if connection not in self._writers:
+                    return  # it was hung up on
+
+    def _heard(self, connection: int, said: told.Report | told.Ask) -> None:
+        match said:
+            case told.Alive():
+                pass
+            case told.Describe():
+                self._send(connection, seen(self._machine.plane))
+            case told.StopMember(name):
+                self._step(happens.StopMember(name))
+            case told.LetGoOn():
+                self._step(happens.Resumed())
+            case _:
+                self._step(happens.Heard(connection, said))
+
+    def _send(self, connection: int, message: told.Order | told.Told) -> None:
+        writer = self._writers.get(connection)
+        if writer is None:
+            return
+        writer.write(frame(encode(message)))
+        if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            log.warning("region %s: a member leaves %s bytes unread: hung up", self.region, UNREAD_BYTES_MAX)
+            writer.transport.abort()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            for connection in list(self._writers):
+                self._send(connection, told.Alive())
+
+    # -- the machine
+
+    def _step(self, event: Event) -> None:
+        before = self._machine.state
+        effects = self._machine.step(event, _now_ms())
+        if self._machine.state is not before:
+            log.debug("region %s: %s to %s", self.region, before.name, self._machine.state.name)
+        for effect in effects:
+            self._carry_out(effect)
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_ms = self._machine.due_ms()
+        if due_ms is not None:
+            wait_s = max(0, due_ms - _now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, happens.Tick())
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case happens.Say(connection, order):
+                self._send(connection, order)
+            case happens.Close(connection):
+                writer = self._writers.pop(connection, None)
+                if writer is not None:
+                    writer.close()
+            case happens.Save():
+                self._writing.put_nowait(self._writer.save(effect))
+            case happens.Commit():
+                self._writing.put_nowait(self._writer.commit(effect))
+            case happens.LookAt():
+                self._spawn(self._look(effect))
+            case happens.LookAtProcess(process):
+                self._spawn(self._look_at_process(process))
+            case happens.Told(level, text):
+                log.log(level, "%s", text)
+
+    # -- the topic
+
+    async def _keep_looking(self) -> None:
+        """End if another has taken over; a write would say so too."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if loop.time() - self._wrote_s < LOOK_S:
+                continue
+            try:
+                await loop.run_in_executor(self._pool, self._book.look)
+            except OverError as error:
+                self._is_over(error)
+                return
+            except KafkaError as error:
+                log.info("region %s: whether another has taken over is not known: %s", self.region, error)
+
+    def _is_over(self, error: OverError) -> None:
+        log.warning("region %s: term %s is over: %s", self.region, self.term, error)
+        self._end.set()
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            writing = await self._writing.get()
+            try:
+                event = await loop.run_in_executor(self._pool, self._written, writing)
+            except OverError as error:
+                self._is_over(error)
+                return
+            self._wrote_s = loop.time()
+            self._step(event)
+
+    def _written(self, writing: Pauses[Event]) -> Event:
+        """Carry a write through, on a thread that may wait."""
+        while True:
+            try:
+                pause_s = next(writing)
+            except StopIteration as done:
+                event: Event = done.value
+                return event
+            time.sleep(pause_s)
+            if self._end.is_set():
+                raise OverError("it was closed")
+
+    async def _look(self, effect: happens.LookAt) -> None:
+        ids = frozenset(one.identity.member_id for one in self._machine.plane.members.values())
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._pool, lambda: self._book.outsiders(effect.group, effect.parts, ids)
+            )
+        except KafkaError as error:
+            log.info("group %s could not be looked at: %s", effect.group, error)
+            return
+        if found is not None:
+            self._step(happens.GroupSeen(effect.group, found))
+
+    async def _look_at_process(self, process: str) -> None:
+        for pause_s in (*ENDING_LOOKS_S, 0.0):
+            if has_ended(process):
+                self._step(happens.ProcessEnded(process))
+                return
+            await asyncio.sleep(pause_s)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _stamped(fact: Any) -> Any:
+    """With the wall's clock: the machine's is of this process."""
+    return replace(fact, at_ms=time.time_ns() // 1_000_000) if hasattr(fact, "at_ms") else fact

@@ -1,0 +1,1 @@
+"""How settings and arguments are declared, validated and documented."""

@@ -1,0 +1,298 @@
+"""Public calls check what they are given: one place for every class that users call, by the calls' own signatures.
+
+    @checked
+    class Admin:
+        def delete_topics(self, topics: Iterable[str], *, timeout_ms: float | None = None) -> ...: ...
+
+    admin.delete_topics("abc")
+    # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
+
+Annotations are read at a call's first use. A method that is called for every record checks what it is given itself,
+with `Arguments.take` where something is wrong, and is marked `checks_itself`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, TypeVar, cast
+
+from kohort.errors import InvalidInputError
+from kohort.settings.validation import ANYTHING, INT32_MAX, Unfit, Want, list_of, wanted
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+_TIMEOUT = "timeout_ms"
+_SECONDS_MAX = 10
+_BY_NAME = 1 << 30
+_FEW = 3
+"""Arguments, `self` among them, for which no list is made: poll's."""
+_FOR_CHECKERS = {"pa": "pyarrow"}
+_SETTINGS_CHECK = ("bootstrap_servers",)
+"""Parameters that are checked where settings are."""
+
+
+def checked(cls: type[T]) -> type[T]:
+    """A class whose public methods refuse what their signatures do not admit with InvalidInputError."""
+    for name, method in list(vars(cls).items()):
+        if not name.startswith("_") and inspect.isfunction(method) and not hasattr(method, "checks_itself"):
+            setattr(cls, name, checked_call(method))
+    return cls
+
+
+def checks_itself(method: F) -> F:
+    """Marks a method that `checked` leaves as it is."""
+    method.checks_itself = True  # type: ignore[attr-defined]
+    return method
+
+
+def checked_call(method: F) -> F:
+    """A method that refuses what its signature does not admit; on its own for the `__init__` of what callers make."""
+    arguments = Arguments(method)
+    fit = arguments.fit
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            return method(*fit(args, kwargs), **kwargs)
+        return method(*fit(args, kwargs))
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        return await method(*fit(args, kwargs), **kwargs)
+
+    wrapper: Any = update_wrapper(call_async if inspect.iscoroutinefunction(method) else call, method)
+    wrapper.arguments = arguments
+    return cast(F, wrapper)
+
+
+class Arguments:
+    """What a method wants to be given. Annotations are read at first use."""
+
+    def __init__(self, method: Callable[..., Any], called: str = "") -> None:
+        """Reads nothing yet.
+
+        Args:
+            method: Its first parameter is `self`.
+            called: What messages call it; empty: by the class of `self`.
+        """
+        self._method = method
+        self._called = called
+        self._wants: dict[str, Want] | None = None
+        self._takes: list[Callable[[Any], Any]] = []
+        self._named: dict[str, tuple[int, Callable[[Any], Any]]] = {}
+        self._needed: list[str] = []
+        self._least = 0
+        self._rest: str | None = None
+        self._open = False
+
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The arguments by position, `self` before them, as the method takes them.
+
+        Those by name are put right in `kwargs`.
+
+        Raises:
+            InvalidInputError: they are not what the signature says.
+        """
+        count, takes = len(args), self._takes
+        if not self._least < count <= len(takes):
+            return self._fit_others(args, kwargs)
+        if kwargs:
+            self._fit_named(args, kwargs)
+        if count == 1:
+            return args
+        if count > _FEW:
+            return self._fit_positions(args)
+        at = 0
+        try:
+            first = takes[1](args[1])
+            if count == _FEW - 1:
+                return args[0], first
+            at = 1
+            return args[0], first, takes[2](args[2])
+        except Unfit as unfit:
+            raise self._refused(args, self._unfit(unfit, self._by_position()[at])) from None
+
+    def _fit_positions(self, args: tuple[Any, ...]) -> list[Any]:
+        fitted: list[Any] = []
+        try:
+            for take, value in zip(self._takes, args):  # noqa: B905 - some come by name
+                fitted.append(take(value))
+        except Unfit as unfit:
+            raise self._refused(args, self._unfit(unfit, self._by_position()[len(fitted) - 1])) from None
+        return fitted
+
+    def _fit_named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named, positional = self._named, len(args) - 1
+        for name, value in kwargs.items():
+            known = named.get(name)
+            if known is None:
+                if self._open:
+                    continue
+                raise self._refused(args, f" takes no {name}; {self._nearest(name, value)}")
+            at, take = known
+            if at < positional:
+                raise self._refused(args, f"{name} is given twice, by position and by name")
+            try:
+                kwargs[name] = take(value)
+            except Unfit as unfit:
+                raise self._refused(args, self._unfit(unfit, name)) from None
+
+    def _fit_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Arguments by name for parameters without a default, more of them than parameters, or the first call ever."""
+        if self._wants is None:
+            self._read()
+            return self.fit(args, kwargs)
+        count, most = len(args), len(self._takes)
+        if count > most and self._rest is None:
+            raise self._refused(args, self._too_many(count - 1))
+        fitted = self._fit_positions(args[:most])
+        self._fit_named(args[:most], kwargs)
+        for name in self._needed[count - 1 :]:
+            if name not in kwargs:
+                raise self._refused(args, f"{name} is missing; it must be {self.described()[name]}")
+        return fitted + self._all_of_rest(args[most:], args)
+
+    def take(self, name: str, value: Any) -> Any:
+        """A single argument, by the parameter's name.
+
+        Raises:
+            InvalidInputError: it is not what the signature says.
+        """
+        try:
+            return self._want(name).take(value)
+        except Unfit as unfit:
+            raise InvalidInputError(f"{self._called or self._method.__name__}: {unfit.text(name)}") from None
+
+    def described(self) -> dict[str, str]:
+        """What is wanted for each parameter, in words."""
+        if self._wants is None:
+            self._read()
+        assert self._wants is not None
+        return {name: want.said for name, want in self._wants.items()}
+
+    def _want(self, name: str) -> Want:
+        if self._wants is None:
+            self._read()
+        assert self._wants is not None
+        return self._wants[name]
+
+    def _read(self) -> None:
+        """Read the annotations. Two threads may: what says that it is done is set last."""
+        function = inspect.unwrap(self._method)
+        scope = _Scope(function.__globals__)
+        wants: dict[str, Want] = {}
+        takes, needed = [ANYTHING.take], []
+        for parameter in list(inspect.signature(self._method).parameters.values())[1:]:
+            name, kind = parameter.name, parameter.kind
+            if kind is parameter.VAR_KEYWORD:
+                self._open = True
+                continue
+            hint = parameter.annotation
+            if isinstance(hint, str):
+                hint = eval(hint, {}, scope)
+            wants[name] = want = ANYTHING if name in _SETTINGS_CHECK else wanted(hint, name)
+            if kind is parameter.VAR_POSITIONAL:
+                self._rest = name
+                continue
+            self._named[name] = (_BY_NAME if kind is parameter.KEYWORD_ONLY else len(takes) - 1), want.take
+            if kind is not parameter.KEYWORD_ONLY:
+                takes.append(_not_seconds(want) if name == _TIMEOUT else want.take)
+                if parameter.default is parameter.empty:
+                    needed.append(name)
+        self._needed, self._least, self._takes = needed, len(needed), takes
+        self._wants = wants
+
+    # What is said to those who gave something else.
+
+    def _refused(self, args: tuple[Any, ...], text: str) -> InvalidInputError:
+        called = self._called
+        if not called:
+            owner, name = type(args[0]).__name__, self._method.__name__
+            called = owner if name == "__init__" else f"{owner}.{name}"
+        return InvalidInputError(f"{called}{text}" if text.startswith(" ") else f"{called}: {text}")
+
+    def _by_position(self) -> list[str]:
+        return list(self._named)[: len(self._takes) - 1]
+
+    def _too_many(self, count: int) -> str:
+        names = self._by_position()
+        some = f"{len(names)} argument{'s' * (len(names) > 1)} by position ({', '.join(names)})"
+        others = [name for name in self._named if name not in names]
+        hint = f"; give {' and '.join(others)} by its name" if len(others) == 1 else ""
+        return f" takes {some if names else 'no argument by position'}, not {count}{hint}"
+
+    def _unfit(self, unfit: Unfit, name: str) -> str:
+        text = unfit.text(name)
+        return text if unfit.path or unfit.write else text + self._other_place(unfit.value, name)
+
+    def _other_place(self, value: Any, name: str) -> str:
+        """The one parameter that a collection given for another one would fit."""
+        assert self._wants is not None
+        if not isinstance(value, Mapping | list | tuple | set):
+            return ""
+        fits = [
+            other for other, want in self._wants.items() if other != name and want is not ANYTHING and want.fits(value)
+        ]
+        return f"; did you mean {fits[0]}=?" if len(fits) == 1 else ""
+
+    def _nearest(self, name: str, value: Any) -> str:
+        if "timeout" in name and _TIMEOUT in self._named:
+            number = isinstance(value, int | float) and math.isfinite(value)
+            time_ms = round(value if name.endswith("_ms") else value * 1000) if number else "…"
+            form = f"{_TIMEOUT}={time_ms}"
+            return f"did you mean {_TIMEOUT}? It counts milliseconds: {form}"
+        near = difflib.get_close_matches(name, list(self._named), 1, 0.6)
+        if near:
+            return f"did you mean {near[0]}?"
+        return f"it takes {', '.join(self._wants or ()) or 'nothing'}"
+
+    def _all_of_rest(self, values: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
+        """Those of `*partitions`."""
+        if self._rest is None:
+            return []
+        want = self._want(self._rest)
+        taken = []
+        for at, value in enumerate(values):
+            try:
+                taken.append(want.take(value))
+            except Unfit as unfit:
+                many = list_of(want).fits(value)
+                text = unfit.within(f"[{at}]").text(self._rest)
+                text = f"{text.partition('; write')[0]}; write {self._method.__name__}(*{self._rest})" if many else text
+                raise self._refused(args, text) from None
+        return taken
+
+
+class _LooksLikeSeconds(Unfit):
+    """A literal like 1.0 where milliseconds are wanted: other clients' polls count seconds."""
+
+    def text(self, name: str) -> str:
+        value: Any = self.value
+        write = f"{name}={round(value * 1000)}, or {name}={value!r} if that is meant"
+        return f"{name} counts milliseconds, and {value!r} looks like seconds; write {write}"
+
+
+def _not_seconds(want: Want) -> Callable[[Any], Any]:
+    """A timeout without its name is no float that somebody wrote as seconds.
+
+    What was computed has more than three decimals, or is larger; by its name every number is taken.
+    """
+
+    def take(value: Any) -> Any:
+        if type(value) is int and 0 <= value <= INT32_MAX:
+            return value
+        if type(value) is float and 0 < value <= _SECONDS_MAX and round(value, 3) == value:
+            raise _LooksLikeSeconds(want.said, value)
+        return want.take(value)
+
+    return take
+
+
+class _Scope(dict[str, object]):
+    """The names of a module, and those that modules import for type checkers alone."""
+
+    def __missing__(self, name: str) -> object:
+        return importlib.import_module(_FOR_CHECKERS[name])

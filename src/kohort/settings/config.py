@@ -1,0 +1,407 @@
+"""Configuration: every knob with Kafka's property name, its unit, its limits and the reason it exists.
+
+A configuration is one frozen dataclass whose fields are made by `knob`. `from_properties` turns what a user
+wrote (strings from a file, values from Python) into an instance and refuses what it can't take: an unknown
+key names the nearest known one, a value out of range names the range.
+
+    @dataclass(frozen=True, slots=True)
+    class FetchConfig:
+        fetch_max_bytes: int = knob("fetch.max.bytes", 52_428_800, low=0, unit="bytes", why="bounds one answer")
+
+    from_properties(FetchConfig, {"fetch.max.bytes": "1000"})
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from kohort.errors import InvalidInputError
+from kohort.settings.validation import is_secret
+
+T = TypeVar("T")
+
+_KNOB = "kohort.knob"
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Knob:
+    """What is known of one setting besides its type and default, which the dataclass field holds.
+
+    Attributes:
+        name: Kafka's property name.
+        unit: of the value, as "ms" or "bytes"; empty for a plain number or a word.
+        why: what the setting bounds or chooses, in one sentence.
+        low: the smallest value taken, or None.
+        high: the largest value taken, or None.
+        choices: the only words taken, or none.
+        aliases: other property names that mean this setting.
+        elsewhere: what other projects' clients call it; named in the error for who says so.
+        check: raises ValueError for a value that limits and choices can't describe.
+    """
+
+    name: str
+    unit: str = ""
+    why: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    check: Callable[[Any], None] | None = None
+
+
+def knob(name: str, default: Any, **facts: Any) -> Any:
+    """A dataclass field that is a setting.
+
+    Args:
+        name: Kafka's property name.
+        default: the value when the user gives none.
+        **facts: the other attributes of `Knob`: unit, why, low, high, choices, aliases, elsewhere, check.
+    """
+    return dataclasses.field(default=default, metadata={_KNOB: Knob(name, **facts)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One knob with its place in a dataclass."""
+
+    field: str
+    knob: Knob
+    type: Any
+    default: Any
+
+
+@cache
+def settings(cls: type) -> dict[str, Setting]:
+    """The settings of a configuration class by property name (without aliases), in the order of declaration."""
+    hints = typing.get_type_hints(cls)
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(cls):
+        fact = field.metadata.get(_KNOB)
+        if fact is not None:
+            found[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
+    return found
+
+
+def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names: bool = False) -> T:
+    """An instance of `cls` from properties.
+
+    Args:
+        cls: a frozen dataclass of knobs.
+        properties: property name to string or value. None means the default.
+        field_names: also take the dataclass's own field names (`fetch_max_bytes`) as keys.
+
+    Raises:
+        InvalidInputError: an unknown key (naming the nearest), a value of the wrong kind or out of range.
+    """
+    (config,) = from_properties_many((cls,), properties, field_names=field_names)
+    return config  # type: ignore[no-any-return]
+
+
+def from_properties_many(
+    classes: Iterable[type], properties: Mapping[str, Any], *, field_names: bool = False
+) -> tuple[Any, ...]:
+    """One instance of each class from properties they share out among themselves.
+
+    A property that several of the classes know goes to each of them.
+
+    Raises:
+        InvalidInputError: as `from_properties`.
+    """
+    classes = tuple(classes)
+    values: list[dict[str, Any]] = [{} for _ in classes]
+    tables = [_by_key(cls, field_names) for cls in classes]
+    for key, raw in properties.items():
+        known = False
+        for table, chosen in zip(tables, values, strict=True):
+            setting = table.get(key)
+            if setting is None:
+                continue
+            known = True
+            if raw is not None:
+                chosen[setting.field] = parse_value(setting, raw, key)
+        if not known:
+            raise unknown_key(key, {name: setting for table in tables for name, setting in table.items()})
+    return tuple(cls(**chosen) for cls, chosen in zip(classes, values, strict=True))
+
+
+def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
+    """The error for a key no one knows, naming the nearest that is known, in the key's own style."""
+    return InvalidInputError(f"unknown setting {key}{_meaning(nearest_key(key, known))}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the known word that is nearest, letter case apart; empty when none is near."""
+    return _meaning(_nearest(word.lower(), {one.lower(): one for one in known}))
+
+
+def _meaning(near: str | None) -> str:
+    return f"; did you mean {near}?" if near else ""
+
+
+def _nearest(word: str, names: Mapping[str, str]) -> str | None:
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.5)
+    return names[near[0]] if near else None
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """The known key that is meant, probably: other projects' names and other spellings count too.
+
+    Args:
+        key: as it was given.
+        known: the keys; as a mapping to `Setting`, other projects' names are looked at.
+    """
+    names = {_plain(name): name for name in known if "." in name or "." not in key}
+    names |= {_plain(name): name for name in known if ("." in name) == ("." in key)}
+    if isinstance(known, Mapping):
+        for name in list(names.values()):
+            for other in known[name].knob.elsewhere:
+                names.setdefault(_plain(other), name)
+    return _nearest(_plain(key), names)
+
+
+def _plain(key: str) -> str:
+    """A key without its spelling: `groupId`, `group_id` and `group.id` are one."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", ".", str(key)).lower()
+
+
+def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
+    """A setting's value from a string or a Python value, within the setting's limits.
+
+    Raises:
+        InvalidInputError: the value is of the wrong kind or out of range.
+    """
+    fact = setting.knob
+    name = key or fact.name
+    if type(raw) is int and str(raw) in fact.choices:
+        raw = str(raw)
+    try:
+        value = _convert(setting.type, raw)
+    except (TypeError, ValueError):
+        given = type(raw).__name__ if is_secret(fact.name) else repr(raw)
+        kind = f"one of {', '.join(fact.choices)}" if fact.choices else _kind(setting.type)
+        raise InvalidInputError(f"{name} must be {kind}, not {given}{_as_text(setting, raw, name)}") from None
+    if value is None:
+        return value
+    if (fact.low is not None and value < fact.low) or (fact.high is not None and value > fact.high):
+        raise InvalidInputError(f"{name} must be {_range(fact)}, not {raw!r}")
+    words = value if isinstance(value, tuple) else (value,)
+    if fact.choices and any(word not in fact.choices for word in words):
+        raise InvalidInputError(f"{name} must be one of {', '.join(fact.choices)}, not {raw!r}")
+    if fact.check is not None:
+        try:
+            fact.check(value)
+        except ValueError as error:
+            raise InvalidInputError(f"{name}: {error}") from None
+    return value
+
+
+def format_value(value: Any) -> str:
+    """A value as it stands in a properties file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return str(value)
+
+
+def read_properties(path: str | Path) -> dict[str, str]:
+    """The properties of a file in Java's properties format (`key=value`, `#` and `!` start comments).
+
+    Raises:
+        InvalidInputError: the file can't be read, or a line is no property.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"can't read the configuration {path}: {error}") from None
+    found: dict[str, str] = {}
+    pending = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        line = pending + line.strip()
+        pending = ""
+        if not line or line[0] in "#!":
+            continue
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            pending = line[:-1]
+            continue
+        key, equals, value = line.partition("=")
+        if not equals:
+            key, equals, value = line.partition(":")
+        if not equals or not key.strip():
+            raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
+        found[_unescaped(key.strip())] = _unescaped(value.strip())
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """A key or value as Java reads it: tools that write such files put a backslash before each colon."""
+    return _ESCAPE.sub(_escaped_char, text) if "\\" in text else text
+
+
+def _escaped_char(escape: re.Match[str]) -> str:
+    char = escape[1]
+    return chr(int(char[1:], 16)) if len(char) == 5 else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(char, char)
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
+    """Properties from `key=value` words of a command line.
+
+    Raises:
+        InvalidInputError: a word without `=`.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise InvalidInputError(f"expected key=value, found {pair!r}")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:
+    table: dict[str, Setting] = {}
+    for name, setting in settings(cls).items():
+        table[name] = setting
+        for alias in setting.knob.aliases:
+            table[alias] = setting
+        if field_names:
+            table[setting.field] = setting
+    return table
+
+
+def _convert(kind: Any, raw: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        if raw is None or raw == "":
+            return None
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        return _convert(options[0], raw)
+    if origin is tuple:
+        parts = raw.split(",") if isinstance(raw, str) else raw
+        item = typing.get_args(kind)[0]
+        return tuple(_convert(item, part) for part in parts if not isinstance(part, str) or part.strip())
+    if kind is bool:
+        return _to_bool(raw)
+    if kind is int:
+        if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
+            raise ValueError(raw)
+        return int(raw)
+    if kind is float:
+        if isinstance(raw, bool):
+            raise ValueError(raw)
+        return float(raw)
+    if kind is str:
+        if not isinstance(raw, str):
+            raise ValueError(raw)
+        return raw.strip()
+    if origin is collections.abc.Callable and not callable(raw):
+        raise ValueError(raw)
+    return raw
+
+
+def _as_text(setting: Setting, raw: Any, name: str) -> str:
+    """How to write what was meant as text."""
+    if _kind(setting.type) != _kind(str) or setting.knob.choices or isinstance(raw, bool) or is_secret(name):
+        return ""
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""
+    return f"; write {name}={text!r}" if text else ""
+
+
+def _to_bool(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    word = str(raw).strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    raise ValueError(raw)
+
+
+def _kind(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _kind(next(option for option in typing.get_args(kind) if option is not type(None)))
+    if origin is tuple:
+        return "a list of words, or one string with commas between"
+    if origin is collections.abc.Callable:
+        return "a function"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(kind, str(kind))
+
+
+def _range(fact: Knob) -> str:
+    unit = f" {fact.unit}" if fact.unit else ""
+    if fact.high is None:
+        return f"at least {fact.low:g}{unit}" if isinstance(fact.low, float) else f"at least {fact.low}{unit}"
+    if fact.low is None:
+        return f"at most {fact.high}{unit}"
+    return f"from {fact.low} to {fact.high}{unit}"
+
+
+def described(cls: type, indent: str = "") -> str:
+    """The settings of a configuration class, as its users read about them: keyword, default, limits, what for."""
+    lines = []
+    for setting in settings(cls).values():
+        lines += [
+            f"{setting.field}: {default_of(setting)}",
+            f"    {setting.knob.why[:1].upper()}{setting.knob.why[1:]}.",
+        ]
+    return "\n".join(indent + line for line in lines)
+
+
+def documented(config: type) -> Callable[[type[T]], type[T]]:
+    """Decorates a class whose keyword arguments are the settings of `config`.
+
+    Its documentation lists them, made when asked for.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__doc__ = cast(str, _Documentation(inspect.cleandoc(cls.__doc__ or ""), config))
+        return cls
+
+    return decorate
+
+
+class _Documentation:
+    def __init__(self, text: str, config: type) -> None:
+        self._text = text
+        self._config = config
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return f"{self._text}\n\nSettings, by keyword, with their defaults:\n{described(self._config, '    ')}\n"
+
+
+def default_of(setting: Setting) -> str:
+    """A setting's default with its unit, and what else it takes."""
+    fact = setting.knob
+    default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
+    text = f"{default!r}" + (f" {fact.unit}" if fact.unit and setting.default is not None else "")
+    if fact.choices:
+        return f"{text} ({', '.join(choice for choice in fact.choices if choice)})"
+    if fact.low is not None or fact.high is not None:
+        return f"{text} ({_range(fact)})"
+    return text
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    address = listen.removeprefix("PLAINTEXT://")
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInputError(f"the address to listen on must be HOST:PORT, not {listen!r}")
+    return host or "127.0.0.1", int(port)

@@ -1,0 +1,291 @@
+"""A query of a region as it is declared: what can be told to be wrong before anything connects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from kohort.client.settings import Servers
+from kohort.errors import InvalidInputError
+from kohort.region.consuming.starts import Start, start_of
+from kohort.region.sinks import Sink
+from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
+from kohort.region.staged import check_member
+from kohort.spark.options import SourceOptions, parse_options
+from kohort.spark.region.query_factory import Build, BuiltQuery
+from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
+
+SEAT = "regionSeat"
+ELSEWHERE = "say where a region begins with start="
+AS_A_WHOLE = "a region goes back as a whole"
+A_FOLDER = "each run of a query has a checkpoint folder of its own, under SparkRegion(folder=...)"
+ITS_LOGS = "a region goes back to batches by the checkpoint's logs, which must not come later than the batches"
+NO_TRIGGER = (
+    "batches follow each other, and a sequence is begun as SparkRegion(checkpoint_every=...) says; for a job that ends "
+    "when it has caught up, run(until='caught-up')"
+)
+REFUSED = {
+    "region": "queries of a region are started by SparkRegion",
+    SEAT.lower(): "SparkRegion sets it",
+    "assign": "which partitions a query reads is its group's choice: subscribe",
+    "startingoffsets": ELSEWHERE,
+    "startingtimestamp": ELSEWHERE,
+    "startingoffsetsbytimestamp": ELSEWHERE,
+    "plannedranges": AS_A_WHOLE,
+    "onrevocationtimeout": AS_A_WHOLE,
+    "checkpointlocation": A_FOLDER,
+    "asyncprogresstrackingenabled": ITS_LOGS,
+}
+"""Options of a source that a region decides, in lower case, each with what to do instead."""
+NOT_TOLD = {
+    "trigger": NO_TRIGGER,
+    "available_now": NO_TRIGGER,
+    "once": NO_TRIGGER,
+    "processing_time": NO_TRIGGER,
+    "checkpoint_location": A_FOLDER,
+    "async_progress_tracking": ITS_LOGS,
+}
+"""What a Spark program may think of telling a query, with what to do instead."""
+PARTIAL, PINNED = "partial", "pinned"
+Source = Mapping[str, str]
+
+
+class QuerySettings(TypedDict, total=False):
+    """Options of `SparkRegion.query`.
+
+    Attributes:
+        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (the default; else
+            the beginning) or a time in ms since the epoch.
+        on_rebalance: 'checkpoint': who must give up partitions does so with the next sequence; 'reset': all go back.
+        output_mode: 'append', or 'update' for a sink that replaces rows by their keys.
+        state: of a query that keeps state and shares its group: 'partial': its results are parts, which whoever reads
+            adds up; 'pinned': a partition belongs to one of `queries` for ever, and waits for it.
+        queries: with 'pinned', the names of all queries of the group, this one too; they never change.
+        reads_again: a group that is new to the region may read topics that another group of it has read into the same
+            sink: their records are there twice then. Refused by default, for it follows from a changed `group.id`.
+        on_bad_record: what becomes of a row that the sink can't take, and of a value that is not of its `valueFormat`:
+            'fail': the query fails; 'dead-letter': it goes to `dead_letters`, and the other rows into the sink. Where a
+            source says `onBadRecord`, that counts for its values.
+        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record where
+            the row has these columns, the row as JSON, the reason and the query's name. Queries may share one.
+    """
+
+    start: str | int
+    on_rebalance: Literal["checkpoint", "reset"]
+    output_mode: Literal["append", "update"]
+    state: Literal["partial", "pinned"] | None
+    queries: Sequence[str]
+    reads_again: bool
+    on_bad_record: Literal["fail", "dead-letter"]
+    dead_letters: Sink | None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A query, before anything connects.
+
+    Attributes:
+        sources: of each, what Spark is told and what that says.
+        holds_back: a revocation waits for a sequence.
+        queries: all of its group, where it is pinned.
+        letters: the sink of its dead letters.
+        divides: rows that the sink can't take become dead letters.
+        undecoded: of each source, the columns that the query is given, where values that do not decode become dead
+            letters; empty: they don't.
+    """
+
+    name: str
+    build: Build
+    sources: tuple[tuple[dict[str, str], SourceOptions], ...]
+    into: Sink
+    start: Start
+    holds_back: bool
+    mode: str
+    state: str | None
+    queries: tuple[str, ...]
+    reads_again: bool = False
+    letters: Sink | None = None
+    divides: bool = False
+    undecoded: tuple[tuple[str, ...], ...] = ()
+
+    def what(self) -> list[str]:
+        """What each source reads, for people and for the next program."""
+        pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
+        return [
+            (", ".join(one.subscribe) if one.subscribe else f"topics like {one.subscribe_pattern}") + pinned
+            for _, one in self.sources
+        ]
+
+
+def declare(
+    name: str,
+    build: Build,
+    sources: Source | Sequence[Source],
+    into: Sink,
+    told: QuerySettings,
+    connection: tuple[Servers, Mapping[str, Any]],
+) -> Declared:
+    """See what `SparkRegion.query` is given.
+
+    Args:
+        name: of the query.
+        build: gives its rows.
+        sources: options of each.
+        into: its sink.
+        told: the rest.
+        connection: of the region: where its sources read if they don't say.
+
+    Raises:
+        InvalidInputError: what can't be.
+    """
+    check_member(name)
+    unknown = sorted(told.keys() - QuerySettings.__annotations__.keys())
+    if unknown:
+        reasons = "".join(f"; {NOT_TOLD[one]}" for one in unknown if one in NOT_TOLD)
+        names = ", ".join(QuerySettings.__annotations__)
+        raise InvalidInputError(f"query() knows no {', '.join(unknown)}: it knows {names}{reasons}")
+    if not callable(build):
+        raise InvalidInputError(
+            f"the query {name!r} is built anew for each run: give a function that makes its DataFrame of its sources', "
+            f"not {type(build).__name__}"
+        )
+    if not hasattr(into, "bind"):
+        raise InvalidInputError(
+            f"into={into!r} is no sink of a region: give one of kohort.region, as ParquetFolder(path), or a class of "
+            "your own with the methods of kohort.region.sinks.Sink"
+        )
+    if "#" in name:
+        raise InvalidInputError(f"the query's name {name!r} holds '#', which names the sources of one query")
+    if "/" in name or name.startswith("."):
+        raise InvalidInputError(
+            f"the query's name {name!r} is its folder's too: without '/', and no '.' at its beginning"
+        )
+    bad, letters = told.get("on_bad_record", FAIL), told.get("dead_letters")
+    check_dead_letters(bad, into, letters)
+    rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
+    if rebalance not in ("checkpoint", "reset"):
+        raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")
+    if mode not in ("append", "update"):
+        raise InvalidInputError(
+            f"output_mode={mode!r}: append, or update for a sink with keys; 'complete' writes the whole result each "
+            "time, which no sequence can hold"
+        )
+    state, queries = told.get("state"), told.get("queries", ())
+    _check_pinned(name, state, queries)
+    given = [sources] if isinstance(sources, Mapping) else list(sources)
+    if not given:
+        raise InvalidInputError(f"the query {name!r} has no source")
+    parsed = tuple(_options(one, *connection) for one in given)
+    undecoded = tuple(_undecoded_columns(*source) if bad == DEAD_LETTER else () for source in parsed)
+    parsed = tuple(_keeping_bad_values(*source, columns) for source, columns in zip(parsed, undecoded, strict=True))
+    _check_groups(name, [options.group_id for _, options in parsed])
+    _check_protocols(state, [options.group_protocol for _, options in parsed])
+    start = start_of(told.get("start", "committed"), "earliest")
+    holds_back = rebalance == "checkpoint"
+    again = told.get("reads_again", False)
+    return Declared(
+        name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)), again, letters,
+        bad == DEAD_LETTER, undecoded,
+    )  # fmt: skip
+
+
+def _check_groups(name: str, groups: Sequence[str | None]) -> None:
+    if len(set(groups)) < len(groups):
+        raise InvalidInputError(
+            f"two sources of the query {name!r} are in one group, which would give each a part of the topics: "
+            "give each a group.id of its own"
+        )
+
+
+def _check_protocols(state: str | None, protocols: Sequence[str]) -> None:
+    if "push" in protocols:
+        raise InvalidInputError(
+            "group.protocol=push has no place in a region: its members have no epoch to commit under; "
+            "use consumer or classic"
+        )
+    if state == PINNED and any(protocol != "classic" for protocol in protocols):
+        raise InvalidInputError(
+            "state='pinned' needs group.protocol=classic: in the other the broker divides the partitions"
+        )
+
+
+def _check_pinned(name: str, state: str | None, queries: Sequence[str]) -> None:
+    if state not in (None, PARTIAL, PINNED):
+        raise InvalidInputError(f"state={state!r}: say 'partial' or 'pinned', or leave it out")
+    if (state == PINNED) != bool(queries):
+        raise InvalidInputError("state='pinned' and queries=[...], the names of all queries of the group, go together")
+    if queries and (isinstance(queries, str) or name not in queries or len(set(queries)) < len(queries)):
+        raise InvalidInputError(f"queries={queries!r} are names, each once, and {name!r} is one of them")
+
+
+def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> tuple[dict[str, str], SourceOptions]:
+    raw = {key: str(value) for key, value in source.items()}
+    for key in raw:
+        if key.lower() in REFUSED:
+            raise InvalidInputError(f"the option {key} has no place in a region: {REFUSED[key.lower()]}")
+    named = {f"kafka.{key.replace('_', '.')}": str(value) for key, value in settings.items()}
+    raw = {"kafka.bootstrap.servers": _addresses(servers)} | named | raw
+    options = parse_options(raw, streaming=True)
+    if not options.group_id:
+        raise InvalidInputError("a query of a region is a member of a group: give its source the option group.id")
+    return raw, options
+
+
+def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[str, ...]:
+    """The columns that a query is given of a source whose bad values become dead letters; empty: they don't."""
+    says = any(name.lower() == "onbadrecord" for name in raw)
+    return () if says or options.value_format is None else columns_of(options)
+
+
+def _keeping_bad_values(
+    raw: dict[str, str], options: SourceOptions, columns: tuple[str, ...]
+) -> tuple[dict[str, str], SourceOptions]:
+    """The options by which a source gives the values that do not decode too, with their records."""
+    if not columns:
+        return raw, options
+    rest = {name: value for name, value in raw.items() if name.lower() != "columns"}
+    wanted = dict.fromkeys((*columns, *RECORD, BAD_VALUE, BAD_REASON))
+    kept = rest | {"columns": ",".join(wanted), "onBadRecord": "column"}
+    return kept, parse_options(kept, streaming=True)
+
+
+def _addresses(servers: Servers) -> str:
+    if servers is None:
+        return "127.0.0.1:9092"
+    return servers if isinstance(servers, str) else ",".join(map(str, servers))
+
+
+def check_sink(declared: Declared, built: BuiltQuery) -> None:
+    """See that the sink takes rows as the query gives them.
+
+    Raises:
+        InvalidInputError: it does not replace rows by their keys and the query gives rows anew, or a key is no column.
+    """
+    sink = declared.into
+    mode, keys = str(getattr(sink, "mode", "append")), tuple(getattr(sink, "keys", ()))
+    if declared.mode == "update" and (mode != "update" or not keys):
+        raise InvalidInputError(
+            f"output_mode='update' gives rows that replace earlier ones, and {sink!r} adds rows: give a sink with "
+            "mode='update' and keys=[...], the columns by which they do"
+        )
+    if missing := [key for key in keys if key not in built.schema.names]:
+        raise InvalidInputError(
+            f"{sink!r} replaces rows by {', '.join(keys)}, and the query {declared.name!r} gives no "
+            f"{', '.join(missing)}: it gives {', '.join(built.schema.names)}"
+        )
+
+
+def check_state(declared: Declared, built: BuiltQuery) -> bool:
+    """Whether a query may share its group: its state does not move with partitions.
+
+    Raises:
+        InvalidInputError: its results are no parts that can be added up.
+    """
+    if declared.state == PARTIAL and (built.watermark or set(built.operators) - {"aggregation"}):
+        found = ", ".join(built.operators) + (" with a watermark" if built.watermark else "")
+        raise InvalidInputError(
+            f"state='partial' is for aggregations without a watermark, whose parts can be added up, not for {found}: "
+            "rows of a partition that has moved are late, or miss their pairs; give the query a group of its own"
+        )
+    return not built.operators or declared.state is not None

@@ -1,0 +1,244 @@
+"""What there is to read: partitions, their first and last offsets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kohort.client.consumer.positions import CONFIRM_MS
+from kohort.client.consumer.range_reader import RangeReader, When
+from kohort.errors import InvalidInputError, NotFoundError, OffsetError
+from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
+from kohort.spark.source.batch_offset import Stamp
+from kohort.spark.source.bounds import Bound
+from kohort.spark.source.data_loss import lose
+from kohort.spark.source.topic_pattern import as_glob, topic_pattern
+
+log = logging.getLogger("kohort.spark")
+
+SAMPLE_RECORDS = 256
+"""How many records are looked at to learn their size."""
+ASKED_AGAIN_S = 0.1
+REACH_MS = 10_000
+"""How long a read tries to reach a broker before it fails: wrong addresses and wrong security settings are found when
+it starts. What has been reached once is waited for as long as `default.api.timeout.ms` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What there was when the cluster was asked.
+
+    Attributes:
+        partitions: of the topics asked for, those that exist.
+        ids: of their topics; without those of brokers that have no topic ids.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
+    ids: Mapping[str, TopicId] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> set[str]:
+        return {tp.topic for tp in self.partitions}
+
+
+def reach_soon(reader: RangeReader) -> None:
+    """Have a connection to a broker.
+
+    Raises:
+        TimedOutError: none could be had within `REACH_MS`; names addresses and causes.
+        KafkaError: the login was refused, at once.
+    """
+    reader.reach(min(REACH_MS, reader.config.default_api_timeout_ms))
+
+
+class Catalog:
+    """Asks the cluster; for one thread. Connects with the first question, which fails soon if no broker is there."""
+
+    def __init__(self, options: SourceOptions, *, streaming: bool = True) -> None:
+        """Not connected yet; a batch read of nothing is an error, a stream may wait for topics."""
+        self._options, self._streaming, self._warned = options, streaming, False
+        self._client = RangeReader(options.bootstrap_servers, columns=("key", "value"), **client_settings(options))
+        self._reached = False
+
+    @property
+    def _reader(self) -> RangeReader:
+        """What asks, once a broker has been reached."""
+        if not self._reached:
+            reach_soon(self._client)
+            self._reached = True
+        return self._client
+
+    def present(self, topics: Iterable[str]) -> Present:
+        """What there is of some topics, at once also where there is nothing.
+
+        Raises:
+            KafkaError: a topic can't be seen for another reason than that it does not exist.
+        """
+        found = self._reader.present_topics(topics)
+        return Present(
+            frozenset(TopicPartition(name, number) for name, info in found.items() for number in info.partitions),
+            {name: info.topic_id for name, info in found.items() if info.topic_id != NO_TOPIC_ID},
+        )
+
+    def partitions(self, known: Container[str] | None = ()) -> list[TopicPartition]:
+        """Every partition the options choose, sorted.
+
+        Args:
+            known: topics that have existed, of which what is gone is left out; None: all.
+
+        Raises:
+            NotFoundError: a topic, or a partition named by `assign`, does not exist; in a batch read also where no
+                topic matches the pattern.
+        """
+        options = self._options
+        wanted = options.assigned()
+        if wanted:
+            topics = sorted({tp.topic for tp in wanted})
+        elif options.subscribe_pattern is not None:
+            finds = topic_pattern(options.subscribe_pattern).finds
+            topics = [topic for topic in self._reader.topics() if finds(topic)]
+            if not topics:
+                self._no_match()
+        else:
+            topics = sorted(set(options.subscribe or ()))
+        found = self.present(topics)
+        missing = [topic for topic in topics if known is not None and topic not in known and topic not in found.topics]
+        if missing and options.subscribe_pattern is None:
+            raise NotFoundError(
+                f"no topic {' or '.join(missing)} at {options.bootstrap_servers}; create it before the query starts"
+            )
+        absent = sorted(tp for tp in set(wanted) - found.partitions if known is not None and tp.topic not in known)
+        if absent:
+            raise NotFoundError(f"assign names partitions that do not exist: {', '.join(map(str, absent))}")
+        return sorted(found.partitions.intersection(wanted) if wanted else found.partitions)
+
+    def _no_match(self) -> None:
+        options = self._options
+        text = f"no topic at {options.bootstrap_servers} matches subscribePattern={options.subscribe_pattern}"
+        meaning = (
+            as_glob(str(options.subscribe_pattern)) or "it is a regular expression of Java's, found anywhere in a name"
+        )
+        if not self._streaming:
+            raise NotFoundError(f"{text}: {meaning}")
+        if not self._warned:
+            log.warning("%s yet: the query waits for one (%s)", text, meaning)
+        self._warned = True
+
+    def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition that exists."""
+        return self._offsets(dict.fromkeys(partitions, "earliest"))
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last one of each partition that exists."""
+        return self._offsets(dict.fromkeys(partitions, "latest"))
+
+    def ends_beyond(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The ends of partitions that seemed to end before these positions.
+
+        They are asked for until they do not, for as long as a leader may say so that stood still, and that another has
+        replaced. Then records are gone.
+        """
+        until_s = time.monotonic() + CONFIRM_MS / 1000
+        while True:
+            self.present({tp.topic for tp in positions})  # whom else is there to ask
+            ends = self.ends(positions)
+            if all(at <= ends[tp] for tp, at in positions.items() if tp in ends) or time.monotonic() > until_s:
+                return ends
+            time.sleep(ASKED_AGAIN_S)
+
+    def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
+        return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}
+
+    def resolve(self, bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset of a bound in each partition that exists; whether it lies in the partition is not looked at.
+
+        Raises:
+            InvalidInputError: a form by partition leaves one out.
+            OffsetError: no record is as young as a timestamp, and the strategy is to fail.
+        """
+        wanted = list(partitions)
+        if bound.kind == "earliest":
+            return self.beginnings(wanted)
+        if bound.kind == "latest":
+            return self.ends(wanted)
+        if bound.kind == "committed":
+            return self._committed(wanted)
+        if bound.kind == "time":
+            return self._at_times(dict.fromkeys(wanted, bound.number), bound.strategy)
+        missing = [tp for tp in wanted if tp not in bound.numbers]
+        if missing:
+            raise InvalidInputError(f"offsets by partition must name every partition; {missing[0]} is missing")
+        chosen = {tp: bound.numbers[tp] for tp in wanted}
+        if bound.kind == "times":
+            return self._at_times(chosen, bound.strategy)
+        first = self.beginnings(tp for tp, number in chosen.items() if number == EARLIEST)
+        last = self.ends(tp for tp, number in chosen.items() if number == LATEST)
+        return chosen | first | last
+
+    def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's offsets, as anyone may ask for them; where there is none, `without_commit`.
+
+        Raises:
+            OffsetError: there is one of an earlier topic of the name, if lost records are an error.
+        """
+        from kohort.client.consumer.consumer import Consumer  # more than a batch read needs otherwise
+
+        options = self._options
+        with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:
+            found = consumer.committed(partitions)
+        known = {tp: one.offset for tp, one in found.items() if one is not None}
+        stamps = {tp: Stamp.from_metadata(one.metadata) for tp, one in found.items() if one is not None}
+        of = {tp: stamp.topic for tp, stamp in stamps.items() if stamp is not None and stamp.topic is not None}
+        now = self.present({tp.topic for tp in of}).ids if of else {}
+        earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
+        for tp in earlier:
+            text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
+            text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
+            text += "group's offsets were copied: then set them anew there)"
+            lose(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
+        without = self.without_commit(tp for tp in partitions if tp not in known)
+        return known | self.beginnings(earlier) | without
+
+    def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where partitions start that the group has no offset for, as `kafka.auto.offset.reset` says.
+
+        Raises:
+            OffsetError: it says none.
+        """
+        wanted = list(partitions)
+        reset = self._options.kafka.get("auto.offset.reset", "latest")
+        if wanted and reset not in ("earliest", "latest"):
+            raise OffsetError(
+                f"the group {self._options.group_id} has no offset for {wanted[0]}, "
+                f"and kafka.auto.offset.reset is {reset}"
+            )
+        return self.beginnings(wanted) if reset == "earliest" else self.ends(wanted)
+
+    def _at_times(self, times: Mapping[TopicPartition, int], strategy: str) -> dict[TopicPartition, int]:
+        found = self._offsets(times)
+        late = [tp for tp, at in found.items() if at < 0]
+        if late and strategy == "error":
+            raise OffsetError(
+                f"{late[0]} has no record at or after the timestamp {times[late[0]]}; "
+                "set startingOffsetsByTimestampStrategy to latest to start at its end"
+            )
+        return found | self.ends(late)
+
+    def bytes_per_record(self, partition: TopicPartition, start: int, end: int, topic_id: TopicId | None) -> float:
+        """The mean size of key and value of some records from `start` on, 1.0 at least."""
+        rows = size = 0
+        some = self._reader.read(
+            partition, start, min(end, start + SAMPLE_RECORDS), fail_on_data_loss=False, topic_id=topic_id
+        )
+        with contextlib.suppress(NotFoundError):  # gone since it was looked at; the next look tells
+            for batch in some:
+                rows += batch.num_rows
+                size += batch.nbytes
+        return max(1.0, size / rows) if rows else 1.0
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,108 @@
+"""Offsets as Spark's own Kafka source writes them into a checkpoint, and a checkpoint of that source taken over.
+
+| file | what Spark's Kafka source puts there |
+|---|---|
+| `offsets/N`, a line for each source | `{"topic":{"0":10}}`: the end of batch N, the next offset of each partition |
+| `sources/I/0` | a zero byte, `v1`, then the same form: where batch 0 begins |
+
+A batch begins where the batch before ended. A partition that the batch before does not name is new, and Spark reads it
+from offset 0.
+
+A query that goes on with such a checkpoint reads on at its offsets. It never reads them again because a group is
+behind: the checkpoint belongs to this query, and the group may have had other members since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kohort.errors import CorruptDataError
+from kohort.ids import TopicPartition
+from kohort.spark.source.batch_offset import BatchOffset, Span
+
+FINISHED: Final = 1
+"""The batch number of what Spark's source has read, however many batches that were; kohort's first one follows."""
+_HEAD: Final = b"\x00v1\n"
+
+
+def is_kafka_offset(found: object) -> bool:
+    """Whether parsed JSON has the form of Spark's Kafka source: topics, each with offsets by partition number.
+
+    `{}` counts too: a pattern that has matched no topic yet. A topic may be named kohort; in kohort's own form that key
+    has a number.
+    """
+    if not isinstance(found, dict):
+        return False
+    return all(
+        isinstance(numbers, dict)
+        and all(number.isdecimal() and type(offset) is int and offset >= 0 for number, offset in numbers.items())
+        for numbers in found.values()
+    )
+
+
+def positions_of(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """Return the offset of each partition that Spark's form names."""
+    return {
+        TopicPartition(topic, int(number)): offset
+        for topic, numbers in found.items()
+        for number, offset in numbers.items()
+    }
+
+
+def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Return positions in Spark's form, topics and numbers in order; `startingOffsets` takes the same form."""
+    topics: dict[str, dict[str, int]] = {}
+    for partition in sorted(positions):
+        topics.setdefault(partition.topic, {})[str(partition.partition)] = positions[partition]
+    return topics
+
+
+def read_initial(raw: bytes) -> dict[TopicPartition, int]:
+    """Read `sources/I/0`.
+
+    Raises:
+        CorruptDataError: the bytes are not what Spark's source writes.
+    """
+    text = raw.removeprefix(b"\x00")
+    version, _, body = text.partition(b"\n")
+    try:
+        found = json.loads(body if version.startswith(b"v") else text)
+    except ValueError as error:
+        raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {error}") from error
+    if not is_kafka_offset(found):
+        raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {str(found)[:80]}")
+    return positions_of(found)
+
+
+def initial_bytes(positions: Mapping[TopicPartition, int]) -> bytes:
+    """Return what Spark's source keeps in `sources/I/0`."""
+    return _HEAD + json.dumps(kafka_offset(positions), separators=(",", ":")).encode()
+
+
+def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
+    """Return the end of a finished batch of Spark's source as a batch offset of ours.
+
+    Args:
+        end: in Spark's form.
+        query: the identity that this run has chosen for the query.
+    """
+    spans = {partition: Span(offset, offset) for partition, offset in positions_of(end).items()}
+    return BatchOffset(query, FINISHED, spans=spans, group="", from_kafka_source=True)
+
+
+def unfinished(
+    start: Mapping[TopicPartition, int], end: Mapping[str, Any], query: str
+) -> tuple[BatchOffset, BatchOffset]:
+    """Return the batch before an unfinished batch of Spark's source, and that batch with its ranges.
+
+    Args:
+        start: where the batch begins; a partition that is missing here begins at 0.
+        end: in Spark's form.
+        query: as for `taken_over`.
+    """
+    before = {partition: Span(offset, offset) for partition, offset in start.items()}
+    spans = {partition: Span(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}
+    batch = BatchOffset(query, FINISHED, group="", from_kafka_source=True)
+    return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.of(spans)

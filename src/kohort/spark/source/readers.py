@@ -1,0 +1,557 @@
+"""The two readers that Spark asks: of a streaming query, and of a batch read.
+
+Both are pickled to the workers, which only read: what drives a query is imported where that begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kohort.errors import InvalidInputError, NotFoundError, OffsetError
+from kohort.ids import TopicPartition
+from kohort.spark.options import SourceOptions, client_settings
+from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
+from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.bounds import Bound, ending_bound, refuse_not_read, starting_bound
+from kohort.spark.source.catalog import Catalog
+from kohort.spark.source.data_loss import lose
+from kohort.spark.source.error_frames import reason_first, reason_first_each
+from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
+from kohort.spark.tasks.read import ReadTask, Slice, cut
+
+if TYPE_CHECKING:
+    from kohort.client.consumer.range_reader import RangeReader
+    from kohort.spark.driver_channel import Contact, Hearing
+    from kohort.spark.source.catalog import Catalog
+    from kohort.spark.source.offset_coordinator import Place
+    from kohort.spark.source.query import Query
+    from kohort.spark.source.single_reader_lock import Load, SoleReader
+    from kohort.spark.values.columns import Column
+    from kohort.spark.values.decoding import Values
+
+
+# -- What a Spark task does: read its slices as Arrow batches. Runs in Spark's Python workers, so imports stay few
+
+log = logging.getLogger("kohort.spark")
+FETCH_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How tasks read: plain values, which travel to the workers.
+
+    Attributes:
+        settings: of the client, as pairs.
+        columns: to hand over, in order.
+        values: the declared type of values; None: they stay bytes.
+    """
+
+    bootstrap_servers: str
+    settings: tuple[tuple[str, Any], ...]
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+    values: Values | None = None
+
+    @classmethod
+    def of(
+        cls,
+        servers: str,
+        settings: Mapping[str, Any],
+        columns: Sequence[str],
+        fail_on_data_loss: bool,
+        values: Values | None = None,
+    ) -> Reading:
+        return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss, values)
+
+    def _fetched(self) -> tuple[str, ...]:
+        """The columns to decode; with typed values also the offsets, for errors."""
+        made = (*SPAN_COLUMNS, BAD_VALUE, BAD_REASON)
+        found = tuple(name for name in self.columns if name not in made)
+        return (*found, "offset") if "offset" not in found and (self.values is not None or not found) else found
+
+    def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
+        """The records of a task, with one connection per worker process that outlives the task."""
+        wanted = self._fetched()
+        reader = _reader(self, wanted)
+        whole = False
+        try:
+            for one in task.slices:
+                for batch in self._batches(reader, one):
+                    yield _dressed(batch, self, one)
+            whole = True
+        except OffsetError as error:
+            text = f"{error.message}; failOnDataLoss=false passes over what is gone"
+            raise OffsetError(text, error.code, error.partition) from error
+        finally:
+            if not whole:  # its state is unknown: the next task connects again
+                _readers.pop((os.getpid(), self, wanted), None)
+                reader.close()
+
+    def _batches(self, reader: RangeReader, one: Slice) -> Iterator[pa.RecordBatch]:
+        """The records of a slice; none, with a warning, if its topic is gone and that is no error."""
+        span, strict = one.span, self.fail_on_data_loss
+        try:
+            yield from reader.read(one.partition, span.start, span.end, fail_on_data_loss=strict, topic_id=one.topic_id)
+        except NotFoundError as error:
+            text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {one.partition} is lost"
+            if strict:
+                raise OffsetError(text, error.code, one.partition) from error
+            log.warning("%s", text)
+
+
+_readers: dict[tuple[int, Reading, tuple[str, ...]], RangeReader] = {}
+"""One reader per query in this process; the process id keeps a fork from using its parent's sockets."""
+
+
+def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
+    key = (os.getpid(), reading, wanted)
+    found = _readers.get(key)
+    if found is None:
+        from kohort.client.consumer.range_reader import RangeReader
+
+        found = RangeReader(
+            reading.bootstrap_servers, columns=wanted, fetch_bytes=FETCH_BYTES, **dict(reading.settings)
+        )
+        _readers[key] = found
+    return found
+
+
+def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBatch:
+    """The batch with the exact columns and types that Spark was told."""
+    typed: dict[str, Column] = {}
+    if reading.values is None:
+        schema = arrow_schema(reading.columns)
+        if batch.schema.equals(schema):
+            return batch
+    else:
+        schema = arrow_schema(reading.columns, reading.values.kind)
+        offsets = batch.column("offset")
+        typed["value"], typed[BAD_VALUE], typed[BAD_REASON] = reading.values.typed(
+            batch.column("value"), lambda row: f"{one.partition} at offset {offsets[row].as_py()}"
+        )
+    facts = {"generation": one.generation, "rangeStart": one.whole.start, "rangeEnd": one.whole.end}
+    arrays = []
+    for name, field in zip(reading.columns, schema, strict=True):
+        if name in facts:
+            arrays.append(pa.repeat(pa.scalar(facts[name], field.type), batch.num_rows))
+        else:
+            column = typed[name] if name in typed else batch.column(name)
+            arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# -- The driver-side process of a query: how it ends
+#
+# Spark starts one Python process per query, as a child of the JVM, and ends it with SIGTERM without waiting. Nobody
+# tells it when the JVM is killed. A member must leave its group in both cases, or its partitions stand still until the
+# session times out.
+
+PARENT_CHECK_S = 0.25
+"""How often the process looks whether its parent is still there."""
+LAST_WORDS_S = 3.0
+"""How long the process may take to leave the group once its parent is gone."""
+
+
+AGAIN_S = 1.0
+"""How long after SIGTERM the process looks whether its end has begun: code that runs for the garbage collector swallows
+SystemExit, and the process would go on, in its group, with nobody who knows of it."""
+TIMES = 3
+"""How often it is told then, before it ends at once."""
+LEAVING_S = 10.0
+"""How long the reader's `stop` and the interpreter's end may take: two seconds are the most that they should."""
+
+
+class Ending:
+    """How this process ends by SIGTERM: by SystemExit, so that Spark's runner calls the reader's `stop`."""
+
+    def __init__(self) -> None:
+        self._begun = threading.Event()
+        self._raises = True
+        self._told = False
+
+    def install(self) -> None:
+        """Take SIGTERM. Only in a main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._exit)
+
+    def begin(self) -> None:
+        """The reader's `stop` runs: nothing interrupts it."""
+        self._begun.set()
+
+    def end(self) -> None:
+        """The reader's `stop` is done: end the process here if its end is Spark's wish.
+
+        Spark's runner would tell the JVM of the SystemExit, or write to a connection that the JVM has closed, and the
+        log would have the traceback. Does nothing where an error is on its way to the query.
+        """
+        if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the connection's end
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(0)
+
+    def _exit(self, _number: int, _frame: FrameType | None) -> None:
+        """Spark's signal can come twice; the second does not interrupt what the first began."""
+        if self._begun.is_set() or not self._raises:
+            return
+        self._raises, self._told = False, True
+        threading.Thread(target=self._insist, name="kohort-ending", daemon=True).start()
+        sys.exit(0)
+
+    def _insist(self) -> None:
+        for _ in range(TIMES):
+            if self._begun.wait(AGAIN_S):
+                break
+            self._raises = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._begun.wait(AGAIN_S):
+            time.sleep(LEAVING_S)
+        os._exit(1)
+
+
+class ParentWatch:
+    """Ends this process when its parent ends: by SIGTERM to itself, and if that does not help, at once."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kohort-parent-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the parent has ended: nothing more will be heard of the query."""
+        return os.getppid() != self._parent
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(PARENT_CHECK_S):
+            if self.orphaned:
+                os.kill(os.getpid(), signal.SIGTERM)
+                self._ended.wait(LAST_WORDS_S)
+                os._exit(1)
+
+
+# -- What a batch read covers: where it starts and ends in each partition, checked against what there is
+
+
+def batch_spans(catalog: Catalog, starting: Bound, ending: Bound, *, strict: bool) -> BatchOffset:
+    """Everything between two bounds, with the ids of the topics.
+
+    Args:
+        catalog: of the read's options.
+        starting: where it starts.
+        ending: where it ends.
+        strict: whether records that are gone are an error.
+
+    Raises:
+        InvalidInputError: offsets that are asked for lie beyond the end, or end before they start.
+        OffsetError: the group's offset lies beyond the end; or records that are asked for are gone, if that is an
+            error.
+        NotFoundError: a topic was deleted meanwhile.
+    """
+    every = catalog.partitions()
+    refuse_not_read("startingOffsets", starting, every)
+    refuse_not_read("endingOffsets", ending, every)
+    ids = catalog.present({tp.topic for tp in every}).ids
+    starts, ends = catalog.resolve(starting, every), catalog.resolve(ending, every)
+    first, last = catalog.beginnings(every), catalog.ends(every)
+    spans: dict[TopicPartition, Span] = {}
+    for tp in every:
+        if not all(tp in found for found in (starts, ends, first, last)):
+            raise NotFoundError(f"{tp} was deleted while the read was planned")
+        start, end, held = starts[tp], ends[tp], f"{tp}, which holds offsets {first[tp]} to {last[tp]}"
+        for name, bound, at in (("startingOffsets", starting, start), ("endingOffsets", ending, end)):
+            if at > last[tp] and bound.kind == "committed":
+                raise OffsetError(f"{name}: the group's offset {at} lies beyond the end of {held}")
+            if at > last[tp]:
+                raise InvalidInputError(f"{name} asks for offset {at} of {held}")
+        if starting.kind == ending.kind == "offsets" and start > end:
+            raise InvalidInputError(f"startingOffsets asks for {start} of {tp}, endingOffsets for {end}, which is less")
+        if start < first[tp] < end:
+            lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
+        spans[tp] = Span(max(start, first[tp]), max(start, first[tp], end))
+    return BatchOffset("", spans=spans, ids=ids)
+
+
+# ruff: noqa: N802 (the methods' names are Spark's)
+
+
+def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
+    settings = client_settings(options)
+    return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
+
+
+class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query, as Spark asks for it; `Query` holds what it knows.
+
+    Spark's calls come from one thread. What the application says of the query comes from another: `sink_done`.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        columns: tuple[str, ...],
+        contact: Contact | None = None,
+        values: Values | None = None,
+        *,
+        load: Load,
+    ) -> None:
+        """Nothing is connected.
+
+        Args:
+            options: of the query.
+            columns: to hand over.
+            contact: of the application; None where it can't be reached.
+            values: the declared type of values; None: they stay bytes.
+            load: the `load()` that the query reads.
+        """
+        starting_bound(options, streaming=True)
+        self._options = options
+        self._load = load
+        self._sole: SoleReader | None = None
+        self._reading = _reading(options, columns, values)
+        self._identity = ""
+        self._query: Query | None = None
+        self._watch: ParentWatch | None = None
+        self._ending: Ending | None = None
+        self._contact = contact
+        self._hearing: Hearing | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_query", "_watch", "_ending", "_contact", "_hearing", "_sole")
+        return {**self.__dict__, **dict.fromkeys(own)}
+
+    def _driver(self, identity: str | None = None) -> Query:
+        """The query's state, made with the first call: only one of the processes that build this object drives."""
+        if self._query is None:
+            from kohort.spark.driver_channel import Hearing
+            from kohort.spark.source.query import Query
+
+            self._ending = Ending()
+            self._ending.install()
+            self._watch = ParentWatch()
+            self._watch.start()
+            self._claim()
+            if self._contact is not None:
+                self._hearing = Hearing(self._contact, self.sink_done)
+            self._query = Query(self._options, identity or self._identity, self._place)
+        if identity is not None:
+            self._query.identity = identity
+            if self._hearing is not None:
+                self._hearing.drives(identity)
+        return self._query
+
+    def _place(self, options: SourceOptions, catalog: Catalog) -> Place:
+        """The query's place: in its group, or in its region.
+
+        Raises:
+            InvalidInputError: the application of a region can't be reached from here.
+        """
+        hearing = self._hearing
+        if options.region_seat is None:
+            from kohort.spark.source.group_offsets import GroupPlace
+
+            return GroupPlace(options, catalog, lambda: hearing is not None and hearing.connected)
+        if hearing is None:
+            raise InvalidInputError(
+                "a region's query asks its application what to read, and can't reach it from here: on Spark Connect "
+                "there are no regions"
+            )
+        from kohort.spark.source.region_offsets import RegionPlace
+
+        return RegionPlace(options, catalog, hearing.line, options.region_seat)
+
+    def _claim(self) -> None:
+        """Be the only reader of this `load()`, and of its topics in this query and group.
+
+        Raises:
+            InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
+        """
+        from kohort.spark.read_twice import refuse_read_twice
+        from kohort.spark.source.single_reader_lock import SoleReader
+
+        group = self._options.group_id
+        if group is not None:
+            with contextlib.suppress(OSError):  # files can't be locked here, which SoleReader warns of
+                refuse_read_twice(self._load, self._options)
+            self._sole = self._sole or SoleReader()
+            self._sole.claim(self._load, group, ids_tell=self._contact is not None)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """A query's first offset carries nothing but its identity: where it starts depends on what it will hold."""
+        self._identity = self._identity or uuid.uuid4().hex
+        return BatchOffset(self._identity).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Tells Spark that batches are bounded; `latestOffset` combines the options itself."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    @reason_first
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Aims at what there is now.
+
+        Raises:
+            InvalidInputError: the query is in a region.
+        """
+        if self._options.region_seat is not None:
+            raise InvalidInputError(
+                "a query in a region runs without a trigger: AvailableNow would end it with batches in no sequence; "
+                'run the region until="caught-up" instead'
+            )
+        self._driver().aim_at_present()
+
+    @reason_first
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Commits what is done, answers the group, plans the next batch; `start` itself means nothing new."""
+        done = self._finished(start)
+        query = self._driver(done.query)
+        query.finish(done)
+        planned = query.plan(done, limited=not isinstance(limit, ReadAllAvailable))
+        return start if planned is None else planned.to_json()
+
+    def _finished(self, offset: dict[str, Any]) -> BatchOffset:
+        """Read the end of a finished batch, which Spark's own Kafka source may have written."""
+        if not is_kafka_offset(offset):
+            return BatchOffset.from_json(offset)
+        self._identity = self._identity or uuid.uuid4().hex
+        return taken_over(offset, self._identity)
+
+    def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
+        """Read the two ends of a planned batch; one that Spark's own Kafka source has planned keeps its ranges."""
+        if not is_kafka_offset(end):
+            return self._finished(start), BatchOffset.from_json(end)
+        self._identity = self._identity or uuid.uuid4().hex
+        if is_kafka_offset(start):
+            return unfinished(positions_of(start), end, self._identity)
+        self._driver(self._identity)
+        from kohort.spark.source.first_batch import initial_positions
+
+        return unfinished(initial_positions(self._hearing, end), end, self._identity)
+
+    def sink_done(self, end: str) -> bool:
+        """The sink has taken a batch, and the checkpoint's commit log says so: commit it now. From any thread.
+
+        Args:
+            end: the batch's end offset, as the checkpoint and the query's progress have it.
+
+        Returns:
+            Whether that was the batch that is running; another is none of this run's, or is done already.
+        """
+        query = self._query
+        return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._query.report() if self._query is not None else None
+
+    @reason_first
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Tasks for the spans that `end` names; after a restart this is the first call for an unfinished batch."""
+        if start == end:
+            return []
+        before, planned = self._planned(start, end)
+        batch = self._driver(planned.query).replay(before, planned)
+        return list(
+            cut(
+                sorted(batch.spans.items()),
+                batch.generation,
+                ids=batch.ids,
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
+            )
+        )
+
+    @reason_first_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ReadTask)
+        return self._reading.read(partition)
+
+    def stop(self) -> None:
+        """Leave the group; Spark calls this only because `Ending` lets its runner end in order."""
+        if self._ending is not None:
+            self._ending.begin()
+        query = self._query
+        if self._hearing is not None:
+            if query is not None and self._watch is not None and not self._watch.orphaned:
+                self._hearing.last_words(query.is_running)
+            self._hearing.close()
+        self._query = None
+        if query is not None:
+            query.close()
+        if self._sole is not None:
+            self._sole.release()
+        if self._watch is not None:
+            self._watch.end()
+        if self._ending is not None:
+            self._ending.end()
+
+
+class KohortReader(DataSourceReader):
+    """One batch read: no membership, nothing committed."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
+        self._options = options
+        self._starting = starting_bound(options, streaming=False)
+        self._ending = ending_bound(options)
+        self._reading = _reading(options, columns, values)
+
+    @reason_first
+    def partitions(self) -> list[InputPartition]:
+        """Tasks for everything between the two bounds."""
+        from kohort.spark.source.catalog import Catalog
+
+        catalog = Catalog(self._options, streaming=False)
+        try:
+            batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
+        finally:
+            catalog.close()
+        return list(
+            cut(
+                sorted(batch.spans.items()),
+                batch.generation,
+                ids=batch.ids,
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
+            )
+        )
+
+    @reason_first_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """An empty read comes as a partition without slices."""
+        return self._reading.read(partition if isinstance(partition, ReadTask) else ReadTask(()))

@@ -1,0 +1,133 @@
+"""Which topics a query's offsets belong to: a name may be deleted, and made again, under a query.
+
+Offsets mean nothing in another topic of the same name, so they are kept with the topic's id, in the checkpoint and in
+the group, and tasks fetch by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kohort.ids import TopicId, TopicPartition
+from kohort.spark.source.batch_offset import BatchOffset, Committed, Span
+from kohort.spark.source.catalog import Catalog, Present
+from kohort.spark.source.data_loss import lose
+
+
+class Incarnations:
+    """The topics of one query by their ids.
+
+    Attributes:
+        ids: of each topic that the query knows offsets of; without those of brokers that have no topic ids.
+        gone: topics that do not exist, as far as is known; all that is to be said of them has been said.
+        again: topics that are read from their beginning, because there was another one of the name before.
+    """
+
+    def __init__(self, catalog: Catalog, *, strict: bool) -> None:
+        self.ids: dict[str, TopicId] = {}
+        self.gone: set[str] = set()
+        self.again: set[str] = set()
+        self._catalog = catalog
+        self._strict = strict
+        self._watched: set[str] = set()  # what the checkpoint names, then what was held last: their loss is told
+
+    @property
+    def known(self) -> set[str]:
+        """Topics that have existed."""
+        return self._watched | self.gone
+
+    def remember(self, offset: BatchOffset) -> set[str]:
+        """Offsets of these topics come from the checkpoint.
+
+        Returns:
+            Topics that had another id before: offsets known of them are void.
+        """
+        another = {topic for topic, of in offset.ids.items() if self.ids.get(topic, of) != of}
+        self.again |= another
+        self.ids |= offset.ids
+        self._watched |= {tp.topic for tp in offset.spans}
+        return another
+
+    def look(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
+        """See what there is of the topics that are held now.
+
+        Returns:
+            What there is, and the topics of which every offset known before is void.
+
+        Raises:
+            OffsetError: a topic that the query has read is gone, or another one has its name, if that is an error.
+        """
+        held = set(topics)
+        present = self._catalog.present(held | self._watched)
+        void: set[str] = set()
+        for topic in sorted(held | self._watched):
+            if topic not in present.topics:
+                self._deleted(topic)
+            elif self._is_another(topic, present.ids.get(topic)):
+                void.add(topic)
+            else:
+                self.gone.discard(topic)
+        self._watched = held
+        return present, void
+
+    def _deleted(self, topic: str) -> None:
+        if topic in self._watched and topic not in self.gone:
+            text = f"topic {topic}{self._named(topic)} was deleted: what the query had not read of it is lost"
+            lose(text, "goes on without it", strict=self._strict)
+        self.gone.add(topic)
+
+    def _is_another(self, topic: str, now: TopicId | None) -> bool:
+        before = self.ids.get(topic)
+        if before == now or (before is None and topic not in self.gone):
+            if now is not None:
+                self.ids[topic] = now
+            return False
+        if topic in self._watched:
+            self._made_again(topic, before, now)
+        if now is not None:
+            self.ids[topic] = now
+        self.gone.discard(topic)
+        self.again.add(topic)
+        return True
+
+    def _made_again(self, topic: str, before: TopicId | None, now: TopicId | None, whose: str = "the query's") -> None:
+        text = (
+            f"topic {topic} was deleted and made again: {whose} offsets are of the one with id {before}, the one "
+            f"there is now has id {now}; what was not read of the earlier one is lost. (Or this is another cluster, to "
+            "which the offsets were copied: then set the group's offsets anew there, and use a fresh checkpoint)"
+        )
+        remedy = "reads the new one where its group is in it, else from its beginning"
+        lose(text, remedy, strict=self._strict and topic not in self.gone)
+
+    def _named(self, topic: str) -> str:
+        return f" (id {self.ids[topic]})" if topic in self.ids else ""
+
+    def valid(self, found: Mapping[TopicPartition, Committed | None]) -> dict[TopicPartition, Committed | None]:
+        """The group's offsets without those that were committed for an earlier topic.
+
+        Raises:
+            OffsetError: there is one, if that is an error.
+        """
+        valid = dict(found)
+        for tp, one in found.items():
+            of = None if one is None or one.stamp is None else one.stamp.topic
+            now = self.ids.get(tp.topic)
+            if of is None or now is None or of == now:
+                continue
+            valid[tp] = None
+            if tp.topic not in self.again:
+                self._made_again(tp.topic, of, now, "the group's")
+                self.again.add(tp.topic)
+        return valid
+
+    def of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
+        """The ids of these partitions' topics, as far as they are known."""
+        return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
+
+    def spans_of(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
+        """The spans of a batch of an earlier run whose topics are the same still."""
+        return {
+            tp: span
+            for tp, span in planned.spans.items()
+            if tp.topic not in self.gone and planned.ids.get(tp.topic) in (None, self.ids.get(tp.topic))
+        }
