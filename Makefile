@@ -19,7 +19,7 @@ CHURN_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+.PHONY: help setup setup-demo demo test test-long test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -39,6 +39,11 @@ test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-long: setup ## long, an hour: the tests with those that `make test` leaves out (tests/long_tests.txt)
+	@sh tools/preflight.sh java
+	@$(BIN)/python -m tests.support.class_archive
+	@KOHORT_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors
 	@KOHORT_CLUSTER_KILLS=$(KILLS) KOHORT_KAFKA_CLUSTER=1 $(BIN)/python -m pytest tests/client/test_three_brokers.py \

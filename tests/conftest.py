@@ -17,6 +17,7 @@ from kohort.errors import NotFoundError
 from kohort.zookeeper import ZooKeeper
 from tests.support import class_archive
 from tests.support.apache_kafka import ApacheKafka, KafkaTools
+from tests.support.long_runs import skip_long
 from tests.support.maven import MavenUnavailable
 from tests.support.order import ordered
 from tests.support.processes import KOHORT, Start
@@ -36,7 +37,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several workers, none is left alone at the end with a long file."""
+    """Leave the long tests to the long run; of several workers, none is left alone at the end with a long file."""
+    skip_long(items)
     if hasattr(config, "workerinput"):
         items[:] = ordered(items)
 

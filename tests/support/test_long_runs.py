@@ -1,0 +1,52 @@
+"""The list of long tests names tests that exist and leaves a short form of each file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from fnmatch import fnmatchcase
+
+import pytest
+
+from tests.support.long_runs import LIST, patterns
+
+ROOT = LIST.parents[1]
+
+
+@pytest.fixture(scope="module")
+def collected() -> dict[str, list[str]]:
+    """The node ids of the files that the list names, by file."""
+    files = sorted({pattern.partition("::")[0] for pattern in patterns()})
+    listing = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = defaultdict(list)
+    for line in listing.splitlines():
+        if re.match(r"tests/\S+\.py::", line):
+            found[line.partition("::")[0]].append(line)
+    return found
+
+
+def test_each_pattern_matches_a_test(collected: dict[str, list[str]]) -> None:
+    stale = [
+        pattern
+        for pattern in patterns()
+        if not any(fnmatchcase(test, pattern) for test in collected[pattern.partition("::")[0]])
+    ]
+    assert stale == []
+
+
+def test_files_keep_a_short_form(collected: dict[str, list[str]]) -> None:
+    """A file whose tests were all long would not run at all; one test of its own may stand in another file."""
+    whole = [
+        file
+        for file, tests in collected.items()
+        if all(any(fnmatchcase(test, pattern) for pattern in patterns()) for test in tests)
+    ]
+    assert whole == ["tests/spark/region/test_slow_start.py"]
