@@ -18,11 +18,18 @@ SUITES ?=
 CHURN_ARGS ?=
 BENCH_ARGS ?=
 
-.DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-long test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+# An interrupted run leaves no broker, Kafka or Spark driver behind.
+SUPERVISED := $(BIN)/python -m tests.support.supervise
+# What a change of a few lines is tried with: no Kafka, no Spark, no simulation, no processes of other projects.
+QUICK_TESTS := tests/assignors tests/columns tests/coordinator tests/groups tests/journal tests/lag tests/wire \
+	$(wildcard tests/test_*.py)
 
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo demo quick test test-long test-cluster coordinator-chaos check lint types layers sizes docs picture bench bench-against fuzz fuzz-listener simulate churn spark-histories spark-churn region spark-region spark-region-story spark-everywhere spark-taken-back suites lock format clean
+
+##@ Every day
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## the environment alone, with everything for development
 	@sh tools/preflight.sh python git
@@ -38,12 +45,19 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(SUPERVISED) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
+quick: setup ## a minute: lint, types of the files that changed, the tests that need no Kafka, Spark or simulation
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- 'src/*.py' 'simulation/*.py' 'bench/*.py' 'tools/*.py'); \
+		[ -z "$$changed" ] || $(BIN)/mypy $$changed
+	@$(SUPERVISED) $(BIN)/python -m pytest -q -n 2 -m "not kafka and not spark and not peer and not slow" $(QUICK_TESTS) $(PYTEST_ARGS)
+
+##@ Long runs
 test-long: setup ## long, an hour: the tests with those that `make test` leaves out (tests/long_tests.txt)
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
-	@KOHORT_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@KOHORT_LONG=1 $(SUPERVISED) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors
 	@KOHORT_CLUSTER_KILLS=$(KILLS) KOHORT_KAFKA_CLUSTER=1 $(BIN)/python -m pytest tests/client/test_three_brokers.py \
@@ -53,6 +67,7 @@ coordinator-chaos: setup ## three of our coordinators, of Kafka and of ZooKeeper
 	@sh tools/preflight.sh java
 	@KOHORT_CLUSTER_CHAOS=$(SECONDS_OF) $(BIN)/python -m pytest -s tests/cluster/test_chaos.py $(PYTEST_ARGS)
 
+##@ Checks and documents
 check: lint types layers sizes ## ruff, mypy, import-linter, sizes, prose
 
 lint: setup
@@ -85,6 +100,7 @@ format: setup ## let ruff format and fix what it can
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
+##@ Figures
 bench: setup ## figures beside the peers', one table for each file in bench/
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
@@ -94,6 +110,7 @@ bench-against: setup ## this checkout beside another one that is set up: make be
 bench-%: setup
 	@$(BIN)/python -m bench $* $(BENCH_ARGS)
 
+##@ Simulation, faults and peers
 simulate: setup ## long simulation on all cores: make simulate SEEDS=100000 START=0, SIMULATE_ARGS=--remote: coordinators over Kafka, --clients: our own clients
 	@$(BIN)/python -m simulation --seeds $(SEEDS) --start $(START) $(SIMULATE_ARGS)
 
