@@ -139,7 +139,7 @@ import os, sys, threading, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 from kohort import Admin, Broker, Producer
-from kohort.spark import listener, register
+from kohort.spark import driver_server, register
 
 folder, TOO_SLOW = Path(sys.argv[1]), sys.argv[2]
 
@@ -189,12 +189,12 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     frame = frame.option("subscribe", "flights").load()
     frame.explain(True)
     print(frame._jdf.queryExecution().toString(), spark.sparkContext.getConf().getAll())
-    token = listener._application.contact.token
-    print(listener._application.contact, vars(listener._application))
+    token = driver_server._application.contact.token
+    print(driver_server._application.contact, vars(driver_server._application))
     print("THREADS", sum(thread.name == "kohort-channel" for thread in threading.enumerate()))
     child = os.fork()
     if child == 0:
-        os._exit(0 if listener._application._switchboard._listening.fileno() == -1 else 1)
+        os._exit(0 if driver_server._application._switchboard._listening.fileno() == -1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     one.stop()
     spark.stop()

@@ -11,10 +11,10 @@ import pytest
 
 PROGRAM = """
 import sys, threading, time
-from kohort.spark import process
+from kohort.spark.source import readers
 
-process.AGAIN_S, process.LEAVING_S = 0.2, 0.2
-ending = process.Ending()
+readers.AGAIN_S, readers.LEAVING_S = 0.2, 0.2
+ending = readers.Ending()
 ending.install()
 swallow, leaves = int(sys.argv[1]), sys.argv[2]
 
@@ -80,9 +80,9 @@ def test_a_second_signal_does_not_interrupt_the_first() -> None:
 
 RUNNER = """
 import sys
-from kohort.spark import process
+from kohort.spark.source import readers
 
-ending = process.Ending()
+ending = readers.Ending()
 ending.install()
 try:
     try:
