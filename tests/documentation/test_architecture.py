@@ -10,7 +10,8 @@ import pytest
 from tools import layout_page
 
 from tests.documentation import design_pages
-from tests.documentation.design_pages import BYTES_MAX, HELD, PAGE, ROOT
+from tests.documentation.design_pages import BYTES_MAX, HELD, PAGE
+from tests.documentation.spec_page import ROOT
 
 TEXT = PAGE.read_text(encoding="utf-8")
 PURGATORY = "src/kohort/broker/purgatory.py"
