@@ -88,9 +88,10 @@ sizes: setup
 picture: setup-demo ## run the demo and draw docs/demo.svg from what it prints (PICTURE_ARGS=--region: docs/demo-region.svg)
 	@$(BIN)/python tools/demo_picture.py $(PICTURE_ARGS)
 
-docs: setup ## rewrite docs/commands.md, docs/settings.md, docs/states.md, the table of docs/protocol-coverage.md, and the settings' types from the code
+docs: setup ## rewrite from the code: docs/commands.md, settings.md, states.md, design/layout.md, the table of protocol-coverage.md, the settings' types
 	@$(BIN)/python tools/command_docs.py
 	@$(BIN)/python tools/state_tables.py
+	@$(BIN)/python -m tools.layout_page
 	@$(BIN)/python -m tools.protocol_docs
 	@$(BIN)/python -m tools.setting_docs
 	@$(BIN)/python -m tools.setting_types

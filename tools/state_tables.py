@@ -1,4 +1,4 @@
-"""Draws docs/states.md, and the short form in ARCHITECTURE.md, from the transition tables of the group coordinator.
+"""Draws docs/states.md from the transition tables of the group coordinator.
 
 Those of a region and of its members, in which every event has an entry in every state, go to docs/region-states.md.
 
@@ -20,8 +20,6 @@ from kohort.region.states import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "states.md"
-ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-BEGIN, END = "<!-- states: written by tools/state_tables.py -->", "<!-- end of states -->"
 MACHINES = (
     ("A group under the classic protocol", CLASSIC_GROUP),
     ("A group under the consumer protocol (KIP-848)", CONSUMER_GROUP),
@@ -97,36 +95,10 @@ def region_document() -> str:
     return "\n".join([REGION_HEAD, whole("A region", REGION), whole("A member", MEMBER)])
 
 
-def short() -> str:
-    """What ARCHITECTURE.md shows: for each state, where each event leads."""
-    lines = [BEGIN, "", "| | state | what leads where |", "|---|---|---|"]
-    for title, table in MACHINES:
-        for state in dict.fromkeys(each.state for each in table):
-            ways: dict[str, list[str]] = {}
-            for each in table:
-                if each.state == state:
-                    ways.setdefault(each.to, []).append(each.event)
-            told = "; ".join(f"{', '.join(dict.fromkeys(by))} → **{to}**" for to, by in ways.items())
-            lines.append(f"| {title} | {state} | {told} |")
-            title = ""
-    return "\n".join([*lines, "", END])
-
-
-def architecture(text: str) -> str:
-    """ARCHITECTURE.md with the short form in its place."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{short()}{after}"
-
-
 def main() -> int:
     """Write what differs; with --check only tell."""
     stale = False
-    for path, wanted in (
-        (DOC, document()),
-        (REGION_DOC, region_document()),
-        (ARCHITECTURE, architecture(ARCHITECTURE.read_text())),
-    ):
+    for path, wanted in ((DOC, document()), (REGION_DOC, region_document())):
         if not path.exists() or path.read_text() != wanted:
             stale = True
             if "--check" in sys.argv[1:]:

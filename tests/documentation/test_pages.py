@@ -23,6 +23,19 @@ def test_every_block_has_a_rule_and_every_link_leads_somewhere(page: Path) -> No
     assert [target for target in local if not (page.parent / target).resolve().is_relative_to(ROOT)] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_a_page_names_a_heading(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:\s]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    places = [(page.parent / file if file else page, anchor) for file, anchor in targets]
+    assert [f"{place}#{anchor}" for place, anchor in places if anchor not in anchors(place)] == []
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

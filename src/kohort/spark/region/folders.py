@@ -5,7 +5,7 @@
     QUERY/e9/        the same after one rename
 
 A checkpoint can't be taken back in place: there is no order of removing files in which a crash would not skip batches,
-or run one twice (see ARCHITECTURE.md). So the old folder stays as it is, which also leaves a zombie something of its
+or run one twice (docs/design/spark.md). So the old folder stays as it is, which also leaves a zombie something of its
 own to write to. Spark replaces files by renames and never writes into one, so the two names of a file may share it; a
 file that must change is written anew. What is of a kind that kohort does not know is refused by name.
 
