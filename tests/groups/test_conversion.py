@@ -525,7 +525,7 @@ def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_clas
     assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
     assert types(trial) == ["classic"]
     assert [
-        text for text in told(trial) if "can't become a consumer group" in text and "group.record.max.bytes" in text
+        text for text in told(trial) if "cannot become a consumer group" in text and "group.record.max.bytes" in text
     ]
     assert trial.heartbeat(member, generation) is ErrorCode.NONE
 

@@ -40,7 +40,7 @@ CLASSIC_CLIENTS = frozenset(("apache-kafka-java", "librdkafka", "confluent-kafka
 """Members of classic groups that tolerate a delay of 9/10 of their interval. See docs/notification.md."""
 NEVER_HELD = frozenset(("sarama",))
 CLASSIC_HOLD_MS = 30_000
-"""A limit that never applies: `deferred_notification` bounds the delay by the interval, `long_polling` by the session."""
+"""No limit in practice: `deferred_notification` takes less, by the interval, and `long_polling` by the session."""
 
 
 def classic_hold_ms(mode: str, software: str | None) -> int:

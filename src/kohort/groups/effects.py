@@ -165,7 +165,7 @@ class JoinedMember:
 class JoinGroupReply:
     """The reply to a JoinGroup.
 
-    Beside an error, `generation` is -1 and the texts are empty. Before version 7 a missing `protocol_name` is sent as "".
+    Beside an error, `generation` is -1 and the texts are empty. Before version 7 no `protocol_name` is sent as "".
     """
 
     error: ErrorCode

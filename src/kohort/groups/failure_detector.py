@@ -288,7 +288,7 @@ class Pacing:
         self.released_ms = None
 
     def due_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
-        """Return when the next request is due, None if that is unknown; `usual_ms` stands in for an unknown interval."""
+        """Return when the next request is due, None if unknown; `usual_ms` stands in for an unknown interval."""
         interval = self.interval_ms or usual_ms
         since_ms = self.heard_ms if pace.any_sign else self.beat_ms
         if since_ms is None or not interval:

@@ -1,23 +1,24 @@
-"""Heartbeats of classic members that are held until there is something to say, and who is told of a change when.
+"""Deferred rebalance notification: when the heartbeats of classic members announce a rebalance.
 
-A member learns of a change by the reply to a heartbeat. While its group is stable and its client bears it, the reply is
-held, so that it can be given at once; whatever else the client asks on that connection releases it first.
+A member learns of a rebalance from the response to a heartbeat. While its group is stable and its client tolerates it,
+the response is delayed (long polling), so that it can announce a rebalance immediately. Any other request on the
+connection releases it first.
 
-An eager member gives everything up when it is told, and stands still until the last one has joined. So on a change in
-an eager group everyone goes on working, and all are told at one moment: when every reply is held, or when the last of
-those that were not held at the change is due. Whose reply is released before (by a commit, or since it was held long
-enough) is told then only if its next heartbeat is due after that moment: it would not come in time. Members of
-cooperative groups keep their work while they rebalance and are told at once. docs/notification.md has what a simulation
-and real clients showed of both.
+An eager member revokes all its partitions when it is notified, and then waits until the last member has joined. So in
+an eager group everyone continues to work after a change, and all are notified at one moment. That is when every
+response is delayed, or when the last member without a delayed response is due. A response may be released before that,
+by a commit or its time limit. It announces the rebalance only if the member's next heartbeat is due after that moment
+and would come too late. Members of cooperative groups keep their partitions during a rebalance and are notified
+immediately. docs/notification.md has measurements of both, from a simulation and from real clients.
 
-Nor does anyone stand still for a member that is silent: whose heartbeat is overdue, or whose connection has ended. A
-round can't end before it is back or its session is over, so that moment is when all are told.
+Nor do members stop for one that is silent: overdue, or without a connection. The join phase cannot end before the
+silent member returns or its session ends, so that is the moment of the notification.
 
-| a heartbeat | while the group is stable | while it gathers | once all are told |
+| a heartbeat | while the group is stable | during the deferral | after the notification |
 |---|---|---|---|
-| arrives | held | held; the last one ends the gathering | REBALANCE_IN_PROGRESS |
-| arrives, its client does not bear a hold | NONE | NONE if the next is due in time, else told | REBALANCE_IN_PROGRESS |
-| is released by another request, or its hold ends | NONE | NONE if the next is due in time, else told | - |
+| arrives | delayed | delayed; the last one ends the deferral | REBALANCE_IN_PROGRESS |
+| arrives from a client without delays | NONE | NONE if the next one is due in time, else told | REBALANCE_IN_PROGRESS |
+| is released by a request or its time limit | NONE | NONE if the next one is due in time, else told | - |
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 HELD_TENTHS = 9
-"""Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
+"""The longest delay in tenths of the interval, so that the next heartbeat finds no other one outstanding."""
 PACE = Pace(any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False)
-"""How classic members are heard.
+"""The failure detector's parameters for classic members.
 
-It costs little to take one for silent that is not: the others are told when it is heard, moments later. Not to see one
-that is costs everyone a session without work. So it is silent as soon as it is late, or its connection has ended. Only
-heartbeats count: it is by the reply to one, not to a commit, that a member can be told. Who would not wait is not held
-again: its client's interval is its own, and it loses nothing but the early news.
+A false suspicion is cheap: the others are notified when the member is heard, moments later. A missed one stalls all
+members for a session timeout. So a member is silent as soon as it is late or its connection has ended. Only heartbeats count,
+because only their responses can announce a rebalance, not those of commits. A client that closed its connection during
+a delay gets no more delays: its interval is its own, and it loses only the early notification.
 """
 USUAL_PART, LONGEST_PART = 4, 2
-"""Parts of the rebalance timeout that a gathering may take, with a silent member the larger one."""
+"""The parts of the rebalance timeout that a deferral may take: 1/4, or 1/2 with a silent member."""
 COOPERATIVE = "cooperative"
-"""Strategies with this in their names keep their members at work."""
+"""The members of strategies with this word in their names keep working during a rebalance."""
 
 
 def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
-    """A heartbeat has come: an earlier one is held no more, its member's interval is learnt, and no one is silent."""
+    """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
     if member.held is not None:
         context.held.release(context, classic, member)
     member.beat(context, event.interval_ms)
@@ -61,7 +62,7 @@ def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event:
 
 
 def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> bool:
-    """Keep a valid heartbeat's reply; False when it must be answered now."""
+    """Delay the response to a valid heartbeat; False if it must be sent now."""
     if not event.hold_ms or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     if classic.state is GroupState.STABLE:
@@ -78,7 +79,7 @@ def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: 
 
 
 def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> ErrorCode:
-    """What a heartbeat says that is answered now: join again, unless the member's next one comes in time."""
+    """Return the content of a response that is sent now: join again, unless the member's next heartbeat is in time."""
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return ErrorCode.NONE
     gathering = classic.gathering
@@ -93,7 +94,7 @@ def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> Er
 
 
 def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat, why: Release) -> None:
-    """Answer a heartbeat that was held as it would be answered now; a change is told to no one who can't hear it."""
+    """Answer a delayed heartbeat like a new one; after a disconnect it announces nothing, since nobody reads it."""
     if why is Release.DISCONNECTED:
         context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
         return
@@ -102,15 +103,15 @@ def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, 
 
 
 def refuse_held(context: Context, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
-    """Answer a heartbeat that was held with an error."""
+    """Answer a delayed heartbeat with an error."""
     context.reply(event.request, HeartbeatReply(error))
 
 
 def begin(context: Context, classic: ClassicGroup) -> None:
-    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
+    """Begin the deferral when a stable group starts a rebalance, or notify all members with a delayed heartbeat.
 
-    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes
-    no hold, only an answer that says nothing yet.
+    If no client tolerates delays, members are notified by their next heartbeats, unless some member is silent already.
+    Waiting for a silent member takes no delay, only responses that announce nothing yet.
     """
     now_ms = context.now.mono_ms
     end(classic)
@@ -131,10 +132,11 @@ def begin(context: Context, classic: ClassicGroup) -> None:
 
 
 def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> None:
-    """Say when all are told: when the last one is due, but not before the silent are back or out.
+    """Set the time of the notification: when the last member is due, but not before silent members return or leave.
 
-    For one session at most, however many fall silent one after the other: some wait without work, and partitions of the
-    dead are read by nobody. Who falls silent once all are told and have joined keeps no round from ending.
+    The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile some
+    wait without work, and nobody reads the partitions of dead members. Members that fall silent after all have been
+    notified and have joined do not delay the end of the join phase.
     """
     now_ms = context.now.mono_ms
     awaited = [classic.members[member_id] for member_id in gathering.awaited]
@@ -156,7 +158,7 @@ def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> 
 
 
 def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """The last one was due: tell all, unless it did not come and is silent now."""
+    """Notify all members when the last one was due, unless one did not come and is silent now."""
     gathering = classic.gathering
     if gathering is None:
         return
@@ -167,12 +169,12 @@ def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
 
 
 def longest_interval_ms(classic: ClassicGroup) -> int:
-    """Of the members whose clients bear a hold; 0 when there is none, or when none is known."""
+    """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
     return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
 
 
 def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
-    """End the gathering when no one is awaited any more; when no one is silent, look when the last one is due."""
+    """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
     gathering = classic.gathering
     if gathering is None:
         return
@@ -183,36 +185,36 @@ def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
 
 
 def tell_all(context: Context, classic: ClassicGroup) -> None:
-    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat.
+    """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
 
-    Where that was put off for the silent, they have their whole time to join from now on.
+    If the notification was extended for silent members, the time to join starts only now.
     """
     gathering = classic.gathering
     timeout_ms = classic.rebalance_timeout_ms()
     if gathering is not None and context.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
         context.run(classic.join_phase, timeout_ms)
     end(classic)
-    told = [member for member in classic.members.values() if member.held is not None]
-    for member in told:
+    notified = [member for member in classic.members.values() if member.held is not None]
+    for member in notified:
         context.held.release(context, classic, member)
-    context.count(Meter.HELD_TOLD, len(told))
+    context.count(Meter.HELD_TOLD, len(notified))
 
 
 def end(classic: ClassicGroup) -> None:
-    """Gather no longer."""
+    """End the deferral."""
     if classic.gathering is not None:
         classic.gathering.timer.cancel()
         classic.gathering = None
 
 
 def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
-    """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
+    """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
     context.held.refuse(context, classic, member, error)
     if classic.gathering is not None:
         forget_awaited(classic.gathering, member.member_id)
 
 
 def forget_awaited(gathering: Gathering, member_id: str) -> None:
-    """Wait for this member no more."""
+    """No longer await this member."""
     gathering.awaited.pop(member_id, None)
     gathering.silent.pop(member_id, None)

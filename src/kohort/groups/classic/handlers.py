@@ -1,4 +1,4 @@
-"""The classic protocol's row."""
+"""The handlers of the classic protocol."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kohort.groups.migration import group_routing
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 
-# -- Classic members whose connection ended without a leave. What their grace is, `liveness.lost` says
+# -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
 
 
 def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, event: ConnectionLost) -> None:
-    """A new member that no reply has told its id goes at once; a held heartbeat is answered, to no one."""
+    """Evict a new member that no reply has told its id; start the grace period of any other."""
     drop_untold(context, classic, member_id)
     member = classic.members.get(member_id)
     if member is None or member.connection != event.connection:
@@ -36,17 +36,17 @@ def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, 
 
 
 def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """The connection of a new member ended before a reply told its id."""
+    """Evict a new member whose connection ended before a reply told its id."""
     member = classic.members.get(member_id)
     if member_id in classic.pending or (member is not None and not member.told):
         rebalance.evict(context, classic, member_id, f"the connection of new member {member_id} ended")
 
 
-# -- What must hold in a classic group between any two steps
+# -- Invariants of a classic group between any two steps
 
 
 def broken_in(classic: ClassicGroup) -> Iterator[str]:
-    """What is wrong with a classic group."""
+    """Yield the violated invariants of a classic group."""
     members = classic.members.values()
     if classic.awaiting_join != sum(member.join_request is not None for member in members):
         yield f"awaiting_join is {classic.awaiting_join}"
@@ -100,11 +100,11 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
         yield f"{waiting} wait for a sync while it is {classic.state}"
 
 
-# -- Who may commit in a classic group. Source: spec 1.1, KIP-447
+# -- Permission to commit in a classic group. Source: spec 1.1, KIP-447
 
 
 def may_commit(context: Context, classic: ClassicGroup, event: OffsetCommit) -> ErrorCode:
-    """Whether a member, or someone without group management, may commit now."""
+    """Return whether a member, or a client without group management, may commit now."""
     generation, is_empty = event.generation, classic.state is GroupState.EMPTY
     if generation < 0 and is_empty:
         return ErrorCode.NONE
@@ -122,7 +122,7 @@ def may_commit(context: Context, classic: ClassicGroup, event: OffsetCommit) -> 
 
 
 def may_commit_in_transaction(context: Context, classic: ClassicGroup, event: TxnOffsetCommit) -> ErrorCode:
-    """As `may_commit`; a producer that names no member is not asked for one, and no round holds it up."""
+    """Return whether a transactional commit is accepted: a producer may omit the member, and no rebalance delays it."""
     if event.generation < 0 and classic.state is GroupState.EMPTY:
         return ErrorCode.NONE
     if event.generation < 0 and not event.member_id and event.instance_id is None:
@@ -134,10 +134,10 @@ def may_commit_in_transaction(context: Context, classic: ClassicGroup, event: Tx
 
 
 def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
-    """Whether a commit comes behind its member's JoinGroup, before which an eager one gives up what it had.
+    """Return whether a commit follows its member's JoinGroup, before which an eager member revokes its partitions.
 
-    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is
-    over, and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
+    Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
+    refuses it. A process that was paused while it waited to join cannot commit here what other members may have read since.
     """
     member = classic.members.get(event.member_id)
     if member is None or member.join_request is None or event.connection == NO_CONNECTION:
@@ -146,14 +146,14 @@ def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
 
 
 def committed(context: Context, classic: ClassicGroup, event: OffsetCommit) -> None:
-    """A member's commit is a sign of life."""
+    """Count a member's commit as a sign of life."""
     member = classic.members.get(event.member_id)
     if member is not None and classic.state is not GroupState.COMPLETING_REBALANCE:
         rebalance.alive(context, member)
 
 
 def describe(context: Context, classic: ClassicGroup) -> DescribedGroup:
-    """A group with its members; metadata only while it is stable."""
+    """Describe a group with its members; their metadata only while it is stable."""
     protocol = classic.protocol if classic.state is GroupState.STABLE else None
     members = tuple(
         DescribedMember(
