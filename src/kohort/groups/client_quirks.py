@@ -1,8 +1,8 @@
 """Client quirks: which clients tolerate a delayed heartbeat response, by which they learn of a change immediately.
 
-Measured with real clients: Java's member of a consumer group accepts a short interval and a delay of seconds, so that
-a heartbeat is outstanding nearly always. librdkafka uses the interval it was told as the request's timeout, so a
-response may be delayed only for a part of it. Clients that stop consuming while a heartbeat is outstanding (KafkaJS,
+The values were measured with real clients. Java's member of a consumer group accepts a short interval and a delay of
+seconds, so that a heartbeat is outstanding nearly always. With librdkafka a response may be delayed only for a part of
+the interval, because the client uses the interval as the request's timeout. Clients that stop consuming while a heartbeat is outstanding (KafkaJS,
 sarama) must never see a delay. KafkaJS sends no client name, so clients without a name get no delay either.
 """
 

@@ -48,18 +48,18 @@ def goes_on(context: Context, membership: Membership, session: Timer) -> bool:
     return True
 
 
-# -- Members whose connection ended without a leave: evicted before their session ends
+# -- Eviction of members whose connection ended without a leave
 #
-# A closed connection is a hint of death, not death: the network may have broken it, and the client returns with its
+# A closed connection may have other causes than death. The network may have broken it, and the client returns with its
 # next heartbeat. So a member gets a grace period. Any request within it, on any connection, restores the session.
 # Static members keep their session in any case, because they may be absent for a while. The caller decides which
 # connections count (`ConnectionLost`):
 #
 # - **Clients that keep a lease** (`kohort.io.processes`). They are evicted one lease after the coordinator *received*
 #   their last request. By then they have stopped, because they count from when they *sent* it.
-# - **Members whose process has ended**, as reported by the kernel on the broker's own machine: evicted immediately.
+# - **Members whose process has ended**, by the kernel's report on the broker's machine. They are evicted immediately.
 # - **Other members, if the operator enabled it.** The grace is a little more than the member's heartbeat interval. A
-#   member that is still alive does not know of its eviction: its commits are refused, but it may go on processing
+#   member that is still alive does not know of its eviction. Its commits are refused, but it may go on processing
 #   records that belong to others now.
 
 LEAST_INTERVAL_MS = 1_000
@@ -300,8 +300,8 @@ class Pacing:
     def silent_from_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
         """Return when the member counts as silent unless it is heard before.
 
-        A member that was suspected by mistake gets as much time as it took then, so that suspicions of clients with
-        an interval of their own stop.
+        A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
+        own are not suspected again and again.
 
         Returns:
             None if the member is never silent: it waits for a response, or its interval is unknown.

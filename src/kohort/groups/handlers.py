@@ -1,7 +1,7 @@
 """The interface between a group and its protocol: a `Protocol` is a registry row of handler functions.
 
 The machine, the offsets and the administrators' requests find a group's handlers by the class of its membership
-(`Context.protocol`) and need nothing else about its protocol. The rows are `classic.handlers.CLASSIC`,
+(`Context.protocol`). They need nothing else about its protocol. The rows are `classic.handlers.CLASSIC`,
 `consumer.handlers.CONSUMER` and `push.handlers.PUSH`; `machine.PROTOCOLS` is the table. A new protocol is a folder with
 a membership, handlers and a row. A handler that a row leaves out refuses the request or does nothing.
 """

@@ -9,7 +9,7 @@ an eager group everyone continues to work after a change, and all are notified a
 response is delayed, or when the last member without a delayed response is due. A response may be released before that,
 by a commit or its time limit. It announces the rebalance only if the member's next heartbeat is due after that moment
 and would come too late. Members of cooperative groups keep their partitions during a rebalance and are notified
-immediately. docs/notification.md has measurements of both, from a simulation and from real clients.
+immediately. See docs/notification.md for measurements with a simulation and real clients.
 
 Nor do members stop for one that is silent: overdue, or without a connection. The join phase cannot end before the
 silent member returns or its session ends, so that is the moment of the notification.
@@ -39,9 +39,9 @@ PACE = Pace(any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, for
 """The failure detector's parameters for classic members.
 
 A false suspicion is cheap: the others are notified when the member is heard, moments later. A missed one stalls all
-members for a session timeout. So a member is silent as soon as it is late or its connection has ended. Only heartbeats count,
-because only their responses can announce a rebalance, not those of commits. A client that closed its connection during
-a delay gets no more delays: its interval is its own, and it loses only the early notification.
+members for a session timeout. So a member is silent as soon as it is late or its connection has ended. Only heartbeats
+count, because only their responses can announce a rebalance, not those of commits. A client that closed its connection
+during a delay gets no more delays: its interval is its own, and it loses only the early notification.
 """
 USUAL_PART, LONGEST_PART = 4, 2
 """The parts of the rebalance timeout that a deferral may take: 1/4, or 1/2 with a silent member."""

@@ -137,7 +137,8 @@ def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
     """Return whether a commit follows its member's JoinGroup, before which an eager member revokes its partitions.
 
     Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
-    refuses it. A process that was paused while it waited to join cannot commit here what other members may have read since.
+    refuses it. A process that was paused while it waited to join cannot commit here what others may have
+    read since.
     """
     member = classic.members.get(event.member_id)
     if member is None or member.join_request is None or event.connection == NO_CONNECTION:

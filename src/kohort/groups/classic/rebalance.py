@@ -349,10 +349,10 @@ def after_removal(context: Context, classic: ClassicGroup, reason: str) -> None:
 # -- Topic changes that a classic group's leader may miss
 #
 # The leader compares the topics with those it assigned, and joins again when they change. A static leader that
-# returns has assigned nothing. With JoinGroup below version 9 it cannot be told that it leads (KIP-814), and so compares
-# nothing. Otherwise it compares with the topics that it sees after the reply, and misses changes before that. After a
-# restart nobody knows whether the leader returned like this. Until such a leader assigns, the coordinator compares the
-# topics itself. Source: KAFKA-13435.
+# returns has assigned nothing. With JoinGroup below version 9 it cannot be told that it leads (KIP-814), so it
+# compares nothing. Otherwise it compares with the topics that it sees after the reply, and misses changes before that.
+# After a restart nobody knows whether the leader returned like this. Until such a leader assigns, the coordinator
+# compares the topics itself. Source: KAFKA-13435.
 
 
 def topics_hash(context: Context, classic: ClassicGroup) -> int:
