@@ -137,8 +137,9 @@ def broken_asking(member_id: str, member: PushMember) -> Iterator[str]:
 
 # -- Permission to commit manually in a push group
 #
-# A member may commit its own partitions until its Stop is answered. For other partitions a member may repeat the committed position with its own metadata. For a partition without an
-# owner it may also commit a first offset. Neither moves another member.
+# A member may commit its own partitions until its Stop is answered. For other partitions a member may repeat the
+# committed position with its own metadata. For a partition without an owner it may also commit a first offset. Neither
+# moves another member.
 
 
 def may_commit(context: Context, push: PushGroup, event: OffsetCommit) -> ErrorCode:
