@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import Told
+from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
@@ -277,7 +277,7 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
 
 
 def told(trial: Trial) -> list[str]:
-    return [note.text for note in trial.notes if isinstance(note, Told) and note.text.startswith("member ")]
+    return [note.text for note in trial.notes if isinstance(note, LogLine) and note.text.startswith("member ")]
 
 
 def test_the_log_tells_why_a_member_was_evicted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from kohort.groups.effects import Counted, Now, Push, Rebalanced, Told, Work
+from kohort.groups.effects import Counted, LogLine, Now, Push, Rebalanced, Work
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 Action: TypeAlias = Callable[[], object]
@@ -40,7 +40,7 @@ class ShardMetrics(Protocol):
         """Time until an append was durable."""
 
 
-class Timer(Protocol):
+class ScheduledCall(Protocol):
     """A scheduled call."""
 
     def cancel(self) -> None:
@@ -69,7 +69,7 @@ class Driver(Protocol):
         A second turn comes after the event loop has polled its sockets.
         """
 
-    def at(self, mono_ms: int, action: Action) -> Timer:
+    def at(self, mono_ms: int, action: Action) -> ScheduledCall:
         """Call an action when the monotonic clock reaches this time."""
 
     def topic_image(self) -> TopicImage:
@@ -102,7 +102,7 @@ class Driver(Protocol):
     def note(self, note: Counted | Rebalanced) -> None:
         """Update a metric."""
 
-    def tell(self, line: Told) -> None:
+    def tell(self, line: LogLine) -> None:
         """Write a log line about a group."""
 
     def error(self, text: str, fault: Exception | None = None) -> None:

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
-from kohort.coordinator.driver import Action, Driver, Timer
+from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import GroupState, Now, Outcome, ReplyValue, Told
+from kohort.groups.effects import GroupState, LogLine, Now, Outcome, ReplyValue
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -76,7 +76,7 @@ READING = frozenset(
 """Events whose replies report the present state, so that no other owner may have changed it since."""
 
 
-class Gathered:
+class PendingAppend:
     """Steps that form one append.
 
     Attributes:
@@ -143,7 +143,7 @@ class Appends:
         self._token: int | None = None
         self._sent: list[Step] = []
         self._sent_at = 0.0
-        self._behind: deque[Gathered] = deque()
+        self._behind: deque[PendingAppend] = deque()
         self._last: Action | None = None
         self._reading: Action | None = None
         self.ended = False
@@ -171,7 +171,7 @@ class Appends:
         if self._token is None:
             self._send(steps, now)
             if self._behind or self._unproven:
-                self._go_on()
+                self._append_next()
             return
         self.waiting += len(steps)
         records = [record for _, outcome in steps for record in outcome.records]
@@ -179,22 +179,22 @@ class Appends:
             self._sent += steps
             return
         if not self._behind or self._behind[-1].alone:
-            self._behind.append(Gathered([], alone=False))
-        gathered = self._behind[-1]
-        gathered.steps += steps
-        gathered.records += len(records)
+            self._behind.append(PendingAppend([], alone=False))
+        pending = self._behind[-1]
+        pending.steps += steps
+        pending.records += len(records)
         if self.bytes_max is not None:
-            gathered.size += sum(map(record_bytes, records))
+            pending.size += sum(map(record_bytes, records))
 
     def has(self, kind: type) -> bool:
         """Return whether the effects of such an event are not durable yet."""
-        waiting = (self._unproven, self._sent, *(gathered.steps for gathered in self._behind))
+        waiting = (self._unproven, self._sent, *(pending.steps for pending in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
         """Call `action` when everything added so far is released; never if an append fails or the load ends."""
         self._last = action
-        self._go_on()
+        self._append_next()
 
     def end(self) -> None:
         """End the load: drop waiting steps, and ignore later answers of the journal."""
@@ -217,7 +217,7 @@ class Appends:
             steps = self._proved(steps)
         self.waiting -= len(steps)
         self._release(steps)
-        self._go_on()
+        self._append_next()
 
     def lost(self, reason: Exception) -> None:
         """Fail the load because an append was lost (`Owner.lost`)."""
@@ -250,7 +250,7 @@ class Appends:
             except Exception as error:  # noqa: BLE001  # passed to the shard, which handles it
                 refused = isinstance(error, KafkaError) and not isinstance(error, FencedError | OSError)
                 if refused and len(steps) > 1:
-                    self._behind.extendleft(Gathered([step], alone=True) for step in reversed(steps))
+                    self._behind.extendleft(PendingAppend([step], alone=True) for step in reversed(steps))
                     self.waiting += len(steps)
                 else:
                     self._fail(error, steps[0] if refused and steps else None)
@@ -267,7 +267,7 @@ class Appends:
                 self.waiting -= len(steps)
         self._release(steps)
 
-    def _go_on(self) -> None:
+    def _append_next(self) -> None:
         """Append the next steps, as long as the journal answers immediately."""
         while self._token is None and (self._behind or self._unproven):
             steps = self._behind.popleft().steps if self._behind else []
@@ -389,10 +389,10 @@ class Shard:
         self._queued_at = 0.0
         self._times = driver.metrics
         self._clock = driver.clock
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._timer_at = 0
         self._ticking = False
-        self._reload: Timer | None = None
+        self._reload: ScheduledCall | None = None
         self._appends: Appends | None = None
         self._failures = 0
 
@@ -586,7 +586,7 @@ class Shard:
             for work in outcome.work:
                 self._driver.run_work(work, self.tell)
             for note in outcome.notes:
-                if isinstance(note, Told):
+                if isinstance(note, LogLine):
                     self._driver.tell(note)
                 else:
                     self._driver.note(note)

@@ -2,8 +2,9 @@
 
 The values were measured with real clients. Java's member of a consumer group accepts a short interval and a delay of
 seconds, so that a heartbeat is outstanding nearly always. With librdkafka a response may be delayed only for a part of
-the interval, because the client uses the interval as the request's timeout. Clients that stop consuming while a heartbeat is outstanding (KafkaJS,
-sarama) must never see a delay. KafkaJS sends no client name, so clients without a name get no delay either.
+the interval, because the client uses the interval as the request's timeout. Clients that stop consuming while a
+heartbeat is outstanding (KafkaJS, sarama) must never see a delay. KafkaJS sends no client name, so clients without a
+name get no delay either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Patience(NamedTuple):
+class DelayTolerance(NamedTuple):
     """A client's tolerance of delayed heartbeat responses.
 
     Attributes:
@@ -24,14 +25,14 @@ class Patience(NamedTuple):
     short_interval: bool = False
 
 
-NONE = Patience()
+NONE = DelayTolerance()
 SHARE_OF_TOLD = 0.8
 
 CONSUMER_CLIENTS = {
-    "apache-kafka-java": Patience(4_500, True),
-    "librdkafka": Patience(30_000, False),
-    "confluent-kafka-python": Patience(30_000, False),
-    "kohort": Patience(4_500, True),
+    "apache-kafka-java": DelayTolerance(4_500, True),
+    "librdkafka": DelayTolerance(30_000, False),
+    "confluent-kafka-python": DelayTolerance(30_000, False),
+    "kohort": DelayTolerance(4_500, True),
 }
 """Members of consumer groups (KIP-848), by the software name of ApiVersions 3 and up."""
 
@@ -44,13 +45,13 @@ CLASSIC_HOLD_MS = 30_000
 
 
 def classic_hold_ms(mode: str, software: str | None) -> int:
-    """Return how long this client's classic Heartbeat may be delayed, 0: not at all; arguments as for `patience`."""
+    """Return how long this client's classic Heartbeat may be delayed, 0: not at all (arguments: `delay_tolerance`)."""
     if mode == "off" or not software or software in NEVER_HELD:
         return 0
     return CLASSIC_HOLD_MS if mode == "all" or software in CLASSIC_CLIENTS else 0
 
 
-def patience(mode: str, software: str | None) -> Patience:
+def delay_tolerance(mode: str, software: str | None) -> DelayTolerance:
     """Return this client's tolerance of delayed ConsumerGroupHeartbeat responses.
 
     Args:
@@ -62,4 +63,4 @@ def patience(mode: str, software: str | None) -> Patience:
     known = CONSUMER_CLIENTS.get(software or "")
     if known is not None:
         return known
-    return Patience(30_000, False) if mode == "all" else NONE
+    return DelayTolerance(30_000, False) if mode == "all" else NONE

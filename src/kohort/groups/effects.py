@@ -516,7 +516,7 @@ class Level(enum.IntEnum):
     ERROR = 40
 
 
-class Told(NamedTuple):
+class LogLine(NamedTuple):
     """A log line: what happened to a group, and why."""
 
     level: Level
@@ -524,7 +524,7 @@ class Told(NamedTuple):
     text: str
 
 
-Note: TypeAlias = Counted | Rebalanced | Told
+Note: TypeAlias = Counted | Rebalanced | LogLine
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 # -- Answers of push consumers, and other events of push groups alone; the other events stand below
 
 
-class Asking(enum.Enum):
+class PushRequestKind(enum.Enum):
     """The request that a push consumer answers."""
 
     PING = enum.auto()
@@ -50,7 +50,7 @@ class ConsumerAnswered:
     group_id: str
     member_id: str
     connection: int
-    asked: Asking
+    asked: PushRequestKind
     error: ErrorCode = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
 
@@ -318,7 +318,7 @@ class ConsumerGroupHeartbeat:
         rebalance_timeout_ms: -1: unchanged.
         owned: the member's partitions; None: unchanged.
         hold_ms: how long the client tolerates a delayed reply; 0: reply immediately.
-        short_interval: the flag of `client_quirks.Patience`.
+        short_interval: the flag of `client_quirks.DelayTolerance`.
     """
 
     request: int

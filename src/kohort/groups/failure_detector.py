@@ -1,11 +1,11 @@
 """Failure detector: the session, heartbeat interval and next due time of each member, and which members are suspected.
 
-Members of every protocol derive from `Pacing` (`ClassicMember`, `Presence`). Protocols differ only in the data of their
-rows: a `Pace`, the session timeout, and the interval to assume if none is known.
+Members of every protocol derive from `MonitoredMember` (`ClassicMember`, `Presence`). Protocols differ only in the data
+of their rows: the `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
 - **Interval** (`interval_ms`). Known if the member was told one in a reply or with its lease. Otherwise its heartbeats
   show it (`beat`), or the group's usual interval applies (the row's `usual_ms`).
-- **Due** (`due_ms`). One interval after the last heartbeat, or after the last sign of any kind: `Pace.any_sign`.
+- **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
 - **Silent** (`silent_from_ms`). So late that it is suspected to be dead, or without a connection. A member that waits
   for a response is never silent. The protocol decides what follows (`classic.deferred_notification`,
   `consumer.suspicion`). No protocol evicts a member for silence alone; the session timeout does that.
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from kohort.groups.effects import Meter
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
-from kohort.groups.group import Membership
+from kohort.groups.group import GroupMembership
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
@@ -29,7 +29,7 @@ from kohort.groups.timers import Deadline, Timer
 # sessions seldom end.
 
 
-def goes_on(context: Context, membership: Membership, session: Timer) -> bool:
+def extend_session(context: Context, membership: GroupMembership, session: Timer) -> bool:
     """Extend a session that has ended if an earlier owner may have heard its member later.
 
     The grace of a member without a connection includes this time from the start (`grace_end_ms`).
@@ -95,7 +95,7 @@ LATE_MS = 100
 """A heartbeat may be this late without being suspicious."""
 
 
-class Pace(NamedTuple):
+class DetectorSettings(NamedTuple):
     """The failure detector's parameters for one protocol. The defaults suit groups that act on a suspicion.
 
     Attributes:
@@ -114,7 +114,7 @@ class Pace(NamedTuple):
     forgives_disconnect: bool = True
 
 
-CAREFUL = Pace()
+CAREFUL = DetectorSettings()
 """The parameters of protocols that set none of their own."""
 
 
@@ -130,7 +130,7 @@ class Holdable(Protocol):
         """How long its client tolerates a delay, 0: not at all."""
 
 
-class Pacing:
+class MonitoredMember:
     """The failure detector's state of one member.
 
     Attributes:
@@ -218,7 +218,7 @@ class Pacing:
     def lose(
         self,
         context: Context,
-        membership: Membership,
+        membership: GroupMembership,
         event: ConnectionLost,
         *,
         is_static: bool,
@@ -248,7 +248,7 @@ class Pacing:
             end_ms = grace_end_ms(context, event, self.heard_ms, self.interval_ms or interval_ms)
             shorten(context, self.session, now_ms if is_dead else end_ms)
 
-    def go_on_from(self, before: Pacing) -> None:
+    def take_over_connection(self, before: MonitoredMember) -> None:
         """Take over the connection state of the same member under another protocol."""
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
@@ -287,17 +287,17 @@ class Pacing:
         self.beat_ms = now_ms
         self.released_ms = None
 
-    def due_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
+    def due_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
         """Return when the next request is due, None if unknown; `usual_ms` stands in for an unknown interval."""
         interval = self.interval_ms or usual_ms
-        since_ms = self.heard_ms if pace.any_sign else self.beat_ms
+        since_ms = self.heard_ms if settings.any_sign else self.beat_ms
         if since_ms is None or not interval:
             return None
-        if pace.any_sign or self.released_ms is None:
+        if settings.any_sign or self.released_ms is None:
             return since_ms + interval
         return self.released_ms + interval if self.times_from_reply else max(self.released_ms, since_ms + interval)
 
-    def silent_from_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
+    def silent_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
         """Return when the member counts as silent unless it is heard before.
 
         A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
@@ -309,13 +309,13 @@ class Pacing:
         if self.awaits_answer:
             return None
         if self.gone_ms is not None:
-            return self.gone_ms + pace.reconnect_ms
-        due_ms = self.due_ms(pace, usual_ms)
+            return self.gone_ms + settings.reconnect_ms
+        due_ms = self.due_ms(settings, usual_ms)
         if due_ms is None:
             return None
         interval = self.interval_ms or usual_ms
         longest = max(interval, self.slowest_ms)
-        return due_ms + longest - interval + longest * pace.late_percent // 100 + pace.late_ms
+        return due_ms + longest - interval + longest * settings.late_percent // 100 + settings.late_ms
 
     def was_not_silent(self, context: Context) -> None:
         """Record that a suspected member was heard again, and how long it took."""
@@ -323,13 +323,13 @@ class Pacing:
             self.slowest_ms = max(self.slowest_ms, context.now.mono_ms - self.heard_ms)
 
 
-def silent_from_ms(context: Context, membership: Membership, member: Pacing) -> int | None:
-    """Return when a member counts as silent, by the parameters of its group's protocol (`Pacing.silent_from_ms`)."""
+def silent_from_ms(context: Context, membership: GroupMembership, member: MonitoredMember) -> int | None:
+    """Return when a member counts as silent, by the detector settings of its group's protocol."""
     row = context.protocols[type(membership)]
-    return member.silent_from_ms(row.pace, row.usual_ms(context, membership))
+    return member.silent_from_ms(row.detector, row.usual_ms(context, membership))
 
 
-def is_silent(context: Context, membership: Membership, member: Pacing) -> bool:
+def is_silent(context: Context, membership: GroupMembership, member: MonitoredMember) -> bool:
     """Return whether a member is silent now: it is overdue, or its connection has ended."""
     from_ms = silent_from_ms(context, membership, member)
     return from_ms is not None and from_ms <= context.now.mono_ms

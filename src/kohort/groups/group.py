@@ -18,14 +18,14 @@ Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
 """Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
 
 
-class Membership(ABC):
+class GroupMembership(ABC):
     """The members of a group under one protocol: their records and their soft state.
 
-    It answers what can be told from its own state; the protocol's behaviour is in its row (`handlers.Protocol`).
+    A membership answers from its own state. The protocol's behaviour is in its row (`handlers.ProtocolHandlers`).
 
     Attributes:
         takes: how each kind of record changes the membership; only the ledger calls these.
-        is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.note`).
+        is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
 
     __slots__ = ("group_id",)
@@ -87,7 +87,7 @@ class Membership(ABC):
         return True
 
 
-M = TypeVar("M", bound=Membership)
+M = TypeVar("M", bound=GroupMembership)
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Group:
     """
 
     group_id: str
-    membership: Membership
+    membership: GroupMembership
     offsets: dict[Partition, OffsetCommitted] = field(default_factory=dict)
     pending: dict[int, dict[Partition, PendingOffset]] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The interface between a group and its protocol: a `Protocol` is a registry row of handler functions.
+"""The interface between a group and its protocol: `ProtocolHandlers` is a registry row of functions.
 
 The machine, the offsets and the administrators' requests find a group's handlers by the class of its membership
 (`Context.protocol`). They need nothing else about its protocol. The rows are `classic.handlers.CLASSIC`,
@@ -34,30 +34,30 @@ from kohort.groups.events import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from kohort.groups.failure_detector import CAREFUL, Pace, Pacing
-from kohort.groups.group import M, Membership, Partition
+from kohort.groups.failure_detector import CAREFUL, DetectorSettings, MonitoredMember
+from kohort.groups.group import GroupMembership, M, Partition
 from kohort.groups.long_polling import Release
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 
 
-def refuse_join(context: Context, membership: Membership, event: JoinGroup) -> None:
+def refuse_join(context: Context, membership: GroupMembership, event: JoinGroup) -> None:
     """Refuse a JoinGroup: a group with members takes none of another protocol."""
     context.reply(event.request, JoinGroupReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=event.member_id))
 
 
-def refuse_sync(context: Context, membership: Membership, event: SyncGroup) -> None:
+def refuse_sync(context: Context, membership: GroupMembership, event: SyncGroup) -> None:
     """Refuse a SyncGroup: the group has no members that use it."""
     context.reply(event.request, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
 
 
-def refuse_heartbeat(context: Context, membership: Membership, event: Heartbeat) -> None:
+def refuse_heartbeat(context: Context, membership: GroupMembership, event: Heartbeat) -> None:
     """Refuse a Heartbeat: the group has no members that use it."""
     context.reply(event.request, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID))
 
 
-def refuse_leave(context: Context, membership: Membership, event: LeaveGroup) -> None:
+def refuse_leave(context: Context, membership: GroupMembership, event: LeaveGroup) -> None:
     """Refuse a LeaveGroup: the group has no members that use it."""
     strangers = (
         LeftMember(leaver.member_id, leaver.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in event.members
@@ -65,7 +65,7 @@ def refuse_leave(context: Context, membership: Membership, event: LeaveGroup) ->
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
 
 
-def refuse_consumer_heartbeat(context: Context, membership: Membership, event: ConsumerGroupHeartbeat) -> None:
+def refuse_consumer_heartbeat(context: Context, membership: GroupMembership, event: ConsumerGroupHeartbeat) -> None:
     """Refuse a ConsumerGroupHeartbeat: the group is of another kind."""
     text = f"Group {event.group_id} is not a consumer group."
     context.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
@@ -91,7 +91,7 @@ def none_broken(*arguments: object) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol(Generic[M]):
+class ProtocolHandlers(Generic[M]):
     """The handlers of one protocol.
 
     Attributes:
@@ -103,7 +103,7 @@ class Protocol(Generic[M]):
         due: handlers of expired timers, by kind; the text is the timer's subject.
         connection_lost: handles the end of the connection on which a member was last heard.
         member: returns a member for the failure detector, None if the id is unknown.
-        pace: the failure detector's parameters, and whether heartbeats are delayed again after a disconnect.
+        detector: the failure detector's parameters, and whether heartbeats are delayed again after a disconnect.
         usual_ms: the heartbeat interval to assume for a member without a known one, 0: none.
         session_ms: returns a member's session timeout.
         answer_held: answers a delayed heartbeat as it would be answered now (`long_polling`).
@@ -132,8 +132,8 @@ class Protocol(Generic[M]):
     listed_as: str = ""
     due: Mapping[Deadline, Callable[[Context, M, str], None]] = field(default_factory=dict)
     connection_lost: Callable[[Context, M, str, ConnectionLost], None] = nothing
-    member: Callable[[M, str], Pacing | None] = nothing
-    pace: Pace = CAREFUL
+    member: Callable[[M, str], MonitoredMember | None] = nothing
+    detector: DetectorSettings = CAREFUL
     usual_ms: Callable[[Context, M], int] = unknown_interval
     session_ms: Callable[[Context, M, Any], int] = unknown_interval
     answer_held: Callable[[Context, M, Any, Any, Release], None] = nothing
@@ -154,5 +154,5 @@ class Protocol(Generic[M]):
     events: Mapping[type, Callable[[Context, Any], None]] = field(default_factory=dict)
 
 
-Row: TypeAlias = Protocol[Any]
+AnyProtocol: TypeAlias = ProtocolHandlers[Any]
 """The row of any protocol. Its functions take the membership by whose class the row was found."""

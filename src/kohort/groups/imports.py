@@ -117,7 +117,7 @@ def refuse(context: Context, event: GroupImported) -> None:
         wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
         imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
         if failures == 0:
-            context.tell(event.group_id, f"not served yet: {event.text}", Level.WARNING)
+            context.log(event.group_id, f"not served yet: {event.text}", Level.WARNING)
     else:
         imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
-        context.tell(event.group_id, f"refused: {event.text}", Level.WARNING)
+        context.log(event.group_id, f"refused: {event.text}", Level.WARNING)

@@ -24,8 +24,8 @@ from kohort.groups.effects import Meter
 from kohort.groups.timers import Deadline, Timer
 
 if TYPE_CHECKING:
-    from kohort.groups.failure_detector import Holdable, Pacing
-    from kohort.groups.group import Membership
+    from kohort.groups.failure_detector import Holdable, MonitoredMember
+    from kohort.groups.group import GroupMembership
     from kohort.groups.step import Context
 
 SESSION_PARTS = 3
@@ -51,15 +51,17 @@ class HeldReplies:
     __slots__ = ("_members",)
 
     def __init__(self) -> None:
-        self._members: dict[int, Pacing] = {}
+        self._members: dict[int, MonitoredMember] = {}
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[tuple[int, Pacing]]:
+    def __iter__(self) -> Iterator[tuple[int, MonitoredMember]]:
         return iter(self._members.items())
 
-    def keep(self, context: Context, membership: Membership, member: Pacing, event: Holdable, limit_ms: int) -> bool:
+    def keep(
+        self, context: Context, membership: GroupMembership, member: MonitoredMember, event: Holdable, limit_ms: int
+    ) -> bool:
         """Hold the response to a heartbeat for at most `limit_ms`.
 
         The client's own limit and a third of the session timeout apply as well.
@@ -78,7 +80,9 @@ class HeldReplies:
         context.run(member.hold, limit)
         return True
 
-    def release(self, context: Context, membership: Membership, member: Pacing, why: Release = Release.NOW) -> None:
+    def release(
+        self, context: Context, membership: GroupMembership, member: MonitoredMember, why: Release = Release.NOW
+    ) -> None:
         """Send a member's held response, if there is one, and restart its session timer."""
         event = self._take(context, member)
         if event is not None:
@@ -87,7 +91,12 @@ class HeldReplies:
             row.answer_held(context, membership, member, event, why)
 
     def refuse(
-        self, context: Context, membership: Membership, member: Pacing, error: ErrorCode, message: str | None = None
+        self,
+        context: Context,
+        membership: GroupMembership,
+        member: MonitoredMember,
+        error: ErrorCode,
+        message: str | None = None,
     ) -> None:
         """Send a member's held response, if there is one, as an error: the member was removed or replaced."""
         event = self._take(context, member)
@@ -102,23 +111,23 @@ class HeldReplies:
             if member is not None and group is not None:
                 self.release(context, group.membership, member)
 
-    def on_end(self, context: Context, membership: Membership, member_id: str) -> None:
+    def on_end(self, context: Context, membership: GroupMembership, member_id: str) -> None:
         """Send a member's held response because its time limit has passed."""
         member = context.protocols[type(membership)].member(membership, member_id)
         if member is not None:
             self.release(context, membership, member)
 
-    def on_disconnect(self, context: Context, membership: Membership, member: Pacing) -> None:
+    def on_disconnect(self, context: Context, membership: GroupMembership, member: MonitoredMember) -> None:
         """Release a member's held response because its connection ended; the client may not tolerate delays."""
         if member.held is None:
             return
-        if not context.protocols[type(membership)].pace.forgives_disconnect:
+        if not context.protocols[type(membership)].detector.forgives_disconnect:
             member.never_held = True
         context.count(Meter.HELD_DISCONNECTS)
         self.release(context, membership, member, Release.DISCONNECTED)
         member.released_ms = None  # the time of its next request does not show its interval
 
-    def _take(self, context: Context, member: Pacing) -> Holdable | None:
+    def _take(self, context: Context, member: MonitoredMember) -> Holdable | None:
         event = member.held
         if event is not None:
             member.held = None

@@ -64,7 +64,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group
-from kohort.groups.handlers import Row
+from kohort.groups.handlers import AnyProtocol
 from kohort.groups.migration import group_routing
 from kohort.groups.push.handlers import PUSH
 from kohort.groups.records import Record
@@ -147,13 +147,13 @@ def delete_one(context: Context, group_id: str) -> ErrorCode:
         offset_requests.tombstone(context, group_id, partition)
     context.count(Meter.OFFSET_DELETIONS, len(partitions))
     context.remove(group)
-    context.tell(group_id, f"deleted, with {len(partitions)} offsets")
+    context.log(group_id, f"deleted, with {len(partitions)} offsets")
     return ErrorCode.NONE
 
 
 # -- The protocols that the coordinator speaks: another one has its row here
 
-PROTOCOLS: Final[tuple[Row, ...]] = (CLASSIC, CONSUMER, PUSH)
+PROTOCOLS: Final[tuple[AnyProtocol, ...]] = (CLASSIC, CONSUMER, PUSH)
 """The protocol handlers. The first row serves groups that only hold offsets."""
 
 
@@ -217,7 +217,7 @@ HANDLERS: dict[type, Handler] = {
 class GroupMachine:
     """The state machine of all groups of one shard."""
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Row] = PROTOCOLS) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol] = PROTOCOLS) -> None:
         self.context = Context(config, protocols)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
         for protocol in protocols:
@@ -301,7 +301,7 @@ class GroupMachine:
         if timer.kind is Deadline.HELD:
             self.context.held.on_end(self.context, group.membership, timer.subject)
             return
-        if timer.kind is Deadline.SESSION and failure_detector.goes_on(self.context, group.membership, timer):
+        if timer.kind is Deadline.SESSION and failure_detector.extend_session(self.context, group.membership, timer):
             return
         due = self.context.protocol(group).due.get(timer.kind)
         if due is not None:

@@ -320,7 +320,7 @@ def take_over(context: Context, event: GroupImported) -> None:
     context.ledger.take_commit(group, records)
     context.out.records.extend(records)
     context.count(Meter.GROUP_IMPORTS)
-    context.tell(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
+    context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
 
 def named(context: Context, offset: OffsetToCommit) -> OffsetToCommit:
@@ -383,7 +383,7 @@ def expire_group(context: Context, group: Group) -> None:
         tombstone(context, group.group_id, partition)
     context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
     if gone:
-        context.tell(group.group_id, f"{len(gone)} offsets expired")
+        context.log(group.group_id, f"{len(gone)} offsets expired")
     if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
         context.remove(group)
 

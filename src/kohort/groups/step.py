@@ -8,9 +8,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
+from kohort.groups.effects import Counted, Level, LogLine, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue
 from kohort.groups.events import NO_CONNECTION, GroupSettings, Topic, TopicImage
-from kohort.groups.group import Group, M, Membership, Partition, PendingOffset
+from kohort.groups.group import Group, GroupMembership, M, Partition, PendingOffset
 from kohort.groups.imports import Imports
 from kohort.groups.long_polling import HeldReplies
 from kohort.groups.records import (
@@ -26,7 +26,7 @@ from kohort.groups.timers import Deadline, Deadlines, Timer
 from kohort.ids import TopicId
 
 if TYPE_CHECKING:
-    from kohort.groups.handlers import Row
+    from kohort.groups.handlers import AnyProtocol
 
 
 # -- The hard state of all groups
@@ -48,7 +48,7 @@ class Ledger:
         changed: published groups that have changed since the last `ShowPushGroups`; None before the first one.
     """
 
-    def __init__(self, kinds: Sequence[type[Membership]]) -> None:
+    def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
         """Take the classes of memberships; a group without records of its own membership gets the first class."""
         self.groups: dict[str, Group] = {}
         self._first = kinds[0]
@@ -70,7 +70,7 @@ class Ledger:
         """Apply one record to the state."""
         self._appliers[type(record)](record)
 
-    def note(self, membership: Membership) -> None:
+    def mark_changed(self, membership: GroupMembership) -> None:
         """Mark a group as changed since it was last published."""
         if membership.is_shown and self.changed is not None:
             self.changed[membership.group_id] = None
@@ -101,14 +101,14 @@ class Ledger:
             membership = group.membership = kind(group_id)
         return membership
 
-    def _take(self, kind: type[Membership], take: Callable[[Any, Any], None], record: Any) -> None:
+    def _take(self, kind: type[GroupMembership], take: Callable[[Any, Any], None], record: Any) -> None:
         membership = self.membership(record.group_id, kind)
         take(membership, record)
-        self.note(membership)
+        self.mark_changed(membership)
 
     def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
         """Apply a commit of several positions to one group, none of them transactional: a faster `apply` of each."""
-        self.note(group.membership)
+        self.mark_changed(group.membership)
         group.offsets.update(zip(map(PARTITION_OF, records), records, strict=True))
         if group.pending:
             for record in records:
@@ -130,7 +130,7 @@ class Ledger:
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):
             group = self.groups[group_id]
-            self.note(group.membership)
+            self.mark_changed(group.membership)
             for partition, slot in group.pending.pop(record.producer_id, {}).items():
                 if record.committed and not slot.superseded:
                     group.offsets[partition] = slot.record._replace(producer_id=-1, producer_epoch=-1)
@@ -145,7 +145,7 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             return
-        self.note(group.membership)
+        self.mark_changed(group.membership)
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
         elif group.membership.drop(kind, rest):
@@ -190,7 +190,7 @@ class Context:
         expiring: groups that the current offset expiration has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Row]) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol]) -> None:
         self.config = config
         self.protocols = {protocol.membership: protocol for protocol in protocols}
         self.ledger = Ledger(list(self.protocols))
@@ -248,9 +248,9 @@ class Context:
         mean = sum(still) / len(still) if still else 0.0
         self.out.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
 
-    def tell(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
+    def log(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
         """Add a log line to the effects."""
-        self.out.notes.append(Told(level, group_id, text))
+        self.out.notes.append(LogLine(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
         """Record that a member was heard on this connection."""
@@ -281,7 +281,7 @@ class Context:
         """Return a group; None if there is none."""
         return self.ledger.groups.get(group_id)
 
-    def protocol(self, group: Group) -> Row:
+    def protocol(self, group: Group) -> AnyProtocol:
         """Return the handlers of a group's protocol, whose functions take its membership."""
         return self.protocols[type(group.membership)]
 
@@ -293,7 +293,7 @@ class Context:
     def create(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
         if len(self.ledger.groups) >= self.config.groups_max:
-            self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
+            self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
         self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
         return self.ledger.groups[group_id]

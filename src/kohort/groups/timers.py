@@ -20,7 +20,7 @@ class Deadline(enum.Enum):
     SYNC_PHASE = enum.auto()
     REVOCATION = enum.auto()
     HELD = enum.auto()
-    GATHERING = enum.auto()
+    NOTIFICATION = enum.auto()
     SILENCE = enum.auto()
     EXPIRY = enum.auto()
     PING = enum.auto()

@@ -176,7 +176,7 @@ class Survey:
         return names
 
 
-def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
+def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     """Log which names a truncation may concern that was made when the log was opened."""
     size = source.recovery.truncated_bytes
     if not size:

@@ -59,12 +59,12 @@ class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
     offsets: int = int32()
 
 
-def value(record: OffsetsImported) -> OffsetsImportedValue:
+def imported_value(record: OffsetsImported) -> OffsetsImportedValue:
     """Build the value of an import record."""
     return OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets)
 
 
-def read(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
+def read_imported(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
     """Build an import record from its key's fields and value bytes."""
     parsed = OffsetsImportedValue.decode(data, version)
     return OffsetsImported(fields[0], parsed.timestamp, parsed.offsets)
@@ -427,7 +427,7 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     TargetEpochSet: _target_epoch_value,
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
-    OffsetsImported: lambda record: _value(value(record), 0),
+    OffsetsImported: lambda record: _value(imported_value(record), 0),
     PushGroupSaved: lambda record: _value(group_value(record), 0),
     PushMemberSaved: lambda record: _value(member_value(record), 0),
     PushOwned: lambda record: _value(owned_value(record), 0),
@@ -627,7 +627,7 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.CURRENT: _read_current,
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
-    Kind.IMPORT: read,
+    Kind.IMPORT: read_imported,
     Kind.PUSH_GROUP: read_group,
     Kind.PUSH_MEMBER: read_member,
     Kind.PUSH_OWNED: read_owned,

@@ -15,9 +15,9 @@ from kohort.journal.checked import (
     Survey,
     checked_batches,
     damage_of,
+    log_truncation,
     newest_first,
     newest_of,
-    tell_cut_off,
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.protocol import Owner
@@ -103,7 +103,7 @@ class LogJournal:
         """
         if not self._told_cut:
             self._told_cut = True
-            tell_cut_off(self._log, group_of, "group")
+            log_truncation(self._log, group_of, "group")
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):

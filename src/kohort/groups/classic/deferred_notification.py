@@ -25,17 +25,19 @@ from __future__ import annotations
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
-from kohort.groups.classic.group import ClassicGroup, ClassicMember, Gathering
+from kohort.groups.classic.group import ClassicGroup, ClassicMember, DeferredNotification
 from kohort.groups.effects import GroupState, HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
-from kohort.groups.failure_detector import LATE_MS, Pace, is_silent
+from kohort.groups.failure_detector import LATE_MS, DetectorSettings, is_silent
 from kohort.groups.long_polling import Release
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 HELD_TENTHS = 9
 """The longest delay in tenths of the interval, so that the next heartbeat finds no other one outstanding."""
-PACE = Pace(any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False)
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False
+)
 """The failure detector's parameters for classic members.
 
 A false suspicion is cheap: the others are notified when the member is heard, moments later. A missed one stalls all
@@ -55,9 +57,9 @@ def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event:
         context.held.release(context, classic, member)
     member.beat(context, event.interval_ms)
     member.bears_hold = event.hold_ms > 0
-    gathering = classic.gathering
-    if gathering is not None and member.member_id in gathering.silent:
-        forget_awaited(gathering, member.member_id)
+    deferral = classic.deferral
+    if deferral is not None and member.member_id in deferral.silent:
+        forget_awaited(deferral, member.member_id)
         tell_if_all_held(context, classic)
 
 
@@ -68,12 +70,12 @@ def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: 
     if classic.state is GroupState.STABLE:
         if member.member_id in classic.pending_sync:
             return False
-    elif classic.gathering is None or member.join_request is not None:
+    elif classic.deferral is None or member.join_request is not None:
         return False
     if not context.held.keep(context, classic, member, event, member.interval_ms * HELD_TENTHS // 10):
         return False
-    if classic.gathering is not None:
-        forget_awaited(classic.gathering, member.member_id)
+    if classic.deferral is not None:
+        forget_awaited(classic.deferral, member.member_id)
         tell_if_all_held(context, classic)
     return True
 
@@ -82,14 +84,14 @@ def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> Er
     """Return the content of a response that is sent now: join again, unless the member's next heartbeat is in time."""
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return ErrorCode.NONE
-    gathering = classic.gathering
-    if gathering is None:
+    deferral = classic.deferral
+    if deferral is None:
         return ErrorCode.REBALANCE_IN_PROGRESS
-    due_ms = None if member.join_request is not None else member.due_ms(PACE)
-    if due_ms is not None and due_ms <= gathering.until_ms:
-        gathering.awaited[member.member_id] = None
+    due_ms = None if member.join_request is not None else member.due_ms(DETECTOR_SETTINGS)
+    if due_ms is not None and due_ms <= deferral.until_ms:
+        deferral.awaited[member.member_id] = None
         return ErrorCode.NONE
-    gathering.awaited.pop(member.member_id, None)
+    deferral.awaited.pop(member.member_id, None)
     return ErrorCode.REBALANCE_IN_PROGRESS
 
 
@@ -126,12 +128,12 @@ def begin(context: Context, classic: ClassicGroup) -> None:
         for member in classic.members.values()
         if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
     )
-    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, classic.group_id))
-    set_until(context, classic, classic.gathering)
+    classic.deferral = DeferredNotification(awaited, now_ms, Timer(Deadline.NOTIFICATION, classic.group_id))
+    set_until(context, classic, classic.deferral)
     tell_if_all_held(context, classic)
 
 
-def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> None:
+def set_until(context: Context, classic: ClassicGroup, deferral: DeferredNotification) -> None:
     """Set the time of the notification: when the last member is due, but not before silent members return or leave.
 
     The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile some
@@ -139,32 +141,32 @@ def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> 
     notified and have joined do not delay the end of the join phase.
     """
     now_ms = context.now.mono_ms
-    awaited = [classic.members[member_id] for member_id in gathering.awaited]
+    awaited = [classic.members[member_id] for member_id in deferral.awaited]
     silent = [member for member in awaited if is_silent(context, classic, member)]
-    gathering.silent = dict.fromkeys(member.member_id for member in silent)
+    deferral.silent = dict.fromkeys(member.member_id for member in silent)
     if silent:
         ends_ms = max(member.session.due_ms or now_ms for member in silent)
         longest_ms = max(member.session_timeout_ms for member in silent)
         longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
-        gathering.until_ms = min(ends_ms, gathering.began_ms + longest_ms)
-        gathering.extended = True
+        deferral.until_ms = min(ends_ms, deferral.began_ms + longest_ms)
+        deferral.extended = True
     else:
         last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
-        dues = [member.due_ms(PACE) for member in awaited]
+        dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
         due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
-        gathering.until_ms = min(due_ms + LATE_MS, last_ms)
-        gathering.extended = False
-    context.deadlines.set(gathering.timer, gathering.until_ms)
+        deferral.until_ms = min(due_ms + LATE_MS, last_ms)
+        deferral.extended = False
+    context.deadlines.set(deferral.timer, deferral.until_ms)
 
 
 def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
     """Notify all members when the last one was due, unless one did not come and is silent now."""
-    gathering = classic.gathering
-    if gathering is None:
+    deferral = classic.deferral
+    if deferral is None:
         return
-    if not gathering.extended:
-        set_until(context, classic, gathering)
-    if not gathering.extended or gathering.until_ms <= context.now.mono_ms:
+    if not deferral.extended:
+        set_until(context, classic, deferral)
+    if not deferral.extended or deferral.until_ms <= context.now.mono_ms:
         tell_all(context, classic)
 
 
@@ -175,13 +177,13 @@ def longest_interval_ms(classic: ClassicGroup) -> int:
 
 def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
     """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
-    gathering = classic.gathering
-    if gathering is None:
+    deferral = classic.deferral
+    if deferral is None:
         return
-    if not gathering.awaited:
+    if not deferral.awaited:
         tell_all(context, classic)
-    elif gathering.extended and not gathering.silent:
-        set_until(context, classic, gathering)
+    elif deferral.extended and not deferral.silent:
+        set_until(context, classic, deferral)
 
 
 def tell_all(context: Context, classic: ClassicGroup) -> None:
@@ -189,9 +191,9 @@ def tell_all(context: Context, classic: ClassicGroup) -> None:
 
     If the notification was extended for silent members, the time to join starts only now.
     """
-    gathering = classic.gathering
+    deferral = classic.deferral
     timeout_ms = classic.rebalance_timeout_ms()
-    if gathering is not None and context.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
+    if deferral is not None and context.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
         context.run(classic.join_phase, timeout_ms)
     end(classic)
     notified = [member for member in classic.members.values() if member.held is not None]
@@ -202,19 +204,19 @@ def tell_all(context: Context, classic: ClassicGroup) -> None:
 
 def end(classic: ClassicGroup) -> None:
     """End the deferral."""
-    if classic.gathering is not None:
-        classic.gathering.timer.cancel()
-        classic.gathering = None
+    if classic.deferral is not None:
+        classic.deferral.timer.cancel()
+        classic.deferral = None
 
 
 def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
     """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
     context.held.refuse(context, classic, member, error)
-    if classic.gathering is not None:
-        forget_awaited(classic.gathering, member.member_id)
+    if classic.deferral is not None:
+        forget_awaited(classic.deferral, member.member_id)
 
 
-def forget_awaited(gathering: Gathering, member_id: str) -> None:
+def forget_awaited(deferral: DeferredNotification, member_id: str) -> None:
     """No longer await this member."""
-    gathering.awaited.pop(member_id, None)
-    gathering.silent.pop(member_id, None)
+    deferral.awaited.pop(member_id, None)
+    deferral.silent.pop(member_id, None)

@@ -12,15 +12,15 @@ from typing import ClassVar
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.effects import GroupState
 from kohort.groups.events import Client
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
 from kohort.groups.timers import Deadline, Timer
 
 MEMBER_RECORD_OVERHEAD = 40
 
 
-class ClassicMember(Pacing):
+class ClassicMember(MonitoredMember):
     """A member of a classic group, with the requests that it waits on.
 
     Attributes:
@@ -120,7 +120,7 @@ class PendingMember:
 
 
 @dataclass(slots=True)
-class Gathering:
+class DeferredNotification:
     """A deferred rebalance notification: no member knows of the rebalance yet.
 
     Attributes:
@@ -140,7 +140,7 @@ class Gathering:
     extended: bool = False
 
 
-class ClassicGroup(Membership):
+class ClassicGroup(GroupMembership):
     """The membership of a group under the classic protocol.
 
     Attributes:
@@ -164,7 +164,7 @@ class ClassicGroup(Membership):
         newcomer: a member joined since the initial rebalance's delay was set.
         size: the most bytes that the group's record takes.
         began_ms: when the current rebalance began, None without one.
-        gathering: the deferred notification of the current rebalance, else None.
+        deferral: the deferred notification of the current rebalance, else None.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -196,7 +196,7 @@ class ClassicGroup(Membership):
         self.newcomer = False
         self.size = 0
         self.began_ms: int | None = None
-        self.gathering: Gathering | None = None
+        self.deferral: DeferredNotification | None = None
 
     @property
     def generation(self) -> int:
@@ -267,8 +267,8 @@ class ClassicGroup(Membership):
         timers = [self.join_phase, self.sync_phase]
         timers += [member.session for member in self.members.values()]
         timers += [pending.timer for pending in self.pending.values()]
-        if self.gathering is not None:
-            timers.append(self.gathering.timer)
+        if self.deferral is not None:
+            timers.append(self.deferral.timer)
         for timer in timers:
             timer.cancel()
 

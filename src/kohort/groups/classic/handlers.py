@@ -11,7 +11,7 @@ from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.requests import is_current, validate
 from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState, GroupType
 from kohort.groups.events import NO_CONNECTION, ConnectionLost, OffsetCommit, TxnOffsetCommit
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import group_routing
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
@@ -73,16 +73,16 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
         yield "a stranger is awaited to sync"
     if classic.state is GroupState.STABLE and (classic.saved is None or classic.saved.generation != classic.generation):
         yield f"generation {classic.generation} is Stable without its record"
-    gathering = classic.gathering
-    if gathering is not None:
-        if classic.state is not GroupState.PREPARING_REBALANCE or not gathering.awaited:
-            yield f"it gathers while it is {classic.state} and awaits {list(gathering.awaited)}"
-        for name in gathering.awaited:
+    deferral = classic.deferral
+    if deferral is not None:
+        if classic.state is not GroupState.PREPARING_REBALANCE or not deferral.awaited:
+            yield f"its notification is deferred while it is {classic.state} and awaits {list(deferral.awaited)}"
+        for name in deferral.awaited:
             awaited = classic.members.get(name)
             if awaited is None or awaited.held is not None or awaited.join_request is not None:
-                yield f"it gathers for {name}, who is held, has joined or is gone"
+                yield f"its notification waits for {name}, which is held, has joined or is gone"
     holds = [member.member_id for member in members if member.held is not None]
-    if holds and classic.state is not GroupState.STABLE and gathering is None:
+    if holds and classic.state is not GroupState.STABLE and deferral is None:
         yield f"{holds} are held while it is {classic.state} and all are told"
     unwatched = [
         member.member_id
@@ -170,7 +170,7 @@ def describe(context: Context, classic: ClassicGroup) -> DescribedGroup:
     return DescribedGroup(classic.group_id, classic.state, classic.protocol_type or "", protocol or "", members)
 
 
-CLASSIC: Final = Protocol(
+CLASSIC: Final = ProtocolHandlers(
     name=GroupType.CLASSIC,
     membership=ClassicGroup,
     protocol_type=lambda classic: classic.protocol_type or "",
@@ -180,11 +180,11 @@ CLASSIC: Final = Protocol(
         Deadline.PENDING_MEMBER: requests.not_awaited,
         Deadline.JOIN_PHASE: rebalance.on_join_deadline,
         Deadline.SYNC_PHASE: rebalance.on_sync_deadline,
-        Deadline.GATHERING: deferred_notification.on_deadline,
+        Deadline.NOTIFICATION: deferred_notification.on_deadline,
     },
     connection_lost=on_connection_lost,
     member=lambda classic, member_id: classic.members.get(member_id),
-    pace=deferred_notification.PACE,
+    detector=deferred_notification.DETECTOR_SETTINGS,
     session_ms=lambda context, classic, member: member.session_timeout_ms,
     answer_held=deferred_notification.answer_held,
     refuse_held=deferred_notification.refuse_held,

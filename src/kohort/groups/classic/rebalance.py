@@ -136,7 +136,7 @@ def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
     move(classic, GroupState.PREPARING_REBALANCE)
     if classic.began_ms is None:
         classic.began_ms = context.now.mono_ms
-    context.tell(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
+    context.log(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
     if initial:
         classic.delay_ms = context.config.initial_rebalance_delay_ms
         classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
@@ -211,12 +211,12 @@ def complete_join(context: Context, classic: ClassicGroup) -> None:
     for member_id in absent:
         remove_member(context, classic, member_id)
     if absent:
-        context.tell(classic.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
+        context.log(classic.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
     if not classic.members:
         become_empty(context, classic)
         return
     if not elect_leader(classic):
-        context.tell(classic.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
+        context.log(classic.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
         context.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
         return
     begin_generation(context, classic)
@@ -247,7 +247,7 @@ def become_empty(context: Context, classic: ClassicGroup) -> None:
     context.emit(
         GroupSaved(classic.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
     )
-    context.tell(classic.group_id, f"generation {generation} has no members: the group is empty")
+    context.log(classic.group_id, f"generation {generation} has no members: the group is empty")
 
 
 def begin_generation(context: Context, classic: ClassicGroup) -> None:
@@ -263,7 +263,7 @@ def begin_generation(context: Context, classic: ClassicGroup) -> None:
         member.is_new = False
         member.touch(context, member.session_timeout_ms)
     context.run(classic.sync_phase, classic.rebalance_timeout_ms())
-    context.tell(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
+    context.log(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
 
 
 def joined(classic: ClassicGroup, member: ClassicMember) -> JoinGroupReply:
@@ -334,7 +334,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
 def evict(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
     """Remove a member, and complete or start a rebalance as needed."""
     remove_member(context, classic, member_id)
-    context.tell(classic.group_id, reason)
+    context.log(classic.group_id, reason)
     after_removal(context, classic, reason)
 
 

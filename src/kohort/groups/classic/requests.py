@@ -119,7 +119,7 @@ def outgrows(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
     metadata = max(len(protocol.metadata) for protocol in event.protocols)
     if classic.size - before + metadata + len(event.client.id) <= context.config.group_record_bytes_max:
         return False
-    context.tell(
+    context.log(
         classic.group_id,
         f"member refused: the group would not fit into one record of {context.config.group_record_bytes_max} bytes; "
         "raise group.record.max.bytes",
@@ -223,7 +223,7 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     new.bind(context, event.connection)
     update(context, classic, new, event)
     new.touch(context, new.session_timeout_ms)
-    context.tell(
+    context.log(
         classic.group_id,
         f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
     )
@@ -351,7 +351,7 @@ def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str
 
 def refuse_generation(context: Context, classic: ClassicGroup) -> None:
     """Refuse a generation whose assignment does not fit into a record, so that members stop retrying it."""
-    context.tell(
+    context.log(
         classic.group_id,
         f"generation {classic.generation} refused: with its assignment the group takes {classic.size} bytes, more than "
         f"the {context.config.group_record_bytes_max} of one record; raise group.record.max.bytes",
@@ -417,7 +417,7 @@ def leave_one(context: Context, classic: ClassicGroup, leaving: LeavingMember) -
         error = validate(classic, member_id, leaving.instance_id)
         if error is not ErrorCode.NONE:
             return error
-    context.tell(classic.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
+    context.log(classic.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
     rebalance.remove_member(context, classic, member_id)
     return ErrorCode.NONE
 

@@ -37,7 +37,7 @@ def bump(context: Context, consumer: ConsumerGroup, reason: str) -> None:
         consumer.began_ms = context.now.mono_ms
     epoch = consumer.epoch + 1
     context.emit(EpochBumped(consumer.group_id, epoch, metadata_hash(context.image, consumer.subscribed())))
-    context.tell(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+    context.log(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
     if not consumer.members:
         for regex in list(consumer.regexes):  # without members nobody keeps them up to date
             context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
@@ -133,7 +133,7 @@ def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -
         return False
     consumer.computing = -1
     if event.failure is not None:
-        context.tell(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
+        context.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
         return False
     if event.epoch == consumer.epoch and not consumer.members.keys() <= event.assignment.keys():
         request(context, consumer)  # a static member was replaced meanwhile and has another id now

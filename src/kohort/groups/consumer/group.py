@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from kohort.groups.effects import GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
@@ -110,7 +110,7 @@ class CurrentAssignment:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
 
-class Presence(Pacing):
+class Presence(MonitoredMember):
     """A member's soft state.
 
     Attributes:
@@ -166,7 +166,7 @@ class Presence(Pacing):
 
 
 @dataclass(slots=True)
-class ConsumerGroup(Membership):
+class ConsumerGroup(GroupMembership):
     """The membership of a group under KIP-848.
 
     Attributes:

@@ -20,7 +20,7 @@ from kohort.groups.events import (
     RegexesResolved,
     TxnOffsetCommit,
 )
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.records import MemberState
@@ -219,7 +219,7 @@ def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...
     )
 
 
-CONSUMER: Final = Protocol(
+CONSUMER: Final = ProtocolHandlers(
     name=GroupType.CONSUMER,
     membership=ConsumerGroup,
     protocol_type=lambda consumer: CONSUMER_PROTOCOL_TYPE,
@@ -234,7 +234,7 @@ CONSUMER: Final = Protocol(
     },
     connection_lost=on_connection_lost,
     member=lambda consumer, member_id: consumer.presences.get(member_id),
-    pace=suspicion.PACE,
+    detector=suspicion.DETECTOR_SETTINGS,
     usual_ms=heartbeat_interval_ms,
     session_ms=lambda context, consumer, presence: session_timeout_ms(context, consumer, presence.session.subject),
     answer_held=heartbeat.answer_held,

@@ -33,7 +33,7 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHea
     """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
     refusal = leave(context, consumer, event) if event.member_epoch < 0 else beat(context, consumer, event)
     if refusal is not None:
-        members.note_fenced(context, consumer, event, refusal)
+        members.log_fenced(context, consumer, event, refusal)
         members.refuse(context, event, refusal)
 
 
@@ -104,7 +104,7 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     back = suspicion.heard(context, consumer, member_id)
     joins, before = event.member_epoch == 0, consumer.members.get(member_id)
     if joins:
-        members.come_back(context, consumer, member_id)
+        members.rejoin(context, consumer, member_id)
     if save(context, consumer, event, member_id):
         assignment.bump(context, consumer, f"member {member_id} joined or changed its subscription")
     elif back:
@@ -115,7 +115,7 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
         members.change_protocol(context, consumer, presence, member_id)
-    let_go(context, consumer, member_id)
+    answer_waiting(context, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         assignment.request(context, consumer)
         if joins:
@@ -301,7 +301,7 @@ def refuse_held(context: Context, event: ConsumerGroupHeartbeat, error: ErrorCod
     members.refuse(context, event, Refusal(error, message or error.text))
 
 
-def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+def answer_waiting(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
     presence = consumer.presences.get(member_id)
     if presence is None:
@@ -329,7 +329,7 @@ def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComp
             members.refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
             presence.waiting = None
         elif presence.waits_for <= consumer.target_epoch:
-            let_go(context, consumer, member_id)
+            answer_waiting(context, consumer, member_id)
     classic_members.on_target(context, consumer, event.failure)
     if taken:
         release_all(context, consumer)
@@ -363,7 +363,7 @@ def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str
     """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
     if member_id not in consumer.members:
         return
-    context.tell(consumer.group_id, reason)
+    context.log(consumer.group_id, reason)
     is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
     if is_of_consumer_protocol and conversion.turns_classic(context, consumer, leaving=member_id):
         members.dismiss(context, consumer, member_id)
@@ -412,7 +412,7 @@ def expect_join(context: Context, consumer: ConsumerGroup, member_id: str, what:
     """
     presence = consumer.presences.get(member_id)
     if presence is not None and presence.waiting is None and presence.joining is None:
-        context.tell(consumer.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
+        context.log(consumer.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
         presence.overdue = True
 
 
@@ -452,6 +452,6 @@ def load(context: Context, consumer: ConsumerGroup) -> None:
             assignment.bump(context, consumer, "the target was made without suspected members")
         assignment.request(context, consumer)
         suspicion.watch(context, consumer)
-    context.tell(
+    context.log(
         consumer.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG
     )

@@ -27,14 +27,14 @@ def refuse(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) ->
     context.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
 
 
-def note_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+def log_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
     """Log that a member was fenced by its epoch, once until it is heard again."""
     presence = consumer.presences.get(event.member_id)
     if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
         return
     presence.fenced = True
     current = consumer.current_assignment(event.member_id)
-    context.tell(
+    context.log(
         event.group_id,
         f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is {current.member_epoch}, "
         f"the previous one was {current.previous_epoch} ({last_seen(context, consumer, event.member_id)})",
@@ -55,7 +55,7 @@ def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs
     if after == before and member_id in consumer.current:
         return after
     context.emit(after.record(consumer.group_id, member_id))
-    note_moved(context, consumer, before.assigned, after.assigned)
+    record_downtime(context, consumer, before.assigned, after.assigned)
     member = consumer.members[member_id]
     presence = consumer.presence(member_id)
     if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
@@ -63,11 +63,11 @@ def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs
     else:
         presence.revocation.cancel()
     if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
-        note_settled(context, consumer)
+        report_if_settled(context, consumer)
     return after
 
 
-def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
+def record_downtime(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
     """Record the downtime of partitions that were taken from a member or assigned to one."""
     if before == after:
         return
@@ -81,7 +81,7 @@ def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: 
                 consumer.still.append(now_ms - since)
 
 
-def note_settled(context: Context, consumer: ConsumerGroup) -> None:
+def report_if_settled(context: Context, consumer: ConsumerGroup) -> None:
     """Report the rebalance as complete when the last member has reached its target."""
     if consumer.settling_epoch != consumer.epoch:
         consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
@@ -160,7 +160,7 @@ def change_protocol(context: Context, consumer: ConsumerGroup, presence: Presenc
     turn_away(context, consumer, presence, elsewhere)
 
 
-def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+def rejoin(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     """Let a member that had left temporarily take its place again."""
     current = consumer.current_assignment(member_id)
     if current.is_away:
@@ -186,7 +186,7 @@ def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     dismiss(context, consumer, member_id)
     consumer.excluded.pop(member_id, None)
     if member_id in consumer.current:
-        note_moved(context, consumer, consumer.current[member_id].assigned, frozenset())
+        record_downtime(context, consumer, consumer.current[member_id].assigned, frozenset())
         context.emit(Tombstone((Kind.CURRENT, consumer.group_id, member_id)))
     if member_id in consumer.targets:
         context.emit(Tombstone((Kind.TARGET, consumer.group_id, member_id)))

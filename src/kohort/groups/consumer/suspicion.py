@@ -6,7 +6,7 @@ computed without the members that are silent at that moment. They keep their par
 If a member falls silent before it has moved, the group gets a new target. When the member is heard again or evicted,
 the next target is balanced again.
 
-`failure_detector` decides which members are silent, with the parameters `PACE`. A static member is also silent while it
+`failure_detector` decides which members are silent, by `DETECTOR_SETTINGS`. A static member is also silent while it
 has left temporarily.
 
 This works only with the assignor `uniform`. The assignor `range` keeps partitions of the same number together, which
@@ -20,14 +20,16 @@ from collections.abc import Iterable
 from kohort.groups import failure_detector
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.failure_detector import Pace
+from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import Pairs
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 SLACK_MS = 500
 """The tolerated delay of a heartbeat beside half its interval, and the time that a client needs to reconnect."""
-PACE = Pace(any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True)
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True
+)
 """The failure detector's parameters for consumer groups.
 
 A false suspicion moves partitions twice: away from the member and back. So members get time, and every request counts.

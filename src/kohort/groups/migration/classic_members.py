@@ -61,7 +61,7 @@ def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -
         goes_back = consumer.members[replaced].classic_protocols is None
         members.take_place(context, consumer, replaced, member_id)
     else:
-        members.come_back(context, consumer, member_id)
+        members.rejoin(context, consumer, member_id)
     before = consumer.members.get(member_id)
     if save(context, consumer, event, member_id, subscription):
         assignment.bump(context, consumer, f"classic member {member_id} joined or changed its subscription")

@@ -57,13 +57,13 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
     if isinstance(membership, ConsumerGroup):
         return True
     if membership.group_state() is GroupState.EMPTY:
-        give_up(context, group)
+        release_protocol(context, group)
         begin_consumer_group(context, group_id)
         return True
     return isinstance(membership, ClassicGroup) and upgrade(context, group, membership)
 
 
-def give_up(context: Context, group: Group) -> None:
+def release_protocol(context: Context, group: Group) -> None:
     """Release an empty group from its protocol, so that it takes the protocol of the next member."""
     group.membership.cancel()
     if group.membership.has_records():
@@ -96,7 +96,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     elif any(protocols_bytes(member.saved.classic_protocols or ()) > limit for member in members):
         why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
     if why:
-        context.tell(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
+        context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
         return False
     unsettled = classic.state is not GroupState.STABLE or rebalance.leaves_out(context, classic)
     for member in classic.members.values():
@@ -106,7 +106,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
         rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))
-    context.tell(group.group_id, f"converted to a consumer group at generation {generation}")
+    context.log(group.group_id, f"converted to a consumer group at generation {generation}")
     if unsettled:
         assignment.bump(context, consumer, "a rebalance was under way during the conversion to a consumer group")
     return True
@@ -194,14 +194,14 @@ def write_consumer_group(
     for saved, held in settled:
         context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
-        presence.go_on_from(member)
+        presence.take_over_connection(member)
         presence.process = member.client.process
         members.touch(context, consumer, presence, saved.member_id)
-        go_on(context, presence.session, ends_ms[saved.member_id])
+        continue_session(context, presence.session, ends_ms[saved.member_id])
     return consumer
 
 
-def go_on(context: Context, session: Timer, ends_ms: int | None) -> None:
+def continue_session(context: Context, session: Timer, ends_ms: int | None) -> None:
     """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
     if session.due_ms is None and ends_ms is not None:
         context.deadlines.set(session, ends_ms)
@@ -226,7 +226,7 @@ def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[Mem
     if size <= limit:
         return True
     text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
-    context.tell(
+    context.log(
         consumer.group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING
     )
     return False
@@ -264,10 +264,10 @@ def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str |
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():
         member.touch(context, member.session_timeout_ms)
-        go_on(context, member.session, ends_ms.get(member.member_id))
+        continue_session(context, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
             rebalance.await_join(context, classic, member, event.request)
-    context.tell(group_id, f"converted to a classic group at generation {epoch}")
+    context.log(group_id, f"converted to a classic group at generation {epoch}")
     rebalance.prepare(context, classic, "the last member of the consumer protocol left")
     return classic
 
@@ -277,7 +277,7 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
     presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
-    member.go_on_from(presence)
+    member.take_over_connection(presence)
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()

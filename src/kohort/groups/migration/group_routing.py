@@ -43,7 +43,7 @@ def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
     """Join an empty group of another protocol, which turns classic if an empty classic group would take the member."""
     error = requests.check_first(context, event)
     if error is ErrorCode.NONE:
-        conversion.give_up(context, group)
+        conversion.release_protocol(context, group)
         join(context, event)
     else:
         context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))

@@ -19,7 +19,7 @@ def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:
             return membership
         if membership.group_state() is not GroupState.EMPTY:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        conversion.give_up(context, group)
+        conversion.release_protocol(context, group)
     elif len(context.ledger.groups) >= context.config.groups_max:
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     context.emit(PushGroupSaved(group_id, context.now.wall_ms))

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from kohort.groups.effects import GroupState
-from kohort.groups.events import Asking, RegisterConsumer
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.events import PushRequestKind, RegisterConsumer
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
 from kohort.groups.timers import Deadline, Timer
 
 
-class PushMember(Pacing):
+class PushMember(MonitoredMember):
     """A consumer of a push group, with its unanswered requests.
 
     Attributes:
@@ -56,7 +56,7 @@ class PushMember(Pacing):
     def __init__(self, group_id: str, member_id: str) -> None:
         super().__init__(group_id, member_id)
         self.process = ""
-        self.asked: Asking | None = None
+        self.asked: PushRequestKind | None = None
         self.out = 0
         self.ping = Timer(Deadline.PING, group_id, member_id)
         self.stopped = False
@@ -70,7 +70,7 @@ class PushMember(Pacing):
         self.proves = False
 
 
-class PushGroup(Membership):
+class PushGroup(GroupMembership):
     """The membership of a push group.
 
     Attributes:

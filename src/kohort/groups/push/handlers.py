@@ -9,18 +9,18 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write
 from kohort.errors import ErrorCode
 from kohort.groups.effects import DescribedGroup, DescribedMember, Level, ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.events import (
-    Asking,
     ConsumerAnswered,
     OffsetCommit,
     OffsetsFound,
     OwnersMissing,
     PartitionsDivided,
+    PushRequestKind,
     RegisterConsumer,
     ShowPushGroups,
     TxnOffsetCommit,
 )
 from kohort.groups.group import Partition
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.pairs import Pair, Pairs
 from kohort.groups.push import rebalance, registration, requests
 from kohort.groups.push.group import PushGroup, PushMember
@@ -86,7 +86,7 @@ def on_owners_missing(context: Context, event: OwnersMissing) -> None:
     if found:
         push.unregistered.update(dict.fromkeys(found))
         names = ", ".join(f"{part.topic}-{part.partition}" for part in event.partitions[:TOLD])
-        context.tell(
+        context.log(
             event.group_id, f"owners of {len(event.partitions)} partitions were deleted: {names}", Level.WARNING
         )
         rebalance.look(context, push, "the owners of partitions were deleted")
@@ -127,7 +127,7 @@ def broken_asking(member_id: str, member: PushMember) -> Iterator[str]:
         yield f"no session of {member_id} runs"
     if (member.asked is None) != (member.out == 0):
         yield f"{member_id} was asked {member.asked}, and owes {member.out} answers"
-    if member.out > 1 and member.asked is not Asking.PING:
+    if member.out > 1 and member.asked is not PushRequestKind.PING:
         yield f"{member.asked} of {member_id} was repeated"
     if member.is_gone and (member.asked is not None or member.ping.due_ms is not None or member.claim is not None):
         yield f"{member_id} can't be reached, and is asked"
@@ -203,7 +203,7 @@ def topics_of(push: PushGroup, saved: PushMemberSaved) -> tuple[str, ...]:
     return tuple(sorted(push.matched.get((saved.regex, saved.excluding), ())))
 
 
-PUSH: Final = Protocol(
+PUSH: Final = ProtocolHandlers(
     name=PUSH_PROTOCOL,
     listed_as="classic",
     membership=PushGroup,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.consumer.assignment import topic_info
 from kohort.groups.effects import DividePartitions, Level, Meter
-from kohort.groups.events import Asking, PartitionsDivided, Topic
+from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
 from kohort.groups.pairs import Pair, Pairs, pack, unpack
 from kohort.groups.push import registration, requests
 from kohort.groups.push.group import PushGroup
@@ -115,7 +115,7 @@ def look(context: Context, push: PushGroup, why: str) -> None:
     elif push.rebalancing or push.backoff.due_ms is not None:
         push.again = True
     else:
-        context.tell(push.group_id, f"rebalance started: {why}", Level.DEBUG)
+        context.log(push.group_id, f"rebalance started: {why}", Level.DEBUG)
         push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
         divide(context, push)
 
@@ -135,7 +135,7 @@ def end(push: PushGroup) -> None:
 def divide(context: Context, push: PushGroup) -> None:
     """Request a new assignment, unless one is under way."""
     push.rebalancing = True
-    context.ledger.note(push)
+    context.ledger.mark_changed(push)
     push.again = False
     if push.dividing >= 0:
         push.again = True
@@ -161,7 +161,7 @@ def on_divided(context: Context, event: PartitionsDivided) -> None:
         return
     push.dividing = -1
     if event.failure is not None:
-        context.tell(push.group_id, f"assignment not computed: {event.failure}", Level.ERROR)
+        context.log(push.group_id, f"assignment not computed: {event.failure}", Level.ERROR)
         try_again(context, push)
         return
     push.matched = event.matched
@@ -188,7 +188,7 @@ def is_needed(push: PushGroup, targets: dict[str, Pairs]) -> bool:
 def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
     """Return whether a member has to be stopped and started: other partitions, stopped or stopping, or unregistered."""
     member = push.present[member_id]
-    stops = member.stopped or member.asked is Asking.STOP
+    stops = member.stopped or member.asked is PushRequestKind.STOP
     return want != push.owned_by(member_id) or stops or member_id in push.unregistered
 
 
@@ -203,7 +203,7 @@ def look_whether_done(context: Context, push: PushGroup) -> None:
         return
     began_ms, still, again = push.began_ms, push.still, push.again
     end(push)
-    context.ledger.note(push)
+    context.ledger.mark_changed(push)
     context.rebalanced(push.group_id, "push", began_ms, still, len(push.members))
     if again:
         look(context, push, "something changed during the last rebalance")
@@ -221,7 +221,7 @@ def start_again(context: Context, push: PushGroup, member_id: str) -> None:
     push.to_move(push.moving | {member_id: push.owned_by(member_id)})
     if not push.rebalancing:
         push.rebalancing = True
-        context.ledger.note(push)
+        context.ledger.mark_changed(push)
         push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
         context.run(push.attempts, attempt_ms(push))
 
@@ -230,7 +230,7 @@ def on_attempt_end(context: Context, push: PushGroup, _subject: str) -> None:
     """Retry the rebalance because an attempt took too long."""
     if push.rebalancing:
         late = ", ".join(sorted(push.moving)[:5])
-        context.tell(push.group_id, f"rebalance attempt {push.attempt + 1} timed out; waiting for {late}")
+        context.log(push.group_id, f"rebalance attempt {push.attempt + 1} timed out; waiting for {late}")
         try_again(context, push)
 
 
@@ -239,18 +239,19 @@ def try_again(context: Context, push: PushGroup) -> None:
     push.attempts.cancel()
     push.attempt += 1
     if push.attempt > context.config.push_rebalance_retries:
-        give_up(context, push)
+        fail_rebalance(context, push)
     context.run(push.backoff, context.config.push_rebalance_backoff_ms)
 
 
-def give_up(context: Context, push: PushGroup) -> None:
+def fail_rebalance(context: Context, push: PushGroup) -> None:
     """Let the rebalance fail: members without an answer are disconnected, and evicted when their sessions end."""
     silent = [
         member_id
         for member_id in push.moving
-        if not push.present[member_id].is_gone and push.present[member_id].asked in (Asking.STOP, Asking.START)
+        if not push.present[member_id].is_gone
+        and push.present[member_id].asked in (PushRequestKind.STOP, PushRequestKind.START)
     ]
-    context.tell(
+    context.log(
         push.group_id,
         f"rebalance failed after {push.attempt} attempts (ConsumerRebalanceFailedException); "
         f"no answer from {', '.join(silent[:10]) or 'nobody'}",

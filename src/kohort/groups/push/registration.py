@@ -34,7 +34,7 @@ def register(context: Context, event: RegisterConsumer) -> None:
     if member is None:
         admit(context, made, event)
     elif member.is_gone:
-        come_back(context, made, member, event)
+        register_again(context, made, member, event)
     elif member.claim is not None:
         context.reply(event.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
     else:
@@ -98,7 +98,7 @@ def take_connection(context: Context, push: PushGroup, member: PushMember, event
     context.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
 
-def come_back(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
+def register_again(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
     """Take back a member that registers again: ping it, then start it with its partitions, unless they change."""
     saved = saved_of(event)
     before = push.members[event.member_id]
@@ -110,7 +110,7 @@ def come_back(context: Context, push: PushGroup, member: PushMember, event: Regi
     member.refusals = 0
     take_connection(context, push, member, event)
     partitions = len(push.owned_by(event.member_id))
-    context.tell(push.group_id, f"member {event.member_id} registered again with {partitions} partitions")
+    context.log(push.group_id, f"member {event.member_id} registered again with {partitions} partitions")
     if (saved.topics, saved.regex, saved.excluding, saved.streams) != (
         before.topics,
         before.regex,
@@ -121,7 +121,7 @@ def come_back(context: Context, push: PushGroup, member: PushMember, event: Regi
     requests.advance(context, push, event.member_id)
 
 
-def refuse_claim(context: Context, member: PushMember) -> None:
+def refuse_conflicting(context: Context, member: PushMember) -> None:
     """Refuse a conflicting registration, because the member is alive."""
     claim, member.claim = member.claim, None
     if claim is not None:
@@ -137,7 +137,7 @@ def replace(context: Context, push: PushGroup, member: PushMember) -> None:
 
 def lose(context: Context, push: PushGroup, member: PushMember, why: str) -> None:
     """End a member's connection; its session runs on."""
-    context.tell(push.group_id, why, Level.WARNING)
+    context.log(push.group_id, why, Level.WARNING)
     requests.dismiss(context, push, member, why)
     member.unbind(context)
     disconnect(context, push, member)
@@ -150,7 +150,7 @@ def disconnect(context: Context, push: PushGroup, member: PushMember) -> None:
     member.ping.cancel()
     claim, member.claim = member.claim, None
     if claim is not None:
-        come_back(context, push, member, claim)
+        register_again(context, push, member, claim)
 
 
 def on_connection_lost(context: Context, push: PushGroup, member_id: str, event: ConnectionLost) -> None:
@@ -193,7 +193,7 @@ def leave_one(context: Context, push: PushGroup, leaving: LeavingMember) -> Left
 
 def evict(context: Context, push: PushGroup, member_id: str, why: str) -> None:
     """Remove a member: free its partitions, end its connection, and rebalance."""
-    context.tell(push.group_id, why)
+    context.log(push.group_id, why)
     member = push.present[member_id]
     requests.dismiss(context, push, member, why)
     member.session.cancel()

@@ -32,7 +32,7 @@ from kohort.groups.effects import (
     StartConsumer,
     StopConsumer,
 )
-from kohort.groups.events import Asking, ConsumerAnswered, OffsetsFound, Position
+from kohort.groups.events import ConsumerAnswered, OffsetsFound, Position, PushRequestKind
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.push import rebalance, registration
 from kohort.groups.push.group import PushGroup, PushMember
@@ -87,7 +87,7 @@ def send(
     context: Context,
     push: PushGroup,
     member: PushMember,
-    asking: Asking,
+    asking: PushRequestKind,
     value: PingConsumer | StopConsumer | StartConsumer,
 ) -> None:
     """Send a request, and set the timer for its answer."""
@@ -102,12 +102,12 @@ def ping(context: Context, push: PushGroup, member: PushMember, retries: int = 0
     saved = push.members[member.session.subject]
     value = PingConsumer(push.group_id, saved.member_id, saved.auto_commit, retries)
     member.proves = member.claim is not None
-    send(context, push, member, Asking.PING, value)
+    send(context, push, member, PushRequestKind.PING, value)
 
 
 def stop(context: Context, push: PushGroup, member: PushMember) -> None:
     """Send a Stop, after which the consumer reads nothing more."""
-    send(context, push, member, Asking.STOP, StopConsumer(push.group_id, member.session.subject))
+    send(context, push, member, PushRequestKind.STOP, StopConsumer(push.group_id, member.session.subject))
 
 
 def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) -> None:
@@ -127,7 +127,7 @@ def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) ->
         context.emit(PushOwned(push.group_id, member_id, pack(named.values())))
     at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
     positions = tuple(Position(part.topic, part.partition, offset) for part, offset in at.items())
-    send(context, push, member, Asking.START, StartConsumer(push.group_id, member_id, positions))
+    send(context, push, member, PushRequestKind.START, StartConsumer(push.group_id, member_id, positions))
 
 
 def named_pairs(context: Context, pairs: Pairs) -> dict[TopicPartition, Pair]:
@@ -164,7 +164,7 @@ def on_found(context: Context, event: OffsetsFound) -> None:
         if (topic, partition) not in group.offsets and topic in context.image.topics:
             commit(context, push, Position(topic, partition, offset))
     if event.failure is not None:
-        context.tell(push.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
+        context.log(push.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
         rebalance.pause(context, push)
     else:
         advance(context, push, event.member_id)
@@ -190,17 +190,17 @@ def on_answered(context: Context, event: ConsumerAnswered) -> None:
     member.out -= 1
     saved = push.members[event.member_id]
     member.alive(context, bound_ms(context, saved))
-    if event.asked is Asking.PING and saved.auto_commit:
+    if event.asked is PushRequestKind.PING and saved.auto_commit:
         take_positions(context, push, event)
     if member.out:
         return  # a Ping was repeated: the next request waits for all its answers
     member.asked = None
-    context.run(member.ping, interval_ms(saved) if event.asked is Asking.PING else first_ping_ms(saved))
+    context.run(member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved))
     if event.error is not ErrorCode.NONE:
         refused(context, push, member, event)
-    elif event.asked is Asking.PING:
+    elif event.asked is PushRequestKind.PING:
         pinged(context, push, member)
-    elif event.asked is Asking.STOP:
+    elif event.asked is PushRequestKind.STOP:
         member.refusals, member.stopped, member.ending, member.told = 0, True, True, None
         member.still_ms = context.now.mono_ms if push.owned_by(event.member_id) else None
     else:
@@ -232,7 +232,7 @@ def refused(context: Context, push: PushGroup, member: PushMember, event: Consum
     member.stopped = False
     answer = f"answered {event.asked.name.capitalize()} with {event.error.name}"
     if member.refusals < context.config.push_failed_requests_max:
-        context.tell(push.group_id, f"member {event.member_id} {answer}; stopping it again", Level.WARNING)
+        context.log(push.group_id, f"member {event.member_id} {answer}; stopping it again", Level.WARNING)
         if event.member_id not in push.moving:
             rebalance.start_again(context, push, event.member_id)
     else:
@@ -245,7 +245,7 @@ def pinged(context: Context, push: PushGroup, member: PushMember) -> None:
     member_id = member.session.subject
     member.back = False
     if member.proves:
-        registration.refuse_claim(context, member)
+        registration.refuse_conflicting(context, member)
     if member.ending:
         member.ending = False
         release(context, push, member_id)
@@ -286,7 +286,7 @@ def on_ping_due(context: Context, push: PushGroup, member_id: str) -> None:
         ping(context, push, member)
     elif member.claim is not None:
         registration.replace(context, push, member)
-    elif member.asked is Asking.PING and member.out <= context.config.push_failed_requests_max:
+    elif member.asked is PushRequestKind.PING and member.out <= context.config.push_failed_requests_max:
         ping(context, push, member, member.out)
     else:
         context.run(member.ping, interval_ms(saved))
