@@ -46,14 +46,16 @@ from kohort.groups.records import Record
 from kohort.groups.sizes import record_bytes
 from kohort.journal.protocol import Journal
 
-# -- Effects on their way to the journal: released in order as soon as they are durable
+# -- Appends and ownership proofs
 #
-# Some journals tell their owner late that another one has begun a term (`Journal.proof_ms`). With such a
-# journal nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose
-# sessions its successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its
-# age counts from when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a
-# proof that was sent after the read came. If there is nothing else to write, an empty append is sent. It serves all
-# replies that came before it.
+# The effects of steps are released in order as soon as they are durable.
+#
+# Some journals tell their owner late that another one has begun a term (`Journal.proof_ms`). With such a journal
+# nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose sessions its
+# successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
+# when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a proof that was
+# sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
+# before it.
 
 Step: TypeAlias = tuple[Event | None, Outcome]
 """An event and its effects; the event is None for the effects of loading."""

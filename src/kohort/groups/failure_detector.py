@@ -56,7 +56,7 @@ def extend_session(context: Context, membership: GroupMembership, session: Timer
 # connections count (`ConnectionLost`):
 #
 # - **Clients that keep a lease** (`kohort.io.processes`). They are evicted one lease after the coordinator *received*
-#   their last request. By then they have stopped, because they count from when they *sent* it.
+#   their last request. They have stopped by then: they count from when they *sent* it.
 # - **Members whose process has ended**, by the kernel's report on the broker's machine. They are evicted immediately.
 # - **Other members, if the operator enabled it.** The grace is a little more than the member's heartbeat interval. A
 #   member that is still alive does not know of its eviction. Its commits are refused, but it may go on processing

@@ -60,8 +60,10 @@ class Verdict(NamedTuple):
     failures: int = 0
 
 
-GO_ON: Final = Verdict(ErrorCode.NONE)
-COME_BACK: Final = Verdict(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "It is being asked for at its earlier coordinator.")
+PROCEED: Final = Verdict(ErrorCode.NONE)
+RETRY_LATER: Final = Verdict(
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The group is being looked up at its earlier coordinator."
+)
 
 
 class Imports:
@@ -96,7 +98,7 @@ class Imports:
 def admit(context: Context, group_id: str) -> Verdict:
     """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
     if context.config.group_import == "off" or group_id in context.ledger.imported:
-        return GO_ON
+        return PROCEED
     imports = context.imports
     verdict = imports.verdict(group_id, context.now.mono_ms)
     if verdict is not None:
@@ -104,7 +106,7 @@ def admit(context: Context, group_id: str) -> Verdict:
     if group_id not in imports.under_way and len(imports.under_way) < UNDER_WAY_MAX:
         ticket = imports.under_way[group_id] = context.ticket()
         context.out.work.append(ImportGroup(group_id, ticket))
-    return COME_BACK
+    return RETRY_LATER
 
 
 def refuse(context: Context, event: GroupImported) -> None:
@@ -117,7 +119,9 @@ def refuse(context: Context, event: GroupImported) -> None:
         wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
         imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
         if failures == 0:
-            context.log(event.group_id, f"not served yet: {event.text}", Level.WARNING)
+            context.log(
+                event.group_id, f"not served until its earlier coordinator answers: {event.text}", Level.WARNING
+            )
     else:
         imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
         context.log(event.group_id, f"refused: {event.text}", Level.WARNING)

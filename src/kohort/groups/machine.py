@@ -147,7 +147,7 @@ def delete_one(context: Context, group_id: str) -> ErrorCode:
         offset_requests.tombstone(context, group_id, partition)
     context.count(Meter.OFFSET_DELETIONS, len(partitions))
     context.remove(group)
-    context.log(group_id, f"deleted, with {len(partitions)} offsets")
+    context.log(group_id, f"deleted with {len(partitions)} offsets")
     return ErrorCode.NONE
 
 
@@ -234,15 +234,16 @@ class GroupMachine:
         settings: Mapping[str, GroupSettings] = MappingProxyType({}),
         proof_ms: int = 0,
     ) -> Outcome:
-        """Build the soft state after a replay: sessions start anew, unfinished rounds are over.
+        """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
-        Its outcome may hold records.
+        The outcome may hold records.
 
         Args:
-            now: the clocks.
+            now: the time of the step.
             image: all topics.
-            settings: groups' own, by group; no record holds them, and sessions that start here have their lengths.
-            proof_ms: how long an earlier owner may go on answering: until then members may have been heard by it.
+            settings: the groups' own settings, by group. No record holds them, and they set the length of the sessions
+                that restart here.
+            proof_ms: how long an earlier owner may go on answering, and so may still hear members.
         """
         context = self.context
         context.begin(now)

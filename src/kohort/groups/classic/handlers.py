@@ -83,7 +83,7 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
                 yield f"its notification waits for {name}, which is held, has joined or is gone"
     holds = [member.member_id for member in members if member.held is not None]
     if holds and classic.state is not GroupState.STABLE and deferral is None:
-        yield f"{holds} are held while it is {classic.state} and all are told"
+        yield f"{holds} are held while it is {classic.state} and all were notified"
     unwatched = [
         member.member_id
         for member in members

@@ -25,7 +25,7 @@ from kohort.groups.step import Context
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicId, TopicPartition
 
-# -- Assignment of a push group's partitions: a pure function for any thread
+# -- Assignment of a push group's partitions, for any thread
 #
 # A consumer counts as many takers as it has streams of a topic. Regular expressions are resolved here too, without
 # internal topics. Source: spec 4.7, 4.8.
