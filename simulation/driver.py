@@ -14,11 +14,11 @@ from kohort.groups.effects import (
     Counted,
     DividePartitions,
     FindOffsets,
+    LogLine,
     Now,
     Push,
     Rebalanced,
     ResolveRegexes,
-    Told,
     Work,
 )
 from kohort.groups.events import GroupSettings, OffsetsFound, Position, TopicImage
@@ -164,7 +164,7 @@ class VirtualDriver:
     def note(self, note: Counted | Rebalanced) -> None:
         """Nobody counts."""
 
-    def tell(self, line: Told) -> None:
+    def tell(self, line: LogLine) -> None:
         """A line of the story."""
         if self._world.tells:
             self._world.tell(f"coordinator: {line.group_id}: {line.text}")

@@ -132,7 +132,7 @@ class CountsNoConsumerRebalances(GroupMachine):
 class CountsTwice(Swapped):
     """Counts a rebalance again when a member is back in its place."""
 
-    module, name = membership, "note_settled"
+    module, name = membership, "report_if_settled"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

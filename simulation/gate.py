@@ -10,7 +10,7 @@ from typing import Any
 from kohort.broker.api import consumer_groups, group_offsets, groups
 from kohort.broker.server.connection import ClientSession
 from kohort.errors import ErrorCode
-from kohort.groups.client_quirks import Patience
+from kohort.groups.client_quirks import DelayTolerance
 from kohort.groups.config import GroupConfig
 from kohort.io.processes import hold_max_ms
 from kohort.wire import framing
@@ -46,9 +46,9 @@ class SimulatedClient(ClientSession):
         """How long a classic heartbeat may be held."""
         return self.patience(mode).hold_ms
 
-    def patience(self, mode: str) -> Patience:
+    def patience(self, mode: str) -> DelayTolerance:
         """As the broker's, for kohort's own clients."""
-        return Patience(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
+        return DelayTolerance(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 
 
 @dataclass

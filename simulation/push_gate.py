@@ -12,7 +12,7 @@ from kohort.broker.host import Asks, asking_frame, read_answer
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.effects import DismissConsumer, Push
-from kohort.groups.events import Asking
+from kohort.groups.events import PushRequestKind
 from kohort.wire.push import (
     ClusterMetadataResponse,
     ErrorResponse,
@@ -34,7 +34,7 @@ class Registered:
 
     connection: Connection
     respond: Respond
-    asked: deque[tuple[Asking, Asks]] = field(default_factory=deque)
+    asked: deque[tuple[PushRequestKind, Asks]] = field(default_factory=deque)
 
 
 class PushGate:

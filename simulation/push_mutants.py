@@ -11,7 +11,7 @@ from kohort.client.net.connection import Claimed
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Now, Outcome, Push, StartConsumer
-from kohort.groups.events import Asking, ConnectionLost
+from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
 from kohort.groups.push import rebalance, registration, requests
@@ -156,8 +156,8 @@ class _BySize(PushGate):
     def _take_answer(self, registered: Registered, data: memoryview) -> None:
         if registered.asked:
             asked, value = registered.asked[0]
-            if asked is Asking.PING and len(data) == len(ErrorResponse(0).encode()):
-                registered.asked[0] = Asking.STOP, value
+            if asked is PushRequestKind.PING and len(data) == len(ErrorResponse(0).encode()):
+                registered.asked[0] = PushRequestKind.STOP, value
         super()._take_answer(registered, data)
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from kohort.groups.effects import Now, Outcome
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.machine import GroupMachine
 
 
@@ -24,7 +24,7 @@ def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
         setattr(where, name, real)
 
 
-def rewired(protocol: Protocol[Any], real: Any, other: Any) -> Protocol[Any]:
+def rewired(protocol: ProtocolHandlers[Any], real: Any, other: Any) -> ProtocolHandlers[Any]:
     """A row with another function wherever it has the real one."""
     changed: dict[str, Any] = {}
     for field in fields(protocol):

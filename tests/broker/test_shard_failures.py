@@ -190,7 +190,7 @@ def test_a_fault_whose_append_fails_too_brings_one_load(
     else:
         assert [driven.answer(before), driven.answer(broken)] == [UNAVAILABLE, UNAVAILABLE]
     assert driven.answer(behind) is UNAVAILABLE
-    assert caplog.text.count("it is loaded again") == 1
+    assert caplog.text.count("; reloading in ") == 1
     driven.turns.pass_time(LONG_S)
     assert driven.journal.loads == 1
     assert driven.written() == ({"old": 7, "a": 1} if failure is None else {"old": 7})

@@ -6,12 +6,12 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import DismissConsumer, Outcome, PingConsumer, Pushed, StartConsumer, StopConsumer
-from kohort.groups.events import Asking, Client, ConnectionLost, ConsumerAnswered, Position, RegisterConsumer
+from kohort.groups.events import Client, ConnectionLost, ConsumerAnswered, Position, PushRequestKind, RegisterConsumer
 from kohort.groups.push.group import PushGroup
 from tests.groups.trial import Trial
 
 SESSION_MS = 6_000
-ASKED = {PingConsumer: Asking.PING, StopConsumer: Asking.STOP, StartConsumer: Asking.START}
+ASKED = {PingConsumer: PushRequestKind.PING, StopConsumer: PushRequestKind.STOP, StartConsumer: PushRequestKind.START}
 
 
 class PushConsumer:

@@ -452,7 +452,7 @@ def test_a_client_that_is_held_anyway_is_told_a_short_interval() -> None:
     ],
 )
 def test_who_is_held(mode: str, software: str | None, expected: tuple[int, bool]) -> None:
-    assert client_quirks.patience(mode, software) == expected
+    assert client_quirks.delay_tolerance(mode, software) == expected
 
 
 def test_switched_off_unsettled_members_are_told_the_plain_interval() -> None:

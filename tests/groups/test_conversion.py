@@ -16,7 +16,7 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups.effects import GroupState, Level, Told
+from kohort.groups.effects import GroupState, Level, LogLine
 from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
 from kohort.groups.records import ClassicProtocol, GroupSaved
 from kohort.ids import TopicPartition
@@ -486,7 +486,7 @@ def wide(user_data: int) -> tuple[ClassicProtocol, ...]:
 
 
 def told(trial: Trial) -> list[str]:
-    return [note.text for note in trial.notes if isinstance(note, Told) and note.level is Level.WARNING]
+    return [note.text for note in trial.notes if isinstance(note, LogLine) and note.level is Level.WARNING]
 
 
 def test_a_group_that_would_outgrow_its_record_as_a_classic_one_stays_a_consumer_group() -> None:
@@ -525,7 +525,7 @@ def test_a_member_whose_strategies_fit_no_record_of_its_own_keeps_its_group_clas
     assert trial.beat("new").error is ErrorCode.GROUP_ID_NOT_FOUND
     assert types(trial) == ["classic"]
     assert [
-        text for text in told(trial) if "can't become a consumer group" in text and "group.record.max.bytes" in text
+        text for text in told(trial) if "cannot become a consumer group" in text and "group.record.max.bytes" in text
     ]
     assert trial.heartbeat(member, generation) is ErrorCode.NONE
 

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import imports, offsets
-from kohort.groups.effects import ImportGroup, Meter, Told
+from kohort.groups.effects import ImportGroup, LogLine, Meter
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -64,7 +64,7 @@ class Importing(Trial):
 
     def told(self) -> list[str]:
         """The lines of the log."""
-        return [note.text for note in self.notes if isinstance(note, Told)]
+        return [note.text for note in self.notes if isinstance(note, LogLine)]
 
 
 OFFSETS = (OffsetToCommit("t", 0, 7, 3, "note"), OffsetToCommit("t", 1, 8), OffsetToCommit("u", 0, 9))

@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import Told
+from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
 from tests.groups.test_conversion import make_classic, make_trial
 from tests.groups.trial import Trial, protocols
@@ -277,7 +277,7 @@ def test_a_member_without_an_id_yet_that_goes_turns_its_group_classic_again() ->
 
 
 def told(trial: Trial) -> list[str]:
-    return [note.text for note in trial.notes if isinstance(note, Told) and note.text.startswith("member ")]
+    return [note.text for note in trial.notes if isinstance(note, LogLine) and note.text.startswith("member ")]
 
 
 def test_the_log_tells_why_a_member_was_evicted() -> None:
@@ -290,11 +290,11 @@ def test_the_log_tells_why_a_member_was_evicted() -> None:
     trial.pass_time(5_000)
     who = "client client at /127.0.0.1"
     assert (
-        f"member cut-off did not come back after its connection ended "
+        f"member cut-off evicted: did not reconnect after its connection ended "
         f"({who}, heard 41250 ms ago, connection ended 1250 ms ago)" in told(trial)
     )
     assert (
-        f"member silent was silent for its session of 45000 ms ({who}, heard 45000 ms ago, connection stands)"
+        f"member silent evicted: session timed out after 45000 ms ({who}, heard 45000 ms ago, connection stands)"
         in told(trial)
     )
 
@@ -306,8 +306,10 @@ def test_the_log_tells_of_a_member_that_is_fenced_by_its_epoch_once() -> None:
         assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
     trial.beat("a", 2, connection=1)
     assert trial.beat("a", 9, connection=1).error is ErrorCode.FENCED_MEMBER_EPOCH
-    fenced = [text for text in told(trial) if "it is fenced" in text]
-    assert len(fenced) == 2 and fenced[0].startswith("member a says epoch 9 and is at 2, before at 0: it is fenced (")
+    fenced = [text for text in told(trial) if " fenced: " in text]
+    assert len(fenced) == 2 and fenced[0].startswith(
+        "member a fenced: it sent epoch 9, its epoch is 2, the previous one was 0 ("
+    )
 
 
 def test_the_log_tells_why_a_classic_member_was_evicted() -> None:
@@ -315,12 +317,12 @@ def test_the_log_tells_why_a_classic_member_was_evicted() -> None:
     trial.feed(ConnectionLost(2, noticed=True))
     trial.pass_time(20_000)
     assert any(
-        text.startswith(f"member {members[1]} did not come back after its connection ended (client ")
+        text.startswith(f"member {members[1]} evicted: did not reconnect after its connection ended (client ")
         and re.search(r"connection ended \d+ ms ago\)$", text)
         for text in told(trial)
     )
     assert any(
-        f"member {members[0]} was silent for its session of " in text and text.endswith("connection stands)")
+        f"member {members[0]} evicted: session timed out after " in text and text.endswith("connection stands)")
         for text in told(trial)
     )
 

@@ -9,7 +9,7 @@ import pytest
 from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicMember
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import Told
+from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost
 from tests.groups.test_conversion import make_trial, offer, plan
 from tests.groups.trial import Trial, protocols
@@ -239,6 +239,8 @@ def test_the_log_tells_when_the_connection_ended_though_the_group_has_changed_it
     trial.beat("new", connection=2)
     trial.pass_time(LEASE_MS - 1_000)
     texts = [
-        note.text for note in trial.notes if isinstance(note, Told) and f"member {member} did not come" in note.text
+        note.text
+        for note in trial.notes
+        if isinstance(note, LogLine) and f"member {member} evicted: did not reconnect" in note.text
     ]
     assert texts and all("connection ended 5000 ms ago" in text for text in texts)

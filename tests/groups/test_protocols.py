@@ -43,9 +43,9 @@ from kohort.groups.events import (
     Tick,
     TxnOffsetCommit,
 )
-from kohort.groups.failure_detector import CAREFUL, Pacing, is_silent, silent_from_ms
-from kohort.groups.group import Membership
-from kohort.groups.handlers import Protocol
+from kohort.groups.failure_detector import CAREFUL, MonitoredMember, is_silent, silent_from_ms
+from kohort.groups.group import GroupMembership
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
 from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.step import Context
@@ -85,11 +85,11 @@ class SignIn:
     hold_ms: int = 0
 
 
-class ToyMember(Pacing):
+class ToyMember(MonitoredMember):
     """As it is heard."""
 
 
-class ToyGroup(Membership):
+class ToyGroup(GroupMembership):
     """Who has signed in."""
 
     def __init__(self, group_id: str) -> None:
@@ -213,7 +213,7 @@ def set_settings(context: Context, toy: ToyGroup, event: GroupSettingsChanged) -
     toy.settings = event.settings
 
 
-TOY = Protocol(
+TOY = ProtocolHandlers(
     name="toy",
     membership=ToyGroup,
     protocol_type=lambda toy: "toys",

@@ -11,7 +11,6 @@ from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
 from kohort.groups.effects import DividePartitions, FindOffsets, Meter, Rebalanced, ShownPushGroup, StartConsumer
 from kohort.groups.events import (
-    Asking,
     Client,
     ConsumerAnswered,
     DeleteGroups,
@@ -24,6 +23,7 @@ from kohort.groups.events import (
     OffsetToCommit,
     OwnersMissing,
     PartitionsDivided,
+    PushRequestKind,
     ShowPushGroups,
 )
 from kohort.groups.push.rebalance import divide_partitions
@@ -204,7 +204,7 @@ def test_answers_on_another_connection_say_nothing(trial: PushTrial) -> None:
     a = trial.consumer("a")
     a.answers = False
     trial.pass_time(THIRD_MS)
-    trial.feed(ConsumerAnswered("g", "a", 99, Asking.PING))
+    trial.feed(ConsumerAnswered("g", "a", 99, PushRequestKind.PING))
     trial.pass_time(SESSION_MS)
     assert a.dismissed is not None
 

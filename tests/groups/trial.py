@@ -296,7 +296,7 @@ class Trial:
             elif isinstance(work, ResolveRegexes):
                 self.feed(assignment.resolve(work, match))
             elif isinstance(work, DividePartitions):
-                self.feed(rebalance.divide(work, match))
+                self.feed(rebalance.divide_partitions(work, match))
             else:
                 self.feed(assignment.compute(work))
 

@@ -140,9 +140,9 @@ def test_an_unfinished_append_is_cut_off_and_said(
     torn = PartitionLog.open(log.path, log.config, CRASHED)
     assert replay(torn, older=False) == [record for step in STEPS for record in step]
     opened, cut = [record.getMessage() for record in caplog.records if record.name == "kohort.log"]
-    assert f"__consumer_offsets-0: {torn.recovery.truncated_bytes} bytes were cut off behind offset" in opened
+    assert f"__consumer_offsets-0: truncated {torn.recovery.truncated_bytes} bytes after offset" in opened
     assert "Groups that wrote last before it: many-" in opened
-    assert "an append that the end of the broker left unfinished is cut off, offsets 7 to" in cut
+    assert "truncated an unfinished append, offsets 7 to" in cut
     assert "Groups in it: many-" in cut
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from kohort.coordinator.driver import Action, ShardMetrics
-from kohort.groups.effects import Counted, Now, Push, Rebalanced, Told, Work
+from kohort.groups.effects import Counted, LogLine, Now, Push, Rebalanced, Work
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 log = logging.getLogger("kohort.groups")
@@ -78,7 +78,7 @@ class LoopDriver:
         """Call it on the loop."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
-    def tell(self, line: Told) -> None:
+    def tell(self, line: LogLine) -> None:
         """To the log."""
         log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 

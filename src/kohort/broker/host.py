@@ -46,7 +46,15 @@ from kohort.groups.effects import (
     StopConsumer,
     Work,
 )
-from kohort.groups.events import Asking, ConsumerAnswered, Event, GroupSettings, OffsetsFound, Position, TopicImage
+from kohort.groups.events import (
+    ConsumerAnswered,
+    Event,
+    GroupSettings,
+    OffsetsFound,
+    Position,
+    PushRequestKind,
+    TopicImage,
+)
 from kohort.ids import TopicPartition
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.journal.protocol import Journal
@@ -69,7 +77,11 @@ log = logging.getLogger("kohort.broker")
 
 NO_LEADER = -1
 Asks: TypeAlias = PingConsumer | StopConsumer | StartConsumer
-KINDS = {Asking.PING: PushType.PING, Asking.STOP: PushType.STOP, Asking.START: PushType.START}
+KINDS = {
+    PushRequestKind.PING: PushType.PING,
+    PushRequestKind.STOP: PushType.STOP,
+    PushRequestKind.START: PushType.START,
+}
 
 
 class AskedFrame:
@@ -198,7 +210,7 @@ class PushedConsumers:
         log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
         connection.finish()
 
-    def _ask(self, to: Registered, value: Asks, asking: Asking, body: bytes) -> None:
+    def _ask(self, to: Registered, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
         answer = partial(self._take, to, value, asking)
         asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
@@ -219,7 +231,7 @@ class PushedConsumers:
         leaders = self._places.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, by: Registered, value: Asks, asked: Asking, frame: Frame) -> None:
+    def _take(self, by: Registered, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
         """An answer has come; of one that may not be a member any more it counts for nothing. Raises BadFrame."""
         connection = by.connection
         if by.right is not None and (refused := by.right.refusal()):
@@ -234,21 +246,21 @@ class PushedConsumers:
         self._groups.tell(value.group_id, answered)
 
 
-def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[Asking, bytes]:
+def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
     """What a consumer is asked, and the frame without its size. Raises WireError: more than it can hold."""
     if isinstance(value, PingConsumer):
-        return Asking.PING, encode_ping(value.retries)
+        return PushRequestKind.PING, encode_ping(value.retries)
     if isinstance(value, StopConsumer):
-        return Asking.STOP, encode_stop()
+        return PushRequestKind.STOP, encode_stop()
     parts = [PositionedPartition(topic, leader(topic, number), number, at) for topic, number, at in value.positions]
-    return Asking.START, encode_start(parts)
+    return PushRequestKind.START, encode_start(parts)
 
 
-def read_answer(value: Asks, connection: int, asked: Asking, frame: Frame) -> ConsumerAnswered:
+def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
     """The answer to what a consumer was asked, which its frame does not say. Raises WireError."""
     error = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
-    if asked is Asking.PING:
+    if asked is PushRequestKind.PING:
         found = decode_ping_answer(frame, isinstance(value, PingConsumer) and value.auto_commit)
         positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
     else:

@@ -1,1 +1,1 @@
-"""One shard of a coordinator: a journal, the machine that its records make, and those who wait for answers."""
+"""A coordinator shard: a journal, the state machine of its records, and the requests that wait for answers."""

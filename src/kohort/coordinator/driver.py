@@ -1,109 +1,109 @@
-"""What a shard asks of whoever drives it: the broker's loop, or the simulation's virtual time."""
+"""The interface between a shard and its driver: the broker's event loop, or the simulation's virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from kohort.groups.effects import Counted, Now, Push, Rebalanced, Told, Work
+from kohort.groups.effects import Counted, LogLine, Now, Push, Rebalanced, Work
 from kohort.groups.events import Event, GroupSettings, TopicImage
 
 Action: TypeAlias = Callable[[], object]
 
 
 class Times(Protocol):
-    """Takes in durations in seconds."""
+    """A histogram of durations in seconds."""
 
     def observe(self, seconds: float) -> None:
-        """One more."""
+        """Record one duration."""
 
 
 class ShardMetrics(Protocol):
-    """Where a shard's times go.
+    """The metrics of a shard.
 
     Attributes:
-        events: stepped.
+        events: the number of processed events.
     """
 
     events: int
 
     @property
     def queue(self) -> Times:
-        """How long the first event of a batch waited."""
+        """Time that the first event of a batch waited."""
 
     @property
     def step(self) -> Times:
-        """How long a batch took to be stepped."""
+        """Time to process a batch."""
 
     @property
     def append(self) -> Times:
-        """How long an append took until it was durable."""
+        """Time until an append was durable."""
 
 
-class Timer(Protocol):
-    """Something that will be called."""
+class ScheduledCall(Protocol):
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """It will not be."""
+        """Cancel the call."""
 
 
 class Driver(Protocol):
-    """Gives a shard its turns and its time, and carries out what it wants done. It calls a shard from one thread."""
+    """The driver of a shard: schedules its turns, tells the time, and carries out its effects, in one thread."""
 
     @property
     def metrics(self) -> ShardMetrics:
-        """Where the shard's times go."""
+        """The shard's metrics."""
 
     def now(self) -> Now:
-        """The time of a step."""
+        """Return the time of a step."""
 
     def clock(self) -> float:
-        """Seconds since some moment, for durations."""
+        """Return the seconds since some moment, to measure durations."""
 
     def elapsed_ms(self) -> int:
-        """The age of proofs: passes also while the machine sleeps, where a system has such a clock."""
+        """Return a clock for the age of ownership proofs, which includes time asleep if the system can tell."""
 
     def soon(self, action: Action) -> object:
-        """Call it in a later turn; what is asked for first is called first.
+        """Call an action in a later turn; actions run in the order of their requests.
 
-        A second turn comes after a look at the sockets.
+        A second turn comes after the event loop has polled its sockets.
         """
 
-    def at(self, mono_ms: int, action: Action) -> Timer:
-        """Call it when the monotonic clock shows this time."""
+    def at(self, mono_ms: int, action: Action) -> ScheduledCall:
+        """Call an action when the monotonic clock reaches this time."""
 
     def topic_image(self) -> TopicImage:
-        """All topics now."""
+        """Return the topics as they are now."""
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Topics made since a shard's journal was last loaded.
+        """Return the topics created since a shard's journal was last loaded.
 
-        Positions that it holds under their names are of earlier ones.
+        Offsets that the journal holds under their names belong to earlier topics.
         """
 
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded, without positions of topics that are gone: note that. Raises OSError."""
+        """Record that a shard is loaded and holds no offsets of deleted topics. Raises OSError."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """A shard has ended by itself, in a turn of its own: it serves no longer, and loads no more.
+        """Handle the end of a shard by itself, in a separate turn: it no longer serves or loads.
 
-        The error is a FencedError, and another coordinator has its journal; or a KafkaError, and it can't be read.
+        The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
         """
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """What groups of a shard have set for themselves, now, by group: it is not in the journal."""
+        """Return the groups' own settings of a shard, by group; the journal does not hold them."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
-        """Run long work beside the turns and hand its event to `done` in one."""
+        """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
     def push(self, push: Push) -> None:
-        """Send a frame no request asked for."""
+        """Send a frame that answers no request."""
 
     def note(self, note: Counted | Rebalanced) -> None:
-        """A figure moved on."""
+        """Update a metric."""
 
-    def tell(self, line: Told) -> None:
-        """A line for the log about a group."""
+    def tell(self, line: LogLine) -> None:
+        """Write a log line about a group."""
 
     def error(self, text: str, fault: Exception | None = None) -> None:
-        """The shard itself fails: a line for the log, with a fault of ours where it is one."""
+        """Log an error of the shard, with the exception if it is a bug."""

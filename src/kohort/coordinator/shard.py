@@ -1,19 +1,19 @@
-"""One shard of the group coordinator: a partition of `__consumer_offsets` and the machine that it feeds.
+"""One shard of the group coordinator: a partition of `__consumer_offsets` and the state machine of its records.
 
-Events wait in a queue and are stepped together in the next turn that the driver gives; all their records go to the
-journal in one append, which is durable when it returns; only then are the replies released, in order.
+Events wait in a queue and are processed together in the next turn that the driver gives. All their records go to the
+journal in one append. Only when the append is durable are the replies sent, in order.
 
-| phase | what it is | who asks gets | what follows |
+| phase | meaning | reply to requests | next phase |
 |---|---|---|---|
 | LOADING | the journal's replay, and its appends | COORDINATOR_LOAD_IN_PROGRESS | SERVING, FAILED, FENCED, DAMAGED |
-| SERVING | the machine steps events | the machine's reply | FAILED (let go: CLOSED), FENCED, CLOSED, LOADING if asked |
-| FAILED | something failed: the machine is gone, one load is ordered | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
-| FENCED | another coordinator has taken over | NOT_COORDINATOR | nothing |
-| DAMAGED | the journal can't be read | UNKNOWN_SERVER_ERROR, which clients tell instead of trying again | nothing |
-| CLOSED | the broker ends | COORDINATOR_NOT_AVAILABLE | nothing |
+| SERVING | the machine steps events | the machine's reply | FAILED (`let_go`: CLOSED), FENCED, CLOSED, LOADING |
+| FAILED | after a failure: no machine, one reload is scheduled | COORDINATOR_LOAD_IN_PROGRESS | LOADING |
+| FENCED | another coordinator has taken over | NOT_COORDINATOR | none |
+| DAMAGED | the journal cannot be read | UNKNOWN_SERVER_ERROR, which clients report and do not retry | none |
+| CLOSED | the broker is shutting down | COORDINATOR_NOT_AVAILABLE | none |
 
-A machine is never kept beside a journal that lacks what it did: whoever waits when SERVING ends is answered with the
-code that says why, and the queue goes. So every request has exactly one answer.
+A machine is never kept beside a journal that lacks its records. When SERVING ends, waiting requests are answered with
+the code of the cause, and the queue is dropped. So every request has exactly one reply.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
-from kohort.coordinator.driver import Action, Driver, Timer
+from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import GroupState, Now, Outcome, ReplyValue, Told
+from kohort.groups.effects import GroupState, LogLine, Now, Outcome, ReplyValue
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -46,24 +46,27 @@ from kohort.groups.records import Record
 from kohort.groups.sizes import record_bytes
 from kohort.journal.protocol import Journal
 
-# -- What became of events, on its way to the journal: it is let out when it is durable, and in order
+# -- Appends and ownership proofs
 #
-# Where the journal does not tell its owner at once that another has begun a term (`Journal.proof_ms`), nothing is
-# answered without proof either: a deposed owner could keep members working whose sessions its successor ends, or answer
-# with what the successor has changed. Proof is an append that is acknowledged, counted from when it was sent. An answer
-# leaves while the newest is young enough, that of a read when one is that was sent after the read came. If nothing else
-# is to be written, an append without records is sent, on which all stand that came before it.
+# The effects of steps are released in order as soon as they are durable.
+#
+# Some journals tell their owner late that another one has begun a term (`Journal.proof_ms`). With such a journal
+# nothing is answered without an ownership proof. A deposed owner could otherwise keep members alive whose sessions its
+# successor ends, or contradict what the successor has changed. The proof is an acknowledged append; its age counts from
+# when it was sent. A reply leaves while the newest proof is young enough; the reply to a read needs a proof that was
+# sent after the read came. If there is nothing else to write, an empty append is sent. It serves all replies that came
+# before it.
 
 Step: TypeAlias = tuple[Event | None, Outcome]
-"""What became of one event; None: of loading."""
+"""An event and its effects; the event is None for the effects of loading."""
 
 APPEND_RECORDS = 100_000
-"""No further event is stepped into an append of so many records.
+"""An append takes in no further event once it has this many records.
 
-This bounds its memory, and how long it holds the next one up.
+This bounds its memory, and how long it delays the next append.
 """
 WAITING_STEPS = 100_000
-"""So many steps, with records or not, wait for appends; what comes then stays in the queue.
+"""The number of steps, with or without records, that wait for appends; later events stay in the queue.
 
 This bounds the memory of their replies.
 """
@@ -72,15 +75,15 @@ This bounds the memory of their replies.
 READING = frozenset(
     (OffsetFetch, DescribeGroups, ListGroups, ConsumerGroupDescribe, DeleteGroups, OffsetDelete),
 )
-"""Events whose answers say what there is, or what there was not to be deleted: nobody may have changed it since."""
+"""Events whose replies report the present state, so that no other owner may have changed it since."""
 
 
-class Gathered:
-    """Steps that will be one append.
+class PendingAppend:
+    """Steps that form one append.
 
     Attributes:
-        alone: the journal did not take them with others; no more are put to them.
-        records, size: how many records they have, and about how many bytes (0 where the journal has no bound).
+        alone: the journal refused them together with others, so no more are added.
+        records, size: the number of their records, and about how many bytes (0 if the journal has no bound).
     """
 
     __slots__ = ("alone", "records", "size", "steps")
@@ -92,18 +95,19 @@ class Gathered:
 
 
 class Appends:
-    """The steps of one load, from the machine to the world: an `Owner` of the journal's term.
+    """The appends of one load, on the way from the machine to its replies: an `Owner` of the journal's term.
 
-    One append is on its way at a time. What the machine does meanwhile is gathered into the next; what wrote nothing,
-    as a read, waits with what it may have seen. A journal that answers at once never makes anything wait.
+    One append is under way at a time. Steps that the machine makes meanwhile form the next one. A step without records,
+    such as a read, waits for the appends whose effects it may have seen. With a journal that answers immediately,
+    nothing ever waits.
 
     Attributes:
-        bytes_max: no further event is stepped into an append of so many bytes, None: of any number.
-        waiting: steps that wait.
+        bytes_max: an append takes in no further event once it has this many bytes, None: no limit.
+        waiting: the number of waiting steps.
         ended: the load is over.
-        wrote: an append was durable.
-        proven_ms: when the newest append that was answered later and is durable was sent: so long this was the owner.
-        proof_ms: how old the proof may be for which answers leave, as the journal says; None: they need none.
+        wrote: some append was durable.
+        proven_ms: the send time of the newest durable append with a later answer: until then this was the owner.
+        proof_ms: the greatest age of a proof for replies, as the journal demands; None: no proof is needed.
     """
 
     def __init__(
@@ -114,12 +118,15 @@ class Appends:
         release: Callable[[list[Step]], None],
         lost: Callable[[Exception, Step | None], None],
     ) -> None:
-        """Args say where steps go.
+        """Set the recipients of steps.
 
         Args:
-            release: takes steps that are durable, in order.
-            lost: takes why an append failed, and the step that the journal refuses to take if that is why. Nothing
-                comes after it.
+            journal: the journal.
+            term: the owner's term.
+            driver: the shard's driver.
+            release: receives durable steps, in order.
+            lost: receives the error of a failed append, and the step if the journal refuses just that. No other call
+                follows.
         """
         self._journal = journal
         self._term = term
@@ -138,7 +145,7 @@ class Appends:
         self._token: int | None = None
         self._sent: list[Step] = []
         self._sent_at = 0.0
-        self._behind: deque[Gathered] = deque()
+        self._behind: deque[PendingAppend] = deque()
         self._last: Action | None = None
         self._reading: Action | None = None
         self.ended = False
@@ -147,26 +154,26 @@ class Appends:
 
     @property
     def records(self) -> int:
-        """Records that the next append has already."""
+        """The number of records in the next append."""
         return self._behind[-1].records if self._behind else 0
 
     @property
     def size(self) -> int:
-        """About how many bytes they take; 0 where the journal has no bound."""
+        """About how many bytes they take; 0 if the journal has no bound."""
         return self._behind[-1].size if self._behind else 0
 
     @property
     def full(self) -> bool:
-        """Whether no event may be stepped before something is durable."""
+        """Whether no event may be processed before something is durable."""
         full = self.records >= APPEND_RECORDS or (self.bytes_max is not None and self.size >= self.bytes_max)
         return full or self.waiting >= WAITING_STEPS
 
     def add(self, steps: list[Step], now: Now) -> None:
-        """Take what became of events `now`; it is let out at once if nothing has to be waited for."""
+        """Take the steps of events at `now`; they are released immediately if nothing has to be awaited."""
         if self._token is None:
             self._send(steps, now)
             if self._behind or self._unproven:
-                self._go_on()
+                self._append_next()
             return
         self.waiting += len(steps)
         records = [record for _, outcome in steps for record in outcome.records]
@@ -174,34 +181,34 @@ class Appends:
             self._sent += steps
             return
         if not self._behind or self._behind[-1].alone:
-            self._behind.append(Gathered([], alone=False))
-        gathered = self._behind[-1]
-        gathered.steps += steps
-        gathered.records += len(records)
+            self._behind.append(PendingAppend([], alone=False))
+        pending = self._behind[-1]
+        pending.steps += steps
+        pending.records += len(records)
         if self.bytes_max is not None:
-            gathered.size += sum(map(record_bytes, records))
+            pending.size += sum(map(record_bytes, records))
 
     def has(self, kind: type) -> bool:
-        """Whether what became of such an event is not durable yet."""
-        waiting = (self._unproven, self._sent, *(gathered.steps for gathered in self._behind))
+        """Return whether the effects of such an event are not durable yet."""
+        waiting = (self._unproven, self._sent, *(pending.steps for pending in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
     def when_out(self, action: Action) -> None:
-        """Call `action` when all that was added is out; never if it is lost or the load has ended."""
+        """Call `action` when everything added so far is released; never if an append fails or the load ends."""
         self._last = action
-        self._go_on()
+        self._append_next()
 
     def end(self) -> None:
-        """The load has ended: what waits is forgotten, what the journal still says of it is ignored."""
+        """End the load: drop waiting steps, and ignore later answers of the journal."""
         self.ended = True
         self._token, self._last, self._reading = None, None, None
         self._sent, self._unproven, self.waiting = [], [], 0
         self._behind.clear()
 
-    # -- what the journal says
+    # -- answers of the journal
 
     def durable(self, token: int, sent_ms: int) -> None:
-        """See `Owner`."""
+        """Release the steps of a durable append, and send the next one (`Owner.durable`)."""
         if self.ended or token != self._token:
             return
         steps, self._token, self._sent = self._sent, None, []
@@ -212,21 +219,21 @@ class Appends:
             steps = self._proved(steps)
         self.waiting -= len(steps)
         self._release(steps)
-        self._go_on()
+        self._append_next()
 
     def lost(self, reason: Exception) -> None:
-        """See `Owner`."""
+        """Fail the load because an append was lost (`Owner.lost`)."""
         if not self.ended:
             self._fail(reason, None)
 
     def more(self) -> None:
-        """See `Owner`."""
+        """Continue reading (`Owner.more`)."""
         reading, self._reading = self._reading, None
         if reading is not None:
             self._driver.soon(reading)
 
     def read_later(self, action: Action) -> None:
-        """Go on with reading when the journal says so."""
+        """Continue reading when the journal calls `more`."""
         self._reading = action
 
     # -- appending
@@ -242,10 +249,10 @@ class Appends:
                 self._sending_at = self._elapsed_ms()
             try:
                 token = self._journal.append(self._term, records, now.wall_ms)
-            except Exception as error:  # noqa: BLE001  # told to the shard, which looks at it
+            except Exception as error:  # noqa: BLE001  # passed to the shard, which handles it
                 refused = isinstance(error, KafkaError) and not isinstance(error, FencedError | OSError)
                 if refused and len(steps) > 1:
-                    self._behind.extendleft(Gathered([step], alone=True) for step in reversed(steps))
+                    self._behind.extendleft(PendingAppend([step], alone=True) for step in reversed(steps))
                     self.waiting += len(steps)
                 else:
                     self._fail(error, steps[0] if refused and steps else None)
@@ -262,8 +269,8 @@ class Appends:
                 self.waiting -= len(steps)
         self._release(steps)
 
-    def _go_on(self) -> None:
-        """Append what was gathered, as far as the journal answers at once."""
+    def _append_next(self) -> None:
+        """Append the next steps, as long as the journal answers immediately."""
         while self._token is None and (self._behind or self._unproven):
             steps = self._behind.popleft().steps if self._behind else []
             self.waiting -= len(steps)
@@ -272,23 +279,23 @@ class Appends:
             last, self._last = self._last, None
             last()
 
-    # -- proof
+    # -- ownership proof
 
     def _needs_proof(self, steps: list[Step]) -> bool:
-        """Whether steps without records wait for an append all the same."""
+        """Return whether steps without records wait for an append all the same."""
         if self._unproven or _reads(steps):
             return True
         return not self._is_proven() and any(outcome.replies or outcome.pushes for _, outcome in steps)
 
     def _is_proven(self) -> bool:
-        """Whether an answer may leave now."""
+        """Return whether a reply may leave now."""
         assert self.proof_ms is not None
         return self._proof_at is not None and self._elapsed_ms() - self._proof_at <= self.proof_ms
 
     def _proved(self, steps: list[Step]) -> list[Step]:
-        """What may leave now that an append is durable: all, or nothing where that took so long that it proves nothing.
+        """Return the steps that may leave after a durable append: all, or none if it took too long to prove anything.
 
-        Then they wait for the next append, which is sent at once.
+        In that case they wait for the next append, which is sent immediately.
         """
         self._proof_at = self._sending_at
         steps, self._unproven = self._unproven + steps, []
@@ -303,30 +310,30 @@ class Appends:
 
 
 def _reads(steps: list[Step]) -> bool:
-    """Whether an answer among these is only as good as an append that is sent from now on."""
+    """Return whether a reply among these needs an append that is sent from now on."""
     return any(type(event) in READING for event, _ in steps)
 
 
 OnReply: TypeAlias = Callable[[ReplyValue | ErrorCode], None]
-"""Takes the reply's value, or the code that refuses the request when the shard can't serve it."""
+"""Receives the reply's value, or the error code if the shard cannot serve the request."""
 
 LOAD_SLICE_S = 0.02
-"""A shard that loads lets the loop serve others this often."""
+"""The time slice of a load, after which the event loop serves others."""
 STEP_SLICE_EVENTS = 2_000
-"""Events stepped before the loop has its turn: bounds what one append holds up."""
+"""The number of events processed before the event loop continues, which bounds the delay by one append."""
 QUEUE_EVENTS_MAX = 200_000
-"""Beyond it requests are refused with COORDINATOR_NOT_AVAILABLE, which clients retry: memory stays bounded."""
+"""The length of the queue. Further requests get COORDINATOR_NOT_AVAILABLE, which clients retry, to bound memory."""
 RELOAD_DELAY_MS = 500
-"""What failed is tried again this much later, and twice as much after each further failure with no append between."""
+"""The delay of a reload after a failure; it doubles after each further failure without an append between."""
 RELOAD_DELAY_MAX_MS = 5_000
-"""A disk that stays full costs a replay this often."""
+"""The longest such delay: a disk that stays full costs a replay this often."""
 
 GROUP_SHOWN = 200
-"""Characters of a group's name in a line of the log: names may be long."""
+"""The number of characters of a group's name in a log line, because names may be long."""
 
 
 class Phase(enum.Enum):
-    """Where a shard is in its life; see the table above."""
+    """A phase in the life of a shard; the table in the module's docstring describes them."""
 
     LOADING = enum.auto()
     SERVING = enum.auto()
@@ -337,7 +344,7 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no other phase follows."""
         return self in (Phase.FENCED, Phase.DAMAGED, Phase.CLOSED)
 
 
@@ -348,16 +355,16 @@ REFUSED = {
     Phase.DAMAGED: ErrorCode.UNKNOWN_SERVER_ERROR,
     Phase.CLOSED: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
-"""What who asks is told where the machine can't be asked."""
+"""Error code returned to requests in each phase that does not serve."""
 
 
 class Shard:
     """The coordinator of the groups whose names hash to one journal partition.
 
-    It knows no loop: its driver gives it turns and time.
+    A shard has no event loop of its own; its driver schedules its turns and tells the time.
 
     Attributes:
-        let_go: another process is to have it: being fenced is what is waited for, and it loads no more.
+        let_go: another process is to own the shard. So fencing is expected, and a failure does not lead to a reload.
     """
 
     def __init__(
@@ -384,10 +391,10 @@ class Shard:
         self._queued_at = 0.0
         self._times = driver.metrics
         self._clock = driver.clock
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._timer_at = 0
         self._ticking = False
-        self._reload: Timer | None = None
+        self._reload: ScheduledCall | None = None
         self._appends: Appends | None = None
         self._failures = 0
 
@@ -398,20 +405,20 @@ class Shard:
 
     @property
     def damaged(self) -> bool:
-        """Whether its groups are not served for damage in its journal."""
+        """Whether damage in the journal keeps its groups from being served."""
         return self.phase is Phase.DAMAGED
 
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
-        """Protocol and state of every group; none while it loads."""
+        """Return the protocol and state of every group; none during a load."""
         return iter(()) if self._machine is None else self._machine.group_states()
 
     def knows(self, group_id: str) -> bool:
-        """Whether there is such a group; not while it loads."""
+        """Return whether there is such a group; False during a load."""
         return self._machine is not None and self._machine.knows(group_id)
 
     @property
     def has_unshown(self) -> bool:
-        """As the machine's; not while it loads."""
+        """Whether push groups have changed since they were last published (`GroupMachine`); False during a load."""
         return self._machine is not None and self._machine.has_unshown
 
     @property
@@ -421,7 +428,7 @@ class Shard:
 
     @property
     def holds_transactions(self) -> bool:
-        """Whether offsets can be committed within transactions; see `Journal`."""
+        """Whether the journal can hold offsets of open transactions (`Journal.holds_transactions`)."""
         return self._journal.holds_transactions
 
     # -- loading
@@ -429,7 +436,7 @@ class Shard:
     def load(self) -> None:
         """Begin to replay the journal; requests are refused until that is done.
 
-        A shard whose life has ended stays as it is.
+        Does nothing in a final phase.
         """
         if self.phase.ended:
             return
@@ -441,7 +448,7 @@ class Shard:
         yield from self._journal.begin(self._term, appends)
 
     def _replay(self, appends: Appends, machine: GroupMachine, batches: Iterator[Any]) -> None:
-        """Apply what the journal holds, in slices; a later load or the end stops it."""
+        """Apply the journal's records in time slices, until a later load or the end stops it."""
         if appends.ended:
             return
         until = self._driver.clock() + LOAD_SLICE_S
@@ -465,11 +472,11 @@ class Shard:
         except FencedError as error:
             self._fenced(error)
         except OSError as error:
-            self._failed(f"the journal can't be loaded ({error})")
+            self._failed(f"journal not loaded: {error}")
         except KafkaError as error:
-            self._driver.error(f"shard {self.index}: its groups are not served: {error.message}")
+            self._driver.error(f"shard {self.index}: journal damaged, groups not served: {error.message}")
             self._ended(Phase.DAMAGED, error)
-        except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
+        except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
             self._failed("a fault while it loads", fault)
         else:
             self._machine = machine
@@ -478,11 +485,11 @@ class Shard:
                 appends.when_out(self._begin)
 
     def _begin(self) -> None:
-        """Serve, once what loading wrote is durable and it is noted that the journal has nothing of deleted topics."""
+        """Begin to serve: the records of the load are durable, and the driver records the load."""
         try:
             self._driver.shard_loaded(self.index)
         except OSError as error:
-            self._failed(f"what has been loaded can't be noted ({error})")
+            self._failed(f"load not recorded: {error}")
             return
         self.phase = Phase.SERVING
         if self._queue and not self._scheduled:
@@ -491,7 +498,7 @@ class Shard:
     # -- events
 
     def ask(self, event: Request | TransactionEnded, on_reply: OnReply) -> None:
-        """Queue a request's event; `on_reply` is called once, with the reply or the code that refuses it."""
+        """Queue a request's event; `on_reply` is called once, with the reply or an error code."""
         if self.phase is not Phase.SERVING:
             on_reply(REFUSED[self.phase])
         elif len(self._queue) >= QUEUE_EVENTS_MAX:
@@ -502,16 +509,16 @@ class Shard:
             self._enqueue(event)
 
     def tell(self, event: Event) -> None:
-        """Queue the shell's news; a shard that loads will see it in what it loads from."""
+        """Queue an event without reply; a shard that is loading finds its content in the journal or the driver."""
         if self.phase is Phase.SERVING or self._machine is not None:
             self._enqueue(event)
 
     def settle(self) -> bool:
-        """Step the first of what is queued, now.
+        """Process the first queued events now.
 
-        Returns whether news of deleted topics is queued, or on its way to the journal, still.
-
-        When not, no position of them is in the journal any more, or the shard serves no longer.
+        Returns:
+            Whether a deletion of topics is still queued, or on its way to the journal. If not, the journal holds no
+            offsets of these topics any more, or the shard no longer serves.
         """
         if self._queue:
             self._run()
@@ -546,7 +553,7 @@ class Shard:
         for event in events[:STEP_SLICE_EVENTS]:
             try:
                 outcome = step(event, time_now)
-            except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
+            except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
                 self._queue = events[len(steps) + 1 :]
                 self._fault(event, steps, time_now, fault)
                 return
@@ -569,10 +576,10 @@ class Shard:
         self._scheduled = True
         self._driver.soon(self._run)
 
-    # -- outcomes
+    # -- effects
 
     def _release(self, steps: list[Step]) -> None:
-        """Let out what is durable."""
+        """Carry out the effects of durable steps."""
         for _, outcome in steps:
             for token, value in outcome.replies:
                 self._answer(token, value)
@@ -581,7 +588,7 @@ class Shard:
             for work in outcome.work:
                 self._driver.run_work(work, self.tell)
             for note in outcome.notes:
-                if isinstance(note, Told):
+                if isinstance(note, LogLine):
                     self._driver.tell(note)
                 else:
                     self._driver.note(note)
@@ -590,31 +597,31 @@ class Shard:
             self._wake()
 
     def _answer(self, token: int | None, value: ReplyValue | ErrorCode) -> None:
-        """Answer a request, if it still waits; a fault of who takes the answer must not keep others from theirs."""
+        """Answer a request if it still waits; an exception in one recipient must not affect other requests."""
         on_reply = self._waiting.pop(token, None) if token is not None else None
         if on_reply is not None:
             try:
                 on_reply(value)
-            except Exception as fault:  # noqa: BLE001  # a fault of ours, which is logged
-                self._driver.error(f"shard {self.index}: an answer could not be handed out", fault)
+            except Exception as fault:  # noqa: BLE001  # a bug here, which is logged
+                self._driver.error(f"shard {self.index}: reply not delivered", fault)
 
-    # -- the ends of serving
+    # -- the end of serving
 
     def _lost(self, error: Exception, refused: Step | None) -> None:
-        """What an append that failed means."""
+        """Handle a failed append."""
         if isinstance(error, FencedError):
             self._fenced(error)
         elif refused is not None and isinstance(error, KafkaError):
             event = refused[0]
             self._answer(getattr(event, "request", None), error.code)
-            self._failed(f"the journal does not take what comes of {_name(event)} ({error.message})")
+            self._failed(f"journal refused the records of {_name(event)}: {error.message}")
         elif isinstance(error, OSError | KafkaError):
-            self._failed(f"the journal could not be written ({error})")
+            self._failed(f"journal not written: {error}")
         else:
             self._failed("a fault in the journal", error)
 
     def _fault(self, event: Event, before: list[Step], time_now: Now, fault: Exception) -> None:
-        """A fault in the coordinator: what came before the event counts, the half-changed machine is thrown away."""
+        """Handle an exception in the machine: keep the steps before the event, and discard the machine."""
 
         def out() -> None:
             self._answer(getattr(event, "request", None), ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -627,16 +634,16 @@ class Shard:
             appends.when_out(out)
 
     def _failed(self, why: str, fault: Exception | None = None) -> None:
-        """Throw the machine away, and order one load; none that would depose who is to have the shard."""
+        """Discard the machine, and schedule one reload, unless another process is to own the shard."""
         if self.let_go:
-            self._driver.error(f"shard {self.index}: {why}; another coordinator is to have it", fault)
+            self._driver.error(f"shard {self.index}: {why}; not reloaded, since another coordinator takes over", fault)
             self._unload(Phase.CLOSED, ErrorCode.NOT_COORDINATOR)
             return
         if self._appends is not None and self._appends.wrote:
             self._failures = 0
         delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
         self._failures += 1
-        self._driver.error(f"shard {self.index}: {why}; it is loaded again in {delay_ms / 1000:.1f} s", fault)
+        self._driver.error(f"shard {self.index}: {why}; reloading in {delay_ms / 1000:.1f} s", fault)
         self._unload(Phase.FAILED, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._reload = self._driver.at(self._driver.now().mono_ms + delay_ms, self.load)
 
@@ -652,16 +659,16 @@ class Shard:
         self._ended(Phase.FENCED, error)
 
     def _ended(self, phase: Phase, error: Exception) -> None:
-        """The end that comes by itself; who placed the shard here hears of it."""
+        """Enter a final phase by itself, and tell the driver."""
         self._unload(phase, REFUSED[phase])
         self._driver.soon(partial(self._driver.shard_ended, self.index, error))
 
     def close(self) -> None:
-        """Stop; whoever waits is sent to find the coordinator again."""
+        """Stop; waiting clients are told to look for the coordinator again."""
         self._unload(Phase.CLOSED, ErrorCode.NOT_COORDINATOR)
 
     def _unload(self, phase: Phase, error: ErrorCode) -> None:
-        """Leave the phase with all that belongs to it: machine, queue, timers, and who waits, who is told `error`."""
+        """Leave the current phase: drop the machine, queue and timers, and answer waiting requests with `error`."""
         self.phase = phase
         self._machine = None
         if self._appends is not None:
@@ -684,7 +691,7 @@ class Shard:
         timer = self._timer
         if timer is not None:
             if due is not None and self._timer_at <= due:
-                return  # it fires early and is then set anew: cheaper than moving it at each heartbeat
+                return  # the timer fires early and is set again: cheaper than moving it at each heartbeat
             timer.cancel()
             self._timer = None
         if due is not None:
@@ -692,10 +699,10 @@ class Shard:
             self._timer = self._driver.at(due, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Tick once the loop has looked at its sockets: who spoke while the broker stood still was not silent."""
+        """Tick after the event loop has polled its sockets, so that a pause of the broker is not taken for silence."""
         self._timer = None
         self._ticking = True
-        # The loop may make the first call before it looks, but not the second.
+        # The event loop may make the first call before it polls, but not the second.
         self._driver.soon(partial(self._driver.soon, self._tick))
 
     def _tick(self) -> None:
@@ -711,7 +718,7 @@ class Shard:
 
 
 def _name(event: Event | None) -> str:
-    """An event for the log."""
+    """Name an event for the log."""
     if event is None:
         return "loading"
     group = getattr(event, "group_id", None)

@@ -1,4 +1,4 @@
 """The group coordinator's core: pure state machines without clock, sockets, randomness or threads.
 
-A shell feeds events to `GroupMachine.step` and carries out what the `Outcome` says. See `machine`.
+The caller feeds events to `GroupMachine.step` and carries out the effects in its `Outcome`. Begin with `machine`.
 """

@@ -13,7 +13,7 @@ INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """Names and defaults are Kafka 4.4's, except where `why` says otherwise."""
+    """The group coordinator's settings: names and defaults of Kafka 4.4, except where `why` says otherwise."""
 
     min_session_timeout_ms: int = knob(
         "group.min.session.timeout.ms", 6_000, low=1, unit="ms", why="shorter sessions cost heartbeats"

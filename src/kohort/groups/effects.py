@@ -1,4 +1,4 @@
-"""What the coordinator wants done: records to append, replies to release, work to run, notes to log and count."""
+"""The effects of a step: records to append, replies, pushed frames, background tasks, log lines and metrics."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kohort.groups.events import Position, Topic
 from kohort.groups.records import MemberSaved, OffsetCommitted, PushMemberSaved, Record, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
-# -- What the coordinator wants of push consumers, and says of push groups alone; see `outcome`
+# -- Requests to push consumers, and replies about push groups alone; the other effects stand below
 
 
 class RegisterConsumerReply(NamedTuple):
-    """An error closes the connection."""
+    """The reply to `RegisterConsumer`; after an error the broker closes the connection."""
 
     error: ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPushGroup:
-    """A push group as it is shown elsewhere.
+    """A push group as ZooKeeper shows it.
 
     Attributes:
         settled: no rebalance is under way.
-        owners: who owns which partition, as consumer and stream.
-        offsets: its positions.
-        loaded: it was there when its shard was loaded: an earlier process may have shown it.
+        owners: the owner of each partition, as consumer and stream.
+        offsets: the group's committed offsets.
+        loaded: the group existed when its shard was loaded, so an earlier process may have published it.
     """
 
     group_id: str
@@ -41,11 +41,11 @@ class ShownPushGroup:
 
 @dataclass(frozen=True, slots=True)
 class ShowPushGroupsReply:
-    """Push groups as they are now.
+    """A snapshot of the push groups of a shard.
 
     Attributes:
-        whole: these are all that there are; that was asked for, or nobody has asked since the shard was loaded.
-        gone: else, those that have changed and are push groups no more.
+        whole: `groups` holds every push group: the caller asked for all, or this is the first call since the load.
+        gone: in a partial reply, the groups that changed and are no push groups any more.
     """
 
     groups: tuple[ShownPushGroup, ...]
@@ -54,7 +54,12 @@ class ShowPushGroupsReply:
 
 
 class PingConsumer(NamedTuple):
-    """Is it alive, and where is it? `retries`: 0: all its answers have come; n: the nth time that this is asked."""
+    """A Ping: ask whether a consumer is alive and which positions it has.
+
+    Attributes:
+        auto_commit: the consumer commits by the positions in its answers.
+        retries: 0 if the consumer has answered every earlier request, else the number of this attempt.
+    """
 
     group_id: str
     member_id: str
@@ -63,14 +68,14 @@ class PingConsumer(NamedTuple):
 
 
 class StopConsumer(NamedTuple):
-    """Read nothing more."""
+    """A Stop: the consumer reads nothing more."""
 
     group_id: str
     member_id: str
 
 
 class StartConsumer(NamedTuple):
-    """Read these partitions from there; all that it has."""
+    """A Start: the consumer reads from these positions. They are all that it owns."""
 
     group_id: str
     member_id: str
@@ -78,7 +83,7 @@ class StartConsumer(NamedTuple):
 
 
 class DismissConsumer(NamedTuple):
-    """It is no member any more, or another connection is its: this one ends, which is said in the log."""
+    """A dismissal: close a connection and log why. Its consumer was removed, or has another connection now."""
 
     group_id: str
     member_id: str
@@ -90,16 +95,16 @@ Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DismissConsume
 
 @dataclass(frozen=True, slots=True)
 class DividePartitions:
-    """Long work: who of a push group is to have what; feed `PartitionsDivided` back.
+    """A background task: compute the assignment of a push group. Its result is the event `PartitionsDivided`.
 
-    A group's works run one after the other, and wait for those of groups of the same queue only.
+    The tasks of a group run one after the other. They wait only for tasks of groups in the same queue.
 
     Attributes:
-        ticket: the answer names it; one that names another is stale.
+        ticket: a number that the result repeats; a result with another number is stale.
         assignor: "sticky" or "range".
-        members: what each said, by member id.
-        current: what each has, so that partitions stay.
-        topics: all that there are.
+        members: each member's registration, by member id.
+        current: each member's partitions, so that the assignor can leave them where they are.
+        topics: all existing topics.
     """
 
     group_id: str
@@ -112,7 +117,7 @@ class DividePartitions:
 
 @dataclass(frozen=True, slots=True)
 class FindOffsets:
-    """Begin or end of partitions that have no position; feed `OffsetsFound` back."""
+    """A background task: find the begin or end of partitions without a position. Its result is `OffsetsFound`."""
 
     group_id: str
     member_id: str
@@ -122,7 +127,7 @@ class FindOffsets:
 
 
 class Now(NamedTuple):
-    """The time of a step. Sessions run on the monotonic clock; only wall time enters records."""
+    """The time of a step. Sessions use the monotonic clock; records hold only wall clock times."""
 
     mono_ms: int
     wall_ms: int
@@ -158,7 +163,10 @@ class JoinedMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinGroupReply:
-    """`generation` is -1 and the texts are empty beside an error; `protocol_name` None becomes "" before version 7."""
+    """The reply to a JoinGroup.
+
+    Beside an error, `generation` is -1 and the texts are empty. Before version 7 no `protocol_name` is sent as "".
+    """
 
     error: ErrorCode
     member_id: str = ""
@@ -191,7 +199,7 @@ class LeftMember:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroupReply:
-    """Before version 3 the wire has one error: `error`, or else that of the single member."""
+    """The reply to a LeaveGroup. Before version 3 it has one error: `error`, or else that of the single member."""
 
     error: ErrorCode
     members: tuple[LeftMember, ...] = ()
@@ -199,13 +207,16 @@ class LeaveGroupReply:
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitReply:
-    """One error per offset of the event, in its order (also of TxnOffsetCommit)."""
+    """The reply to an OffsetCommit or TxnOffsetCommit: one error for each offset of the event, in its order."""
 
     errors: tuple[ErrorCode, ...]
 
 
 class FetchedOffset(NamedTuple):
-    """`offset` is -1 and `metadata` empty where none is committed or `error` is set."""
+    """One partition of an OffsetFetch reply.
+
+    `offset` is -1 and `metadata` is empty if nothing is committed or `error` is set.
+    """
 
     topic: str
     partition: int
@@ -224,7 +235,7 @@ class OffsetFetchReply:
 
 @dataclass(frozen=True, slots=True)
 class OffsetDeleteReply:
-    """`error` concerns the whole group; else one error per partition of the event, in its order."""
+    """The reply to an OffsetDelete: an error of the group, or else one for each partition, in the event's order."""
 
     error: ErrorCode
     errors: tuple[ErrorCode, ...] = ()
@@ -232,7 +243,7 @@ class OffsetDeleteReply:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroupsReply:
-    """One error per group of the event, in its order."""
+    """The reply to a DeleteGroups: one error for each group of the event, in its order."""
 
     errors: tuple[ErrorCode, ...]
 
@@ -278,7 +289,7 @@ class ListGroupsReply:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeartbeatReply:
-    """`assignment` None: unchanged since it was last told."""
+    """The reply to a ConsumerGroupHeartbeat. `assignment` is None if it is unchanged since the last reply."""
 
     error: ErrorCode
     error_message: str | None = None
@@ -299,7 +310,10 @@ class NamedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class DescribedConsumer:
-    """`member_type`: 0 speaks the classic protocol, 1 the consumer protocol, -1 unknown."""
+    """A member in a ConsumerGroupDescribe reply.
+
+    `member_type` is 0 for the classic protocol, 1 for the consumer protocol, and -1 if it is unknown.
+    """
 
     member_id: str
     instance_id: str | None
@@ -356,14 +370,14 @@ ReplyValue: TypeAlias = (
 
 
 class Reply(NamedTuple):
-    """The answer to the event that carried this token."""
+    """A reply to the event that carried this request token."""
 
     request: int
     value: ReplyValue
 
 
 class Push(NamedTuple):
-    """A frame that no request asked for, to a member's connection."""
+    """A frame for a member's connection that answers no request."""
 
     connection: int
     value: Pushed
@@ -371,17 +385,17 @@ class Push(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComputeAssignment:
-    """Long work: run the assignor off the loop and feed `AssignmentComputed` back.
+    """A background task: run the assignor outside the event loop. Its result is the event `AssignmentComputed`.
 
     Attributes:
-        ticket: the answer names it; one that names another is stale.
+        ticket: a number that the result repeats; a result with another number is stale.
         epoch: the group's epoch.
         assignor: "uniform" or "range".
-        members: what each member said, by member id, sorted.
-        subscribed: member id to the topic names it is subscribed to (regular expressions resolved).
-        current: member id to the previous target, so that partitions stay.
-        excluded: member id to what it has and keeps: these take no part.
-        topics: of all subscribed names that exist.
+        members: each member's metadata, by member id, sorted.
+        subscribed: the subscribed topic names by member id, with regular expressions resolved.
+        current: the previous target by member id, so that the assignor can leave partitions where they are.
+        excluded: the partitions of members that keep what they have and take no part.
+        topics: all subscribed topics that exist.
     """
 
     group_id: str
@@ -397,11 +411,11 @@ class ComputeAssignment:
 
 @dataclass(frozen=True, slots=True)
 class ResolveRegexes:
-    """Long work: match RE2 patterns with all topic names and feed `RegexesResolved` back.
+    """A background task: match RE2 patterns with all topic names. Its result is the event `RegexesResolved`.
 
     Attributes:
-        ticket: the answer names it; one that names another is stale.
-        version: of the topic image.
+        ticket: a number that the result repeats; a result with another number is stale.
+        version: the version of the topic image.
     """
 
     group_id: str
@@ -413,10 +427,12 @@ class ResolveRegexes:
 
 @dataclass(frozen=True, slots=True)
 class LookForTopics:
-    """Find out which of these topics are gone, where the image can't tell. `TopicsDeleted` names them, some time later.
+    """A background task: find out which topics were deleted if the topic image cannot tell.
+
+    The event `TopicsDeleted` names them some time later.
 
     Attributes:
-        topics: names that the image lacks, or has under another id, with the ids that positions have of them.
+        topics: names that the image lacks or has under another id, with the topic ids in committed offsets.
     """
 
     topics: Mapping[str, frozenset[TopicId]]
@@ -424,10 +440,10 @@ class LookForTopics:
 
 @dataclass(frozen=True, slots=True)
 class ImportGroup:
-    """Ask the coordinator that has kept this group before for its offsets, and feed `GroupImported` back.
+    """A background task: ask the group's earlier coordinator for its offsets. Its result is `GroupImported`.
 
     Attributes:
-        ticket: the answer names it; one that names another is stale.
+        ticket: a number that the result repeats; a result with another number is stale.
     """
 
     group_id: str
@@ -435,19 +451,21 @@ class ImportGroup:
 
 
 Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions
-"""Work that takes nothing but time."""
+"""A background task that needs nothing but CPU time."""
 Question: TypeAlias = LookForTopics | ImportGroup
-"""Work that asks whoever keeps the topics, or has kept the groups."""
+"""A background task that asks the keeper of the topics, or the earlier coordinator of a group."""
 Work: TypeAlias = Computation | FindOffsets | Question
 
 
 class Meter(enum.StrEnum):
-    """What is counted, the first four under Kafka's released names. Source: spec 1.7.
+    """Counters of the coordinator, the first four under Kafka's released names. Source: spec 1.7.
 
-    Then come heartbeats whose replies were held: those that told their members of a rebalance; those whose connection
-    ended meanwhile; and those whose classic member then was so late that it is not held again. Then groups that were
-    imported, those here that were found to have members at their earlier coordinator, and rebalances of push groups
-    that were given up.
+    - `HELD_TOLD`: delayed heartbeats whose response announced a rebalance.
+    - `HELD_DISCONNECTS`: delayed heartbeats whose connection ended meanwhile.
+    - `HELD_LATE`: delayed heartbeats after which a classic member was so late that it gets no more delays.
+    - `GROUP_IMPORTS`: groups imported from an earlier coordinator.
+    - `MEMBERS_ELSEWHERE`: groups that exist here and were found to have members at their earlier coordinator.
+    - `PUSH_FAILED`: abandoned rebalances of push groups.
     """
 
     OFFSET_COMMITS = "offset-commit"
@@ -463,22 +481,22 @@ class Meter(enum.StrEnum):
 
 
 class Counted(NamedTuple):
-    """A meter moved on by `amount`."""
+    """An increase of a counter by `amount`."""
 
     meter: Meter
     amount: int
 
 
 class Rebalanced(NamedTuple):
-    """A group is whole again.
+    """A finished rebalance: the group is stable again.
 
     Attributes:
         protocol: "classic", "consumer" or "push".
-        whole_ms: since the first change that led to it.
-        standstill_ms: how long who stood still did so, in the mean: classic members from their join to their
-            assignment, under KIP-848 partitions from being taken away to being given again.
-        standstill_max_ms: the longest.
-        members: in the group now.
+        whole_ms: the time since the first change that led to the rebalance.
+        standstill_ms: the mean downtime. For classic members it runs from their join to their assignment, and under
+            KIP-848 from a partition's revocation to its next assignment.
+        standstill_max_ms: the longest downtime.
+        members: the number of members now.
     """
 
     group_id: str
@@ -490,7 +508,7 @@ class Rebalanced(NamedTuple):
 
 
 class Level(enum.IntEnum):
-    """How much a line for the log matters, in the numbers of the logging module."""
+    """A log line's level, in the numbers of the logging module."""
 
     DEBUG = 10
     INFO = 20
@@ -498,27 +516,27 @@ class Level(enum.IntEnum):
     ERROR = 40
 
 
-class Told(NamedTuple):
-    """A line for the log: what happened and why, for people."""
+class LogLine(NamedTuple):
+    """A log line: what happened to a group, and why."""
 
     level: Level
     group_id: str
     text: str
 
 
-Note: TypeAlias = Counted | Rebalanced | Told
+Note: TypeAlias = Counted | Rebalanced | LogLine
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one step asks the shell to do.
+    """The effects of one step, which the caller carries out.
 
     Attributes:
-        records: to append, in order, all or none, before the replies go out; already applied to the machine.
-        replies: in order; each names the request it answers, often an earlier one.
-        pushes: frames for members' connections, after the replies.
-        work: to run off the loop.
-        notes: log lines and counts.
+        records: to append in order, all or none, before the replies are sent; the machine has applied them already.
+        replies: in order; each names its request, which is often an earlier one.
+        pushes: frames for members' connections, sent after the replies.
+        work: background tasks to run outside the event loop.
+        notes: log lines and metrics.
     """
 
     records: list[Record] = field(default_factory=list)

@@ -1,10 +1,10 @@
-"""What can happen to the coordinator: one immutable class per kind of request, and the shell's own news.
+"""The coordinator's events: one immutable class for each kind of request, and the shard's own events.
 
-A class stands for all wire versions of its request.
+A class covers all wire versions of its request.
 
-Every request carries `request`, a token that the shell chose and that the reply names. The shell answers for what the
-core can't know: unknown topics, authorization, which shard a group belongs to. Absent strings are None, an empty
-member id is "". Byte strings are `bytes` (copied out of the frame).
+Every request carries `request`, a token that the caller chose and that the reply names. The caller itself answers what
+the core cannot know: unknown topics, authorization, and the shard of a group. Absent strings are None; an empty member
+id is "". Byte strings are `bytes`, copied out of the frame.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kohort.errors import ErrorCode
 from kohort.groups.records import ClassicProtocol, TopicPartitions
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
-# -- What push consumers answered, and what else happens to push groups alone; see `events`
+# -- Answers of push consumers, and other events of push groups alone; the other events stand below
 
 
-class Asking(enum.Enum):
-    """What a consumer of the push protocol is asked."""
+class PushRequestKind(enum.Enum):
+    """The request that a push consumer answers."""
 
     PING = enum.auto()
     STOP = enum.auto()
@@ -30,7 +30,7 @@ class Asking(enum.Enum):
 
 
 class Position(NamedTuple):
-    """The offset from which a partition is read next."""
+    """A partition's next offset to read."""
 
     topic: str
     partition: int
@@ -39,29 +39,29 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerAnswered:
-    """A consumer of the push protocol answered the oldest of what it was asked on this connection.
+    """A push consumer's answer to the oldest outstanding request on this connection.
 
     Attributes:
-        asked: what that was.
-        error: of a Stop or a Start.
-        positions: of a Ping.
+        asked: the kind of that request.
+        error: the result of a Stop or a Start.
+        positions: the result of a Ping.
     """
 
     group_id: str
     member_id: str
     connection: int
-    asked: Asking
+    asked: PushRequestKind
     error: ErrorCode = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsDivided:
-    """A `DividePartitions` is done; ignored when another was asked for since.
+    """The result of a `DividePartitions`; ignored if another one was requested since.
 
     Attributes:
-        assignment: member id to partitions.
-        matched: by regular expression and whether it excludes, the topics that it finds.
+        assignment: partitions by member id.
+        matched: the matching topics by regular expression and whether the expression excludes.
         failure: why there is no assignment, else None.
     """
 
@@ -74,10 +74,10 @@ class PartitionsDivided:
 
 @dataclass(frozen=True, slots=True)
 class ShowPushGroups:
-    """What push groups of this shard own and have committed is to be shown elsewhere. Source: spec 4.7.
+    """A request for the owners and offsets of this shard's push groups, to publish them. Source: spec 4.7.
 
     Attributes:
-        whole: of all of them, else of those that have changed since this was asked last.
+        whole: include all groups, not only those that have changed since the last request.
     """
 
     request: int
@@ -86,9 +86,10 @@ class ShowPushGroups:
 
 @dataclass(frozen=True, slots=True)
 class OwnersMissing:
-    """Where the owners of a push group's partitions are shown, some that had been written are not any more.
+    """A deletion of owner nodes that had been written for a push group's partitions.
 
-    Who owns those is stopped and started again: a rebalance is necessary. Source: spec 4.7, condition 1.
+    The owners of these partitions are stopped and started again, which needs a rebalance. Source: spec 4.7,
+    condition 1.
     """
 
     group_id: str
@@ -97,7 +98,7 @@ class OwnersMissing:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsFound:
-    """A `FindOffsets` is done. `failure`: why some are missing, else None."""
+    """The result of a `FindOffsets`. `failure` says why some positions are missing, else None."""
 
     group_id: str
     member_id: str
@@ -111,9 +112,9 @@ NO_CONNECTION = -1
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1").
+    """The sender of a request: the header's client id and the socket's peer as Kafka prints it ("/127.0.0.1").
 
-    `process` is the client's own word of which process it is, "" where there is none.
+    `process` is the id that the client reports for its process, "" if there is none.
     """
 
     id: str
@@ -123,15 +124,15 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """JoinGroup 0-9.
+    """A JoinGroup request, versions 0-9.
 
     Attributes:
         member_id: empty on a first join.
-        new_member_id: a fresh id, for use when `member_id` is empty; the shell makes it (client id, "-", a uuid).
-        requires_known_id: version 4 and up: a first join of a dynamic member is answered MEMBER_ID_REQUIRED (KIP-394).
-        can_skip_assignment: version 9 and up: a returning static leader may be told not to assign (KIP-814).
-        rebalance_timeout_ms: version 0 has none: the shell passes the session timeout.
-        connection: a number for the connection it came on, so that `ConnectionLost` finds its members.
+        new_member_id: a fresh id for an empty `member_id`; the caller makes it (client id, "-", a uuid).
+        requires_known_id: answer a dynamic member's first join with MEMBER_ID_REQUIRED (version 4 and up, KIP-394).
+        can_skip_assignment: a returning static leader may be told to skip the assignment (version 9 and up, KIP-814).
+        rebalance_timeout_ms: version 0 has none, so the caller passes the session timeout.
+        connection: the number of the connection, by which `ConnectionLost` finds its members.
     """
 
     request: int
@@ -152,7 +153,7 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True)
 class SyncGroup:
-    """SyncGroup 0-5. `assignments` (member id, bytes) come from the leader only."""
+    """A SyncGroup request, versions 0-5. `assignments` (member id, bytes) come from the leader only."""
 
     request: int
     group_id: str
@@ -166,11 +167,11 @@ class SyncGroup:
 
 
 class Heartbeat(NamedTuple):
-    """Heartbeat 0-4.
+    """A Heartbeat request, versions 0-4.
 
     Attributes:
-        hold_ms: how long the client bears to wait for the reply; 0: answer now.
-        interval_ms: at which the client is known to send its heartbeats; 0: not known.
+        hold_ms: how long the client tolerates a delayed reply; 0: reply immediately.
+        interval_ms: the client's known heartbeat interval; 0: unknown.
     """
 
     request: int
@@ -185,7 +186,7 @@ class Heartbeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeavingMember:
-    """One member of a LeaveGroup. An administrator removes a static member by instance id alone (member id empty)."""
+    """A member in a LeaveGroup. An administrator removes a static member by instance id alone (empty member id)."""
 
     member_id: str
     instance_id: str | None = None
@@ -194,7 +195,7 @@ class LeavingMember:
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup:
-    """LeaveGroup 0-5; versions 0-2 name one member."""
+    """A LeaveGroup request, versions 0-5; versions 0-2 name one member."""
 
     request: int
     group_id: str
@@ -202,7 +203,7 @@ class LeaveGroup:
 
 
 class OffsetToCommit(NamedTuple):
-    """One partition's new position. `topic_id` is what the request named (version 10), else zero."""
+    """A partition's new position. `topic_id` is the id in the request (version 10), else zero."""
 
     topic: str
     partition: int
@@ -214,13 +215,13 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """OffsetCommit 2-10, of a member or (generation -1, empty member id) of anyone.
+    """An OffsetCommit request, versions 2-10, of a member or, with generation -1 and an empty member id, of anyone.
 
     Attributes:
-        generation: generation or member epoch.
-        offsets: of known topics only; the shell answers the others itself.
-        retention_ms: versions 2-4; -1: as configured.
-        knows_stale_epoch: version 9 and up: STALE_MEMBER_EPOCH may be answered.
+        generation: the generation or member epoch.
+        offsets: offsets of known topics only; the caller answers the others itself.
+        retention_ms: the requested retention (versions 2-4); -1: the configured one.
+        knows_stale_epoch: the client understands STALE_MEMBER_EPOCH (version 9 and up).
     """
 
     request: int
@@ -236,7 +237,7 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class TxnOffsetCommit:
-    """TxnOffsetCommit 0-6: offsets that count when the producer's transaction commits."""
+    """A TxnOffsetCommit request, versions 0-6: offsets that take effect when the producer's transaction commits."""
 
     request: int
     group_id: str
@@ -252,12 +253,12 @@ class TxnOffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFetch:
-    """One group of an OffsetFetch 1-10.
+    """One group of an OffsetFetch request, versions 1-10.
 
     Attributes:
         partitions: None: all that have an offset.
-        require_stable: UNSTABLE_OFFSET_COMMIT where a transactional offset is pending (KIP-447).
-        member_id: None unless the request names a member (version 9 and up), which is then checked.
+        require_stable: answer UNSTABLE_OFFSET_COMMIT if a transactional offset is pending (KIP-447).
+        member_id: a member to check (version 9 and up); None if the request names none.
     """
 
     request: int
@@ -270,7 +271,7 @@ class OffsetFetch:
 
 @dataclass(frozen=True, slots=True)
 class OffsetDelete:
-    """OffsetDelete 0 (KIP-496). `partitions` are those of known topics."""
+    """An OffsetDelete request, version 0 (KIP-496). `partitions` holds only those of known topics."""
 
     request: int
     group_id: str
@@ -279,7 +280,7 @@ class OffsetDelete:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroups:
-    """DeleteGroups 0-3, for the groups of this shard."""
+    """A DeleteGroups request, versions 0-3, for the groups of this shard."""
 
     request: int
     group_ids: tuple[str, ...]
@@ -287,7 +288,10 @@ class DeleteGroups:
 
 @dataclass(frozen=True, slots=True)
 class DescribeGroups:
-    """DescribeGroups 0-6, for the groups of this shard. `knows_missing`: version 6 answers GROUP_ID_NOT_FOUND."""
+    """A DescribeGroups request, versions 0-6, for the groups of this shard.
+
+    `knows_missing`: the client understands GROUP_ID_NOT_FOUND (version 6).
+    """
 
     request: int
     group_ids: tuple[str, ...]
@@ -296,7 +300,7 @@ class DescribeGroups:
 
 @dataclass(frozen=True, slots=True)
 class ListGroups:
-    """ListGroups 0-5. Filters are compared without regard to case; empty: all."""
+    """A ListGroups request, versions 0-5. Filters ignore case; an empty filter lets everything pass."""
 
     request: int
     states: tuple[str, ...] = ()
@@ -305,16 +309,16 @@ class ListGroups:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeartbeat:
-    """ConsumerGroupHeartbeat 0-1 (KIP-848). None: unchanged since the last heartbeat.
+    """A ConsumerGroupHeartbeat request, versions 0-1 (KIP-848). None means unchanged since the last heartbeat.
 
     Attributes:
         member_id: made by the member (version 1), or empty on a first join of version 0.
-        new_member_id: a fresh id from the shell, used when `member_id` is empty.
-        member_epoch: 0 joins, -1 leaves, -2 a static member leaves for a while.
+        new_member_id: a fresh id from the caller for an empty `member_id`.
+        member_epoch: 0 joins, -1 leaves, -2 marks the temporary leave of a static member.
         rebalance_timeout_ms: -1: unchanged.
-        owned: what the member has; None: unchanged.
-        hold_ms: as in `Heartbeat`.
-        short_interval: as in `notify.Patience`.
+        owned: the member's partitions; None: unchanged.
+        hold_ms: how long the client tolerates a delayed reply; 0: reply immediately.
+        short_interval: the flag of `client_quirks.DelayTolerance`.
     """
 
     request: int
@@ -337,7 +341,7 @@ class ConsumerGroupHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupDescribe:
-    """ConsumerGroupDescribe 0-1, for the groups of this shard."""
+    """A ConsumerGroupDescribe request, versions 0-1, for the groups of this shard."""
 
     request: int
     group_ids: tuple[str, ...]
@@ -345,7 +349,7 @@ class ConsumerGroupDescribe:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic as the coordinator sees it. `racks`: per partition, the racks of its replicas; empty when unknown."""
+    """A topic. `racks` lists the racks of each partition's replicas; it is empty if they are unknown."""
 
     name: str
     id: TopicId
@@ -358,8 +362,9 @@ class TopicImage:
     """All topics at one moment. `version` grows with each change.
 
     Attributes:
-        sure: what is not in it is not there, and no topic is made again unseen. Where topics are kept elsewhere it is
-            not: positions keep the ids of their topics, and what is missing is looked for (`LookForTopics`).
+        sure: the image is complete: a missing topic does not exist, and no topic is recreated unnoticed. An image of
+            topics that are kept elsewhere is not `sure`. Committed offsets then keep their topics' ids, and
+            `LookForTopics` checks missing topics.
     """
 
     version: int = 0
@@ -369,16 +374,16 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """Topics were made, deleted or grew. Offsets of deleted ones go by `TopicsDeleted`."""
+    """A change of the topics: some were created, deleted or extended. `TopicsDeleted` drops offsets of deleted ones."""
 
     image: TopicImage
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsDeleted:
-    """These topics are gone, and their offsets go with them.
+    """A deletion of topics together with their committed offsets.
 
-    Where the image is not `sure`, one may be there again under its name: offsets that name its id stay.
+    If the image is not `sure`, a topic of the same name may exist again. Offsets with its id are kept.
     """
 
     topics: tuple[str, ...]
@@ -386,10 +391,10 @@ class TopicsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnded:
-    """A producer's transaction reached this shard's journal partition with its end marker.
+    """The end of a producer's transaction, read from the end marker in this shard's journal partition.
 
     Attributes:
-        request: the token to answer (`TransactionEndedReply`), None when no one waits.
+        request: the token of the request to answer (`TransactionEndedReply`), None if there is none.
     """
 
     producer_id: int
@@ -400,11 +405,11 @@ class TransactionEnded:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentComputed:
-    """A `ComputeAssignment` is done; ignored when the group has moved on.
+    """The result of a `ComputeAssignment`; ignored if the group has a newer epoch.
 
     Attributes:
-        assignment: member id to partitions.
-        failure: why there is none, else None.
+        assignment: partitions by member id.
+        failure: why there is no assignment, else None.
     """
 
     group_id: str
@@ -416,7 +421,7 @@ class AssignmentComputed:
 
 @dataclass(frozen=True, slots=True)
 class RegexesResolved:
-    """A `ResolveRegexes` is done: regular expression to sorted topic names."""
+    """The result of a `ResolveRegexes`: sorted topic names by regular expression."""
 
     group_id: str
     ticket: int
@@ -426,13 +431,13 @@ class RegexesResolved:
 
 @dataclass(frozen=True, slots=True)
 class GroupImported:
-    """An `ImportGroup` is done; ignored when another was asked since.
+    """The result of an `ImportGroup`; ignored if another one was requested since.
 
     Attributes:
-        offsets: what the earlier coordinator has committed for the group, which has no members there; none: there is
+        offsets: the group's committed offsets at the earlier coordinator, where it has no members; empty if there is
             nothing to import.
-        error: NONE; COORDINATOR_LOAD_IN_PROGRESS: there was no answer; else what refuses the group.
-        text: why, and what to do.
+        error: NONE, COORDINATOR_LOAD_IN_PROGRESS if there was no answer, or else the reason for a refusal.
+        text: the reason and the remedy, in words.
     """
 
     group_id: str
@@ -452,7 +457,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettingsChanged:
-    """A group's configuration resource was altered. The shell checks its limits."""
+    """A change of a group's configuration resource. The caller has checked its limits."""
 
     group_id: str
     settings: GroupSettings
@@ -460,12 +465,12 @@ class GroupSettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """A connection ended without a leave. A hint of death, not death.
+    """The end of a connection without a leave: a hint that its members are dead, but no proof.
 
     Attributes:
-        noticed: its members are evicted unless they come back soon; False: their sessions run on.
-        lease_ms: the lease that the client on it keeps, 0: none. See `lost`.
-        ended: the client's process if that is known to have ended, else "".
+        noticed: evict the members unless they return soon; False: let their sessions run on.
+        lease_ms: the lease that the client keeps, 0: none (see `failure_detector`).
+        ended: the client's process id if that process is known to have ended, else "".
     """
 
     connection: int
@@ -476,24 +481,24 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHeld:
-    """Answer these held heartbeats now: another request came on their connection, or the shard moves away."""
+    """A request to answer delayed heartbeats now: another request follows on the connection, or the shard moves."""
 
     requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumer:
-    """A consumer of the push protocol asks to be pinged, stopped and started on its connection. Source: spec 4.4.
+    """A push consumer's registration: its connection accepts Ping, Stop and Start requests. Source: spec 4.4.
 
     Attributes:
         member_id: the consumer's own id.
         topics: streams by topic; empty with a regular expression.
-        regex: for topic names, None: `topics` says them.
-        excluding: it reads the topics that the expression does not match.
-        streams: of every topic that the expression finds.
-        auto_commit: its answers to pings carry its positions.
-        from_begin: where a partition without a position is read from: its begin, or else its end. None: the consumer
-            finds that itself, and is started with NO_POSITION.
+        regex: a pattern for topic names, or None if `topics` lists them.
+        excluding: the consumer reads the topics that the expression does not match.
+        streams: the number of streams for every matching topic.
+        auto_commit: the consumer's answers to pings carry its positions.
+        from_begin: True reads a partition without a position from its begin, False from its end. None: the consumer
+            finds the start itself and is started with NO_POSITION.
     """
 
     request: int
@@ -512,7 +517,7 @@ class RegisterConsumer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`next_deadline_ms` has passed."""
+    """The passing of `next_deadline_ms`."""
 
 
 Request: TypeAlias = (

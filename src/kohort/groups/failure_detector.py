@@ -1,14 +1,14 @@
-"""A member of any protocol as it is heard: its session, its interval, when it is due, and when it is silent.
+"""Failure detector: the session, heartbeat interval and next due time of each member, and which members are suspected.
 
-Members of each protocol are of this kind (`ClassicMember`, `Presence`). What differs between protocols is data of
-their rows: a `Pace`, how long a session is, and the interval of members of whom none is known.
+Members of every protocol derive from `MonitoredMember` (`ClassicMember`, `Presence`). Protocols differ only in the data
+of their rows: the `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
-- **Interval** (`interval_ms`). Known from what the member was told, in a reply or with its lease; otherwise learnt from
-  its heartbeats (`beat`); otherwise the one that is usual in the group (the row's `usual_ms`), if there is one.
-- **Due** (`due_ms`). An interval after the last heartbeat, or after the last sign of any kind: `Pace.any_sign`.
-- **Silent** (`silent_from_ms`). So late that it may be dead, which its session will show; or without a connection.
-  Nobody who waits for an answer is silent. What follows from it is the protocol's (`classic.gathering`,
-  `consumer.silence`); in no protocol is a member evicted for it.
+- **Interval** (`interval_ms`). Known if the member was told one in a reply or with its lease. Otherwise its heartbeats
+  show it (`beat`), or the group's usual interval applies (the row's `usual_ms`).
+- **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
+- **Silent** (`silent_from_ms`). So late that it is suspected to be dead, or without a connection. A member that waits
+  for a response is never silent. The protocol decides what follows (`classic.deferred_notification`,
+  `consumer.suspicion`). No protocol evicts a member for silence alone; the session timeout does that.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from typing import NamedTuple, Protocol
 
 from kohort.groups.effects import Meter
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
-from kohort.groups.group import Membership
+from kohort.groups.group import GroupMembership
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
-# -- Sessions that began before this owner's term: whom an earlier owner answered last is a member for a session more
+# -- Sessions that began before this owner's term
 #
-# A coordinator that was overtaken may answer for a while still, until its proof is too old (`Journal.proof_ms`). A
-# member counts its session from what it sent, so one that was heard there in that while owns until a session after it,
-# wherever else it was heard before. What is looked at is the end of a session, not each sign of life: it seldom comes.
+# A coordinator that was overtaken may go on answering until its ownership proof is too old (`Journal.proof_ms`). A
+# member counts its session from its own requests. A member that the earlier owner heard in that time therefore owns its
+# partitions for a whole session after it. The check runs when a session ends, not at each sign of life, because
+# sessions seldom end.
 
 
-def goes_on(context: Context, membership: Membership, session: Timer) -> bool:
-    """Have a session that is due go on, if an earlier owner may have heard its member later; whether it does.
+def extend_session(context: Context, membership: GroupMembership, session: Timer) -> bool:
+    """Extend a session that has ended if an earlier owner may have heard its member later.
 
-    Of a member whose connection has ended the grace is counted so from the start (`lost.grace_end_ms`).
+    The grace of a member without a connection includes this time from the start (`grace_end_ms`).
+
+    Returns:
+        Whether the session was extended.
     """
     row = context.protocols[type(membership)]
     member = row.member(membership, session.subject)
@@ -44,29 +48,28 @@ def goes_on(context: Context, membership: Membership, session: Timer) -> bool:
     return True
 
 
-# -- Members whose connection ended without a leave: evicted before their session ends
+# -- Eviction of members whose connection ended without a leave
 #
-# A closed connection is a hint of death, not death: the network may have broken it, and the client is back with its
-# next heartbeat. So a member has a grace; whatever it says within it, on any connection, and its session is whole
-# again. Static members keep their session in any case: to be away for a while is what they are for. Whose connections
-# count is the shell's to say (`ConnectionLost`):
+# A closed connection may have other causes than death. The network may have broken it, and the client returns with its
+# next heartbeat. So a member gets a grace period. Any request within it, on any connection, restores the session.
+# Static members keep their session in any case, because they may be absent for a while. The caller decides which
+# connections count (`ConnectionLost`):
 #
-# - **Clients that keep a lease** (`kohort.io.processes`). They are evicted a lease after the coordinator *received*
-#   their last request, and have stopped by then, counting from when they *sent* it.
-# - **Members that joined from a process that has ended**, by the word of the kernel that it and the broker run on: at
-#   once.
-# - **Others, where the operator asked for it.** The grace is a little more than the interval at which the member has
-#   been heard. A member that lives on does not know of it: its commits are refused, but it may work on records of
-#   others.
+# - **Clients that keep a lease** (`kohort.io.processes`). They are evicted one lease after the coordinator *received*
+#   their last request. They have stopped by then: they count from when they *sent* it.
+# - **Members whose process has ended**, by the kernel's report on the broker's machine. They are evicted immediately.
+# - **Other members, if the operator enabled it.** The grace is a little more than the member's heartbeat interval. A
+#   member that is still alive does not know of its eviction. Its commits are refused, but it may go on processing
+#   records that belong to others now.
 
 LEAST_INTERVAL_MS = 1_000
-"""Clients wait up to about so long before they connect again, however short their interval is."""
+"""Clients wait up to about this long before they reconnect, however short their interval is."""
 ADDED_MS = 250
-"""What a heartbeat may be late by."""
+"""The tolerated delay of a heartbeat."""
 
 
 def on_connection_lost(context: Context, event: ConnectionLost) -> None:
-    """New members whose id no reply has reached can't come back and go at once; others have their grace."""
+    """Evict new members whose id no reply has reached, since they cannot return; start the others' grace period."""
     for group_id, member_id in context.connections.pop(event.connection, {}):
         group = context.find(group_id)
         if group is not None:
@@ -74,7 +77,7 @@ def on_connection_lost(context: Context, event: ConnectionLost) -> None:
 
 
 def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:
-    """When a member's grace ends: its lease runs since it was heard, and time to connect again is left in any case."""
+    """Return the end of a member's grace: one lease after it was last heard, but never too soon for a reconnect."""
     now_ms = context.now.mono_ms
     if event.lease_ms:
         lease_end_ms = max(now_ms if heard_ms is None else heard_ms, context.sessions_from_ms) + event.lease_ms
@@ -83,25 +86,25 @@ def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, 
 
 
 def shorten(context: Context, session: Timer, due_ms: int) -> None:
-    """Let a session end then, if it would end later."""
+    """End a session at `due_ms` if it would end later."""
     if session.due_ms is None or due_ms < session.due_ms:
         context.deadlines.set(session, due_ms)
 
 
 LATE_MS = 100
-"""A heartbeat may come so much later than it is due, and nothing is wrong."""
+"""A heartbeat may be this late without being suspicious."""
 
 
-class Pace(NamedTuple):
-    """How the members of one protocol are heard. The defaults are for those whose group acts on a silence.
+class DetectorSettings(NamedTuple):
+    """The failure detector's parameters for one protocol. The defaults suit groups that act on a suspicion.
 
     Attributes:
-        any_sign: whatever is heard of a member moves the time when it is due, and so does a released reply. Otherwise
-            only its heartbeats do, as their own timer runs on beside its other requests.
-        late_percent: of its interval a member may be late by so much before it is silent,
-        late_ms: and by so much beside.
-        reconnect_ms: after the end of its connection a client takes so long to come on another one.
-        forgives_disconnect: its replies are held again after its connection ended while one was.
+        any_sign: every request of a member, and every released response, moves its due time. Otherwise only heartbeats
+            do, as in clients whose heartbeat timer runs independently of other requests.
+        late_percent: the tolerated delay before a member is silent, in percent of its interval.
+        late_ms: the tolerated delay in addition to `late_percent`.
+        reconnect_ms: the time that a client needs to reconnect after its connection ended.
+        forgives_disconnect: responses are delayed again although a connection ended during an earlier delay.
     """
 
     any_sign: bool = True
@@ -111,40 +114,40 @@ class Pace(NamedTuple):
     forgives_disconnect: bool = True
 
 
-CAREFUL = Pace()
-"""How members are heard of whose protocol says nothing else."""
+CAREFUL = DetectorSettings()
+"""The parameters of protocols that set none of their own."""
 
 
 class Holdable(Protocol):
-    """A heartbeat of any protocol."""
+    """A heartbeat of any protocol whose response can be held."""
 
     @property
     def request(self) -> int:
-        """The request that is to be answered."""
+        """The token of the request to answer."""
 
     @property
     def hold_ms(self) -> int:
-        """How long its client bears to wait, 0: not at all."""
+        """How long its client tolerates a delay, 0: not at all."""
 
 
-class Pacing:
-    """One member as it is heard.
+class MonitoredMember:
+    """The failure detector's state of one member.
 
     Attributes:
-        session: ends it after silence.
-        connection: it was last heard on.
-        heard_ms: when it was last heard, or its wait for a reply ended; None before the first time.
-        gone_ms: when that connection ended, None if it has not, or the member has been heard since.
-        lost: it is gone, and that counts: its session is its grace.
-        interval_ms: at which it is heard, as it was told or as its heartbeats show; 0 while that is not known.
-        slowest_ms: how long it once took to be heard, of a member that was taken for silent.
-        beat_ms: when its last heartbeat came, None at first and after each join. Kept where intervals are learnt.
-        held: the heartbeat whose reply is held, None when none is. Only `HeldReplies` sets it.
-        hold: ends that, None as long as none was held.
-        released_ms: when the reply to its last heartbeat was released, None when that was answered at once.
-        times_from_reply: its next heartbeat is due an interval after the last was answered, not after it was sent.
-            Taken for granted until a hold has shown it: to wait for a member that comes later makes a rebalance longer.
-        never_held: it has borne a hold badly.
+        session: the timer that evicts the member after silence.
+        connection: the connection on which it was last heard.
+        heard_ms: when it was last heard, or its wait for a response ended; None before the first time.
+        gone_ms: when that connection ended; None if it has not, or the member has been heard since.
+        lost: the connection ended and the end counts: the session timer runs to the end of the grace period.
+        interval_ms: its heartbeat interval, as told to it or as its heartbeats show; 0 while unknown.
+        slowest_ms: the longest silence of a member that was suspected by mistake.
+        beat_ms: when its last heartbeat came; None at first and after each join. Kept if intervals are learnt.
+        held: the heartbeat whose response is held, else None. Only `HeldReplies` sets it.
+        hold: the timer that ends the delay; None before the first one.
+        released_ms: when the response to its last heartbeat was released; None if it was sent immediately.
+        times_from_reply: the client counts its interval from the last response, not from its last request. Assumed
+            until a delay shows it, because waiting for a member that comes later makes a rebalance longer.
+        never_held: the client did not tolerate a delay and gets no more of them.
     """
 
     __slots__ = (
@@ -180,16 +183,16 @@ class Pacing:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether it waits for a reply and so has nothing to say; members that wait for others say so too."""
+        """Whether the member waits for a response and so has nothing to say; waiting for others counts too."""
         return self.held is not None
 
     @property
     def is_gone(self) -> bool:
-        """Whether its connection has ended, and it has not been heard since."""
+        """Whether the member's connection has ended and it has not been heard since."""
         return self.gone_ms is not None
 
     def bind(self, context: Context, connection: int) -> None:
-        """It is this connection's end, and no other's, that says something of the member."""
+        """Bind the member to a connection: only the end of this one counts from now on."""
         group_id, member_id = self.session.group_id, self.session.subject
         context.forget_connection(self.connection, group_id, member_id)
         context.remember_connection(connection, group_id, member_id)
@@ -197,42 +200,43 @@ class Pacing:
         self.gone_ms = None
 
     def unbind(self, context: Context) -> None:
-        """The member is there no more: no connection's end says anything of it."""
+        """Unbind a removed member from its connection."""
         context.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
     def touch(self, context: Context, session_ms: int) -> None:
-        """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+        """Restart the session after a sign of life or a wait, unless the connection has ended."""
         if not self.lost:
             now_ms = context.now.mono_ms
             self.heard_ms = now_ms
             context.deadlines.set(self.session, now_ms + session_ms)
 
     def alive(self, context: Context, session_ms: int) -> None:
-        """It was heard, on whatever connection: its session is whole again."""
+        """Restart the session after a request on any connection, and end the grace period."""
         self.lost = False
         self.touch(context, session_ms)
 
     def lose(
         self,
         context: Context,
-        membership: Membership,
+        membership: GroupMembership,
         event: ConnectionLost,
         *,
         is_static: bool,
         process: str,
         interval_ms: int,
     ) -> None:
-        """Its connection has ended: what is held on it is answered, to no one, and it has its grace from now on.
+        """Release the held response, and start the grace period if the connection's end counts.
 
-        That counts if it is noticed; a static member keeps its session in any case.
+        It counts if `event.noticed` is set. A static member keeps its session in any case.
 
         Args:
-            context: the moment.
-            membership: its group's.
+            context: the step.
+            membership: the group's membership.
             event: the connection's end.
-            is_static: it has an instance id.
-            process: that it joined from. If that has ended it has no grace; one that only spoke for it does not count.
-            interval_ms: at which it is taken to be heard where its interval is not known.
+            is_static: the member has an instance id.
+            process: the process that it joined from. If that process has ended, there is no grace period; the end of a
+                process that only spoke for the member does not count.
+            interval_ms: the interval to assume if the member's own is unknown.
         """
         self.gone_ms = now_ms = context.now.mono_ms
         if event.noticed and not is_static:
@@ -244,25 +248,26 @@ class Pacing:
             end_ms = grace_end_ms(context, event, self.heard_ms, self.interval_ms or interval_ms)
             shorten(context, self.session, now_ms if is_dead else end_ms)
 
-    def go_on_from(self, before: Pacing) -> None:
-        """The same member under another protocol: what is known of its connection."""
+    def take_over_connection(self, before: MonitoredMember) -> None:
+        """Take over the connection state of the same member under another protocol."""
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
 
     def last_seen(self, context: Context, client_id: str, client_host: str) -> str:
-        """For the log: who it is, when it was heard last, and what became of its connection."""
+        """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
         now_ms = context.now.mono_ms
         heard = "" if self.heard_ms is None else f", heard {now_ms - self.heard_ms} ms ago"
         ended = "stands" if self.gone_ms is None else f"ended {now_ms - self.gone_ms} ms ago"
         return f"client {client_id} at {client_host}{heard}, connection {ended}"
 
     def beat(self, context: Context, told_ms: int) -> None:
-        """A heartbeat has come: what it tells of its member's interval, and of how the member bore the last hold.
+        """Learn from a heartbeat: the member's interval, and whether the client tolerated the last delay.
 
         Args:
-            context: the moment.
-            told_ms: the interval that the member was told to keep, 0: none, and its heartbeats must show it. Theirs is
-                the longest recent time between two that were answered at once; one hold after the other shows less.
+            context: the step.
+            told_ms: the interval that the member was told; 0: none, so its heartbeats must show it. The learnt interval
+                is the longest recent time between two heartbeats that were answered immediately. Consecutive delays
+                show a shorter one.
         """
         now_ms, before_ms, released_ms = context.now.mono_ms, self.beat_ms, self.released_ms
         if told_ms:
@@ -282,46 +287,49 @@ class Pacing:
         self.beat_ms = now_ms
         self.released_ms = None
 
-    def due_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
-        """When it is to be heard next, None when that can't be known; `usual_ms` as in the row."""
+    def due_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
+        """Return when the next request is due, None if unknown; `usual_ms` stands in for an unknown interval."""
         interval = self.interval_ms or usual_ms
-        since_ms = self.heard_ms if pace.any_sign else self.beat_ms
+        since_ms = self.heard_ms if settings.any_sign else self.beat_ms
         if since_ms is None or not interval:
             return None
-        if pace.any_sign or self.released_ms is None:
+        if settings.any_sign or self.released_ms is None:
             return since_ms + interval
         return self.released_ms + interval if self.times_from_reply else max(self.released_ms, since_ms + interval)
 
-    def silent_from_ms(self, pace: Pace, usual_ms: int = 0) -> int | None:
-        """When it counts as silent if it is not heard before; None: never, as it waits or its interval is not known.
+    def silent_from_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
+        """Return when the member counts as silent unless it is heard before.
 
-        One that was taken for silent and was not is given as much time as it took, so that clients with an interval of
-        their own settle.
+        A member that was suspected by mistake gets as much time as it took then. So clients with an interval of their
+        own are not suspected again and again.
+
+        Returns:
+            None if the member is never silent: it waits for a response, or its interval is unknown.
         """
         if self.awaits_answer:
             return None
         if self.gone_ms is not None:
-            return self.gone_ms + pace.reconnect_ms
-        due_ms = self.due_ms(pace, usual_ms)
+            return self.gone_ms + settings.reconnect_ms
+        due_ms = self.due_ms(settings, usual_ms)
         if due_ms is None:
             return None
         interval = self.interval_ms or usual_ms
         longest = max(interval, self.slowest_ms)
-        return due_ms + longest - interval + longest * pace.late_percent // 100 + pace.late_ms
+        return due_ms + longest - interval + longest * settings.late_percent // 100 + settings.late_ms
 
     def was_not_silent(self, context: Context) -> None:
-        """It is heard, and was taken for silent."""
+        """Record that a suspected member was heard again, and how long it took."""
         if self.heard_ms is not None:
             self.slowest_ms = max(self.slowest_ms, context.now.mono_ms - self.heard_ms)
 
 
-def silent_from_ms(context: Context, membership: Membership, member: Pacing) -> int | None:
-    """As the method, by the row of the member's group."""
+def silent_from_ms(context: Context, membership: GroupMembership, member: MonitoredMember) -> int | None:
+    """Return when a member counts as silent, by the detector settings of its group's protocol."""
     row = context.protocols[type(membership)]
-    return member.silent_from_ms(row.pace, row.usual_ms(context, membership))
+    return member.silent_from_ms(row.detector, row.usual_ms(context, membership))
 
 
-def is_silent(context: Context, membership: Membership, member: Pacing) -> bool:
-    """Whether a member that should have been heard was not, or can't be heard where it was heard last."""
+def is_silent(context: Context, membership: GroupMembership, member: MonitoredMember) -> bool:
+    """Return whether a member is silent now: it is overdue, or its connection has ended."""
     from_ms = silent_from_ms(context, membership, member)
     return from_ms is not None and from_ms <= context.now.mono_ms

@@ -1,7 +1,6 @@
-"""One group: its positions, and its members under the protocol that it speaks.
+"""A group: its offsets, and its members under the protocol that it speaks.
 
-A `Group` exists while any record of it does. Soft state and timers are lost with the process and built again by
-`on_loaded`.
+A `Group` exists as long as it has a record. Soft state and timers are lost with the process; `on_loaded` rebuilds them.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
 
 Partition = tuple[str, int]
 Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
-"""By the class of a record, what it changes: called with a membership of the class that has the table and a record."""
+"""Handlers by the class of a record; called with a membership of the class that holds the table, and a record."""
 
 
-class Membership(ABC):
-    """Who is in a group and what each is to read, under one protocol: its records and its soft state.
+class GroupMembership(ABC):
+    """The members of a group under one protocol: their records and their soft state.
 
-    Here stands what can be answered from it alone; what a protocol does is in its row (`protocol.Protocol`).
+    A membership answers from its own state. The protocol's behaviour is in its row (`handlers.ProtocolHandlers`).
 
     Attributes:
-        takes: what each kind of record changes; only the ledger calls it.
-        is_shown: such groups are shown elsewhere, and what changes is noted for that (`Ledger.note`).
+        takes: how each kind of record changes the membership; only the ledger calls these.
+        is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
 
     __slots__ = ("group_id",)
@@ -41,54 +40,54 @@ class Membership(ABC):
 
     @abstractmethod
     def group_state(self) -> GroupState:
-        """The state that ListGroups shows; Empty: it has no members, and may be removed or change its protocol."""
+        """Return the state for ListGroups. An Empty group may be removed or change its protocol."""
 
     @abstractmethod
     def is_subscribed(self, topic: str) -> bool:
-        """Whether members read this topic, or may."""
+        """Return whether members read this topic, or may."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:
-        """Every record that it is made of, in an order that replays."""
+        """Yield every record of the membership, in an order that replays."""
 
     @abstractmethod
     def has_records(self) -> bool:
-        """Whether it is made of any."""
+        """Return whether the membership has any records."""
 
     @abstractmethod
     def tombstones(self) -> Iterator[RecordKey]:
-        """The keys to remove, in this order, so that nothing of it is left."""
+        """Yield the keys to remove, in this order, so that no record is left."""
 
     @abstractmethod
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Ledger: the record of this key is gone; True when the group speaks this protocol no more."""
+        """Apply the removal of a record; return True if the group no longer speaks this protocol. For the ledger."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop all its timers: the group is to speak another protocol."""
+        """Stop all timers, because the group is about to change its protocol."""
 
     @abstractmethod
     def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Of each member its id, the connection on which it was heard last, and whether that has ended."""
+        """Yield each member's id, the connection on which it was last heard, and whether that has ended."""
 
     def expires_offsets(self) -> bool:
-        """Whether any of the group's positions may expire in its present state."""
+        """Return whether any of the group's positions may expire in its present state."""
         return True
 
     def empty_since_ms(self) -> int:
-        """Wall clock since which it has had no members; -1 when it has some, or that starts no time."""
+        """Return the wall clock time since when it is empty; -1 if it has members or no such time is known."""
         return -1
 
     def awaits_members(self) -> bool:
-        """Whether someone was given an id and has yet to come with it."""
+        """Return whether a member id was given out and its owner has yet to join with it."""
         return False
 
     def knows_topics(self) -> bool:
-        """Whether it can be told what members read, so that positions of other topics may be deleted."""
+        """Return whether the members' topics are known, so that positions of other topics may be deleted."""
         return True
 
 
-M = TypeVar("M", bound=Membership)
+M = TypeVar("M", bound=GroupMembership)
 
 
 @dataclass(slots=True)
@@ -96,8 +95,8 @@ class PendingOffset:
     """A transactional offset whose transaction has not ended.
 
     Attributes:
-        order: position among the pending offsets in the journal.
-        superseded: a later position of the partition is committed already; this one will not replace it.
+        order: the offset's place among the pending offsets in the journal.
+        superseded: a later position of the partition is committed already, so this one will not replace it.
     """
 
     record: OffsetCommitted
@@ -107,31 +106,31 @@ class PendingOffset:
 
 @dataclass(slots=True)
 class Group:
-    """One group: its positions, and its members under the protocol it speaks.
+    """A group: its offsets, and its members under the protocol that it speaks.
 
     Attributes:
-        membership: of the one protocol it speaks; one that only holds offsets is a classic group without members.
-        offsets: committed, by (topic, partition).
+        membership: the members; a group that only holds offsets is a classic group without members.
+        offsets: committed offsets by (topic, partition).
         pending: transactional offsets by producer id, then (topic, partition).
     """
 
     group_id: str
-    membership: Membership
+    membership: GroupMembership
     offsets: dict[Partition, OffsetCommitted] = field(default_factory=dict)
     pending: dict[int, dict[Partition, PendingOffset]] = field(default_factory=dict)
 
     def under(self, kind: type[M]) -> M | None:
-        """Its members if it speaks this protocol, else None: for who changes a group's protocol, and who looks on."""
+        """Return the membership if the group speaks this protocol, else None."""
         return self.membership if isinstance(self.membership, kind) else None
 
     def is_void(self) -> bool:
-        """Whether no record of it is left."""
+        """Return whether no record of the group is left."""
         return not (self.offsets or self.pending or self.membership.has_records())
 
     def state(self) -> GroupState:
-        """The state that ListGroups shows."""
+        """Return the state for ListGroups."""
         return self.membership.group_state()
 
     def has_pending(self, partition: Partition) -> bool:
-        """Whether a transaction holds an offset of this partition."""
+        """Return whether a transaction holds an offset of this partition."""
         return any(partition in offsets for offsets in self.pending.values())

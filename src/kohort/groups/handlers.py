@@ -1,9 +1,9 @@
-"""What a group does under one protocol: a row of functions by protocol, all rows of one shape.
+"""The interface between a group and its protocol: `ProtocolHandlers` is a registry row of functions.
 
-The machine, the offsets and the administrators' requests find a group's row by its membership (`Context.protocol`) and
-ask nothing else about its protocol. The rows stand in `classic.protocol`, `consumer.protocol` and `push.protocol`, the
-table in `protocols`. Another protocol is a room with its membership, its handlers and its row. What a row leaves out is
-refused, or does not happen.
+The machine, the offsets and the administrators' requests find a group's handlers by the class of its membership
+(`Context.protocol`). They need nothing else about its protocol. The rows are `classic.handlers.CLASSIC`,
+`consumer.handlers.CONSUMER` and `push.handlers.PUSH`; `machine.PROTOCOLS` is the table. A new protocol is a folder with
+a membership, handlers and a row. A handler that a row leaves out refuses the request or does nothing.
 """
 
 from __future__ import annotations
@@ -34,91 +34,93 @@ from kohort.groups.events import (
     SyncGroup,
     TxnOffsetCommit,
 )
-from kohort.groups.failure_detector import CAREFUL, Pace, Pacing
-from kohort.groups.group import M, Membership, Partition
+from kohort.groups.failure_detector import CAREFUL, DetectorSettings, MonitoredMember
+from kohort.groups.group import GroupMembership, M, Partition
 from kohort.groups.long_polling import Release
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 
 
-def refuse_join(context: Context, membership: Membership, event: JoinGroup) -> None:
-    """A group with members takes none of another protocol."""
+def refuse_join(context: Context, membership: GroupMembership, event: JoinGroup) -> None:
+    """Refuse a JoinGroup: a group with members takes none of another protocol."""
     context.reply(event.request, JoinGroupReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=event.member_id))
 
 
-def refuse_sync(context: Context, membership: Membership, event: SyncGroup) -> None:
-    """No member speaks like this."""
+def refuse_sync(context: Context, membership: GroupMembership, event: SyncGroup) -> None:
+    """Refuse a SyncGroup: the group has no members that use it."""
     context.reply(event.request, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
 
 
-def refuse_heartbeat(context: Context, membership: Membership, event: Heartbeat) -> None:
-    """As `refuse_sync`."""
+def refuse_heartbeat(context: Context, membership: GroupMembership, event: Heartbeat) -> None:
+    """Refuse a Heartbeat: the group has no members that use it."""
     context.reply(event.request, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID))
 
 
-def refuse_leave(context: Context, membership: Membership, event: LeaveGroup) -> None:
-    """As `refuse_sync`."""
-    strangers = (LeftMember(one.member_id, one.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in event.members)
+def refuse_leave(context: Context, membership: GroupMembership, event: LeaveGroup) -> None:
+    """Refuse a LeaveGroup: the group has no members that use it."""
+    strangers = (
+        LeftMember(leaver.member_id, leaver.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in event.members
+    )
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
 
 
-def refuse_consumer_heartbeat(context: Context, membership: Membership, event: ConsumerGroupHeartbeat) -> None:
-    """It is another kind of group."""
+def refuse_consumer_heartbeat(context: Context, membership: GroupMembership, event: ConsumerGroupHeartbeat) -> None:
+    """Refuse a ConsumerGroupHeartbeat: the group is of another kind."""
     text = f"Group {event.group_id} is not a consumer group."
     context.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
 
-def nothing(*asked: object) -> None:
-    """It has nothing to do, or to say."""
+def nothing(*arguments: object) -> None:
+    """Do nothing: the default of handlers that a protocol does not need."""
 
 
-def no_error(*asked: object) -> ErrorCode:
-    """Nothing speaks against it."""
+def no_error(*arguments: object) -> ErrorCode:
+    """Allow the request."""
     return ErrorCode.NONE
 
 
-def unknown_interval(*asked: object) -> int:
-    """Only what a member was told, or what its heartbeats show, tells its interval."""
+def unknown_interval(*arguments: object) -> int:
+    """Return 0: the protocol has no usual interval. Only a reply or the heartbeats themselves show a member's."""
     return 0
 
 
-def none_broken(*asked: object) -> Iterator[str]:
-    """Nothing is checked."""
+def none_broken(*arguments: object) -> Iterator[str]:
+    """Check nothing."""
     return iter(())
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol(Generic[M]):
-    """What the groups of one protocol do.
+class ProtocolHandlers(Generic[M]):
+    """The handlers of one protocol.
 
     Attributes:
-        name: of the protocol; also the type that ListGroups shows, unless
-        listed_as: says another.
+        name: the protocol's name, and the type that ListGroups shows unless `listed_as` is set.
+        listed_as: another type for ListGroups.
         membership: the class of its groups' members.
-        protocol_type: of a group, as ListGroups shows it.
-        load: builds the soft state of a group after a replay; its sessions start anew.
-        due: what follows when a timer ends, by what it is for; the text is the timer's subject.
-        connection_lost: the connection on which this member was heard last has ended.
-        member: of this id as it is heard, None when there is no such.
-        pace: how members are heard: when they are silent, and whether they are held again after a disconnect.
-        usual_ms: the interval at which a member is taken to be heard of whom none is known, 0: none.
-        session_ms: how long this member's session is.
-        answer_held: answers a held heartbeat as it would be answered now (`liveness.held`).
-        refuse_held: answers a held heartbeat with this error, and a message where the protocol has one.
-        topics_changed: `Context.image` is another.
-        may_commit: whether this commit is taken, or its error.
-        refused_offsets: of a commit that is taken, the partitions that are not, with their errors; None: none.
-        may_commit_in_transaction: the same for positions that wait on a transaction's end.
-        committed: a commit was taken: perhaps a sign of life.
-        may_fetch: whether a fetch that names a member is answered, or its error.
-        describe: the answer of DescribeGroups, None where that does not tell of such groups.
-        describe_consumer: the answer of ConsumerGroupDescribe, likewise.
-        broken: what is wrong with a group, for `invariants`.
-        join, sync, heartbeat, leave, consumer_heartbeat: requests that name a group. An empty group may have changed
-            its protocol for the first or the last of them before (`migration.arrivals`).
-        results: other events that name a group of this protocol, by their class; those that find none are dropped.
-        events: events of its own, which find their groups themselves, by their class.
+        protocol_type: returns a group's protocol type for ListGroups.
+        load: builds a group's soft state after a replay; its sessions restart.
+        due: handlers of expired timers, by kind; the text is the timer's subject.
+        connection_lost: handles the end of the connection on which a member was last heard.
+        member: returns a member for the failure detector, None if the id is unknown.
+        detector: the failure detector's parameters, and whether heartbeats are delayed again after a disconnect.
+        usual_ms: the heartbeat interval to assume for a member without a known one, 0: none.
+        session_ms: returns a member's session timeout.
+        answer_held: answers a delayed heartbeat as it would be answered now (`long_polling`).
+        refuse_held: answers a delayed heartbeat with an error, and a message if the protocol has one.
+        topics_changed: handles a new `Context.image`.
+        may_commit: returns whether a commit is accepted, or its error.
+        refused_offsets: returns the partitions that an accepted commit must not touch, with their errors; None: none.
+        may_commit_in_transaction: the counterpart of `may_commit` for transactional offsets.
+        committed: handles an accepted commit, which may be a sign of life.
+        may_fetch: returns whether a fetch that names a member is answered, or its error.
+        describe: returns the answer to DescribeGroups, None if that API does not cover such groups.
+        describe_consumer: returns the answer to ConsumerGroupDescribe, None likewise.
+        broken: yields violated invariants of a group, for `invariants`.
+        join, sync, heartbeat, leave, consumer_heartbeat: handlers of requests that name a group. Before a `join` or a
+            `consumer_heartbeat`, an empty group may have changed its protocol (`migration.group_routing`).
+        results: handlers of other events that name a group, by class; without a handler the event is dropped.
+        events: handlers of the protocol's own events, by class; they find their groups themselves.
     """
 
     name: str
@@ -130,8 +132,8 @@ class Protocol(Generic[M]):
     listed_as: str = ""
     due: Mapping[Deadline, Callable[[Context, M, str], None]] = field(default_factory=dict)
     connection_lost: Callable[[Context, M, str, ConnectionLost], None] = nothing
-    member: Callable[[M, str], Pacing | None] = nothing
-    pace: Pace = CAREFUL
+    member: Callable[[M, str], MonitoredMember | None] = nothing
+    detector: DetectorSettings = CAREFUL
     usual_ms: Callable[[Context, M], int] = unknown_interval
     session_ms: Callable[[Context, M, Any], int] = unknown_interval
     answer_held: Callable[[Context, M, Any, Any, Release], None] = nothing
@@ -152,5 +154,5 @@ class Protocol(Generic[M]):
     events: Mapping[type, Callable[[Context, Any], None]] = field(default_factory=dict)
 
 
-Row: TypeAlias = Protocol[Any]
-"""The row of whichever protocol, whose functions take the membership that it was found by."""
+AnyProtocol: TypeAlias = ProtocolHandlers[Any]
+"""The row of any protocol. Its functions take the membership by whose class the row was found."""

@@ -1,6 +1,7 @@
-"""What must hold between any two steps, whatever came in. A broken one is a fault of ours: the shard stops.
+"""Invariants that hold between any two steps, whatever the input. A violation is a bug here, and the shard stops.
 
-The checks cost as much as the state is large, so that the simulation runs them on samples and a shell in debugging.
+The checks cost as much as the state is large. The simulation therefore runs them on samples, and a coordinator only
+when debugging.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from kohort.groups.step import Context
 
 
 class BrokenInvariantError(Exception):
-    """The state contradicts itself."""
+    """A violated invariant: the state contradicts itself."""
 
 
 def check(context: Context) -> None:
-    """Look at every group.
+    """Check the invariants of every group.
 
     Raises:
-        BrokenInvariantError: naming the group and everything that is wrong with it.
+        BrokenInvariantError: with the group's name and every violation in it.
     """
     for group in context.ledger.groups.values():
         broken = [*broken_in(context, group), *unbound_in(context, group)]
@@ -36,7 +37,7 @@ def check(context: Context) -> None:
 
 
 def broken_in(context: Context, group: Group) -> Iterator[str]:
-    """What is wrong with one group."""
+    """Yield the violations in one group."""
     if group.is_void():
         yield "it has no record"
     if group.membership.group_id != group.group_id:
@@ -45,7 +46,7 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
 
 
 def broken_holds(context: Context) -> Iterator[str]:
-    """Replies that are held for no one, or whose hold nothing ends."""
+    """Yield held responses without a member, or without a running time limit."""
     for request, member in context.held:
         group_id, member_id = member.session.group_id, member.session.subject
         group = context.find(group_id)
@@ -58,7 +59,7 @@ def broken_holds(context: Context) -> Iterator[str]:
 
 
 def unbound_in(context: Context, group: Group) -> Iterator[str]:
-    """Members whose connection may end unnoticed: it has not ended, and no one knows that they are on it."""
+    """Yield members whose connection may end unnoticed: it has not ended, but they are not registered on it."""
     for member_id, connection, is_gone in group.membership.places():
         bound = connection == NO_CONNECTION or (group.group_id, member_id) in context.connections.get(connection, ())
         if not is_gone and not bound:

@@ -1,12 +1,13 @@
-"""The group coordinator of one shard.
+"""The group coordinator of one shard, as a deterministic state machine.
 
     machine = GroupMachine(config)
     for record in journal: machine.apply(record)
     outcome = machine.on_loaded(now, image, settings, proof_ms)
     outcome = machine.step(event, now)
 
-`step` applies the records it returns before it returns them; the shell appends them and only then releases the
-replies. When the append fails, the shell throws the machine away and replays: nothing else puts the two in step again.
+`step` applies its records before it returns them. The caller appends them to the journal and only then sends the
+replies. If the append fails, the caller discards the machine and replays the journal: nothing else brings the two back
+into agreement.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group
-from kohort.groups.handlers import Row
+from kohort.groups.handlers import AnyProtocol
 from kohort.groups.migration import group_routing
 from kohort.groups.push.handlers import PUSH
 from kohort.groups.records import Record
@@ -75,13 +76,13 @@ from kohort.groups.topics import ImageChange
 
 
 def describe(context: Context, event: DescribeGroups) -> None:
-    """Groups with their members, those of which DescribeGroups tells."""
+    """Answer a DescribeGroups with the groups' members, as far as that API covers them."""
     described = tuple(describe_one(context, group_id, event.knows_missing) for group_id in event.group_ids)
     context.reply(event.request, DescribeGroupsReply(described))
 
 
 def describe_one(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
-    """One group; a missing one is Dead, and GROUP_ID_NOT_FOUND to who knows that answer."""
+    """Describe one group; a missing one is Dead, or GROUP_ID_NOT_FOUND for clients that know that code."""
     group = context.find(group_id)
     described = None if group is None else context.protocol(group).describe(context, group.membership)
     if described is not None:
@@ -94,7 +95,7 @@ def describe_one(context: Context, group_id: str, knows_missing: bool) -> Descri
 
 
 def list_groups(context: Context, event: ListGroups) -> None:
-    """Every group that passes the filters."""
+    """Answer a ListGroups with every group that passes the filters."""
     states = {state.strip().lower() for state in event.states}
     types = {kind.strip().lower() for kind in event.types}
     found = tuple(
@@ -106,7 +107,7 @@ def list_groups(context: Context, event: ListGroups) -> None:
 
 
 def list_one(context: Context, group: Group) -> ListedGroup:
-    """One group's line."""
+    """Return one group's entry in the list."""
     protocol = context.protocol(group)
     return ListedGroup(
         group.group_id, protocol.protocol_type(group.membership), group.state(), protocol.listed_as or protocol.name
@@ -114,13 +115,13 @@ def list_one(context: Context, group: Group) -> ListedGroup:
 
 
 def describe_consumer_groups(context: Context, event: ConsumerGroupDescribe) -> None:
-    """Groups under KIP-848 with their members, epochs, assignments and targets."""
+    """Answer a ConsumerGroupDescribe with members, epochs, assignments and targets."""
     described = tuple(describe_consumer_group(context, group_id) for group_id in event.group_ids)
     context.reply(event.request, ConsumerGroupDescribeReply(described))
 
 
 def describe_consumer_group(context: Context, group_id: str) -> DescribedConsumerGroup:
-    """One group; GROUP_ID_NOT_FOUND for one that is missing or classic."""
+    """Describe one group under KIP-848; GROUP_ID_NOT_FOUND for one that is missing or classic."""
     group = context.find(group_id)
     described = None if group is None else context.protocol(group).describe_consumer(context, group.membership)
     if described is not None:
@@ -130,12 +131,12 @@ def describe_consumer_group(context: Context, group_id: str) -> DescribedConsume
 
 
 def delete(context: Context, event: DeleteGroups) -> None:
-    """Remove groups without members, and all their positions."""
+    """Remove groups without members, and all their offsets."""
     context.reply(event.request, DeleteGroupsReply(tuple(delete_one(context, name) for name in event.group_ids)))
 
 
 def delete_one(context: Context, group_id: str) -> ErrorCode:
-    """Remove one group, or say why not."""
+    """Remove one group, or return the error that prevents it."""
     group = context.find(group_id)
     if group is None:
         return ErrorCode.GROUP_ID_NOT_FOUND
@@ -146,21 +147,21 @@ def delete_one(context: Context, group_id: str) -> ErrorCode:
         offset_requests.tombstone(context, group_id, partition)
     context.count(Meter.OFFSET_DELETIONS, len(partitions))
     context.remove(group)
-    context.tell(group_id, f"deleted, with {len(partitions)} offsets")
+    context.log(group_id, f"deleted with {len(partitions)} offsets")
     return ErrorCode.NONE
 
 
 # -- The protocols that the coordinator speaks: another one has its row here
 
-PROTOCOLS: Final[tuple[Row, ...]] = (CLASSIC, CONSUMER, PUSH)
-"""The first is that of a group that only holds offsets."""
+PROTOCOLS: Final[tuple[AnyProtocol, ...]] = (CLASSIC, CONSUMER, PUSH)
+"""The protocol handlers. The first row serves groups that only hold offsets."""
 
 
 Handler = Callable[[Context, Any], None]
 
 
 def on_topics_changed(context: Context, event: TopicsChanged) -> None:
-    """Take over the new image and look at the groups that read what changed."""
+    """Take over the new topic image and notify the groups of the change."""
     before, context.image = context.image, event.image
     change = ImageChange.between(before, event.image)
     for group in list(context.ledger.groups.values()):
@@ -168,18 +169,18 @@ def on_topics_changed(context: Context, event: TopicsChanged) -> None:
 
 
 def on_release(context: Context, event: ReleaseHeld) -> None:
-    """Answer held heartbeats now."""
+    """Answer delayed heartbeats now."""
     context.held.on_asked(context, event.requests)
 
 
 def on_settings(context: Context, event: GroupSettingsChanged) -> None:
-    """A group has settings of its own now, or will have them when there is one."""
+    """Store a group's own settings, also those of a group that does not exist yet."""
     context.settings[event.group_id] = event.settings
     on_result(context, event)
 
 
 def on_result(context: Context, event: AssignmentComputed | RegexesResolved | GroupSettingsChanged) -> None:
-    """To the group if it is there, and of a protocol that this says something to."""
+    """Pass a result to its group, if that exists and its protocol handles it."""
     group = context.find(event.group_id)
     if group is not None:
         take = context.protocol(group).results.get(type(event))
@@ -214,16 +215,16 @@ HANDLERS: dict[type, Handler] = {
 
 
 class GroupMachine:
-    """All groups of one shard, as a deterministic state machine."""
+    """The state machine of all groups of one shard."""
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Row] = PROTOCOLS) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol] = PROTOCOLS) -> None:
         self.context = Context(config, protocols)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
         for protocol in protocols:
             self._handlers.update(protocol.events)
 
     def apply(self, record: Record) -> None:
-        """Change the hard state by one durable record. Replay calls nothing else."""
+        """Apply one durable record to the hard state. Replay calls nothing else."""
         self.context.ledger.apply(record)
 
     def on_loaded(
@@ -233,15 +234,16 @@ class GroupMachine:
         settings: Mapping[str, GroupSettings] = MappingProxyType({}),
         proof_ms: int = 0,
     ) -> Outcome:
-        """Build the soft state after a replay: sessions start anew, unfinished rounds are over.
+        """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
-        Its outcome may hold records.
+        The outcome may hold records.
 
         Args:
-            now: the clocks.
+            now: the time of the step.
             image: all topics.
-            settings: groups' own, by group; no record holds them, and sessions that start here have their lengths.
-            proof_ms: how long an earlier owner may go on answering: until then members may have been heard by it.
+            settings: the groups' own settings, by group. No record holds them, and they set the length of the sessions
+                that restart here.
+            proof_ms: how long an earlier owner may go on answering, and so may still hear members.
         """
         context = self.context
         context.begin(now)
@@ -255,33 +257,33 @@ class GroupMachine:
         return context.out
 
     def step(self, event: Event, now: Now) -> Outcome:
-        """Take in one event. `now` never goes back."""
+        """Process one event. `now` never goes back."""
         context = self.context
         context.begin(now)
         self._handlers[type(event)](context, event)
         return context.out
 
     def next_deadline_ms(self) -> int | None:
-        """A monotonic time at which a `Tick` is due, perhaps for nothing; None: not before another event."""
+        """Return a monotonic time at which a `Tick` is due, perhaps too early; None: not before another event."""
         return self.context.deadlines.next_ms()
 
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
-        """Protocol ("classic" or "consumer") and state of every group."""
+        """Yield the protocol ("classic", "consumer" or "push") and state of every group."""
         for group in self.context.ledger.groups.values():
             yield self.context.protocol(group).name, group.state()
 
     def knows(self, group_id: str) -> bool:
-        """Whether there is such a group."""
+        """Return whether there is such a group."""
         return group_id in self.context.ledger.groups
 
     @property
     def has_unshown(self) -> bool:
-        """Whether push groups have changed since they were shown, or nobody has asked for them yet."""
+        """Return whether push groups have changed since they were last published, or were never requested yet."""
         changed = self.context.ledger.changed
         return changed is None or bool(changed)
 
     def snapshot(self) -> Iterator[Record]:
-        """Every record of the hard state, in an order that replays: what compaction keeps."""
+        """Yield every record of the hard state, in an order that replays: the content after compaction."""
         return self.context.ledger.snapshot()
 
     def _tick(self) -> None:
@@ -300,7 +302,7 @@ class GroupMachine:
         if timer.kind is Deadline.HELD:
             self.context.held.on_end(self.context, group.membership, timer.subject)
             return
-        if timer.kind is Deadline.SESSION and failure_detector.goes_on(self.context, group.membership, timer):
+        if timer.kind is Deadline.SESSION and failure_detector.extend_session(self.context, group.membership, timer):
             return
         due = self.context.protocol(group).due.get(timer.kind)
         if due is not None:

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, fetch and delete them, and what transactions hold back.
+"""Committed offsets: permission to commit, fetch and delete them, and offsets that wait for a transaction.
 
 Source: spec 1.1-1.4, KIP-447 (require stable), KIP-496 (deletion), KIP-211 (expire timestamps of old versions).
 """
@@ -41,11 +41,11 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 METADATA: Final = itemgetter(4)
 """The metadata of an `OffsetToCommit`."""
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
-"""`OffsetCommitted._make` without its step of Python."""
+"""A faster `OffsetCommitted._make`, without its Python frame."""
 
 
 def commit(context: Context, event: OffsetCommit) -> None:
-    """Positions of a member, or of someone who assigns partitions to itself."""
+    """Commit the positions of a member, or of a client that assigns partitions to itself."""
     group = context.ledger.groups.get(event.group_id)
     error = ErrorCode.NONE
     if not sizes.commit_fits(context.config, event.group_id, event.offsets):
@@ -83,14 +83,14 @@ def commit(context: Context, event: OffsetCommit) -> None:
 
 
 def fitting(metadata: str, limit: int) -> ErrorCode:
-    """Whether a position's metadata is taken."""
+    """Return whether a position's metadata is within the limit, or the error."""
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
 def offsets_committed(
     group_id: str, offsets: Sequence[OffsetToCommit], wall_ms: int, expire_ms: int
 ) -> list[OffsetCommitted]:
-    """The records of a commit, a column at a time: commits name hundreds of partitions."""
+    """Build the records of a commit column by column, because commits name hundreds of partitions."""
     if not offsets:
         return []
     topics, partitions, positions, epochs, metadata, ids = zip(*offsets, strict=True)
@@ -100,7 +100,7 @@ def offsets_committed(
 
 
 def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
-    """A commit without generation makes its group; any other is refused."""
+    """Create the group of a commit without generation; refuse a commit with one."""
     if not sizes.fits(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
     if event.generation >= 0:
@@ -112,7 +112,7 @@ def make_group(context: Context, event: OffsetCommit) -> ErrorCode:
 
 
 def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
-    """Positions that count when the producer's transaction commits."""
+    """Commit positions that take effect when the producer's transaction commits."""
     group = context.find(event.group_id)
     error = ErrorCode.NONE
     if not sizes.commit_fits(context.config, event.group_id, event.offsets):
@@ -136,7 +136,7 @@ def commit_transactional(context: Context, event: TxnOffsetCommit) -> None:
 
 
 def commit_pending(context: Context, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
-    """One position of a transaction."""
+    """Write one pending position of a transaction."""
     if not sizes.metadata_fits(offset.metadata, context.config.offset_metadata_bytes_max):
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
     context.emit(
@@ -158,14 +158,14 @@ def commit_pending(context: Context, event: TxnOffsetCommit, offset: OffsetToCom
 
 
 def end_transaction(context: Context, event: TransactionEnded) -> None:
-    """A transaction's end marker: its pending positions count now, or are gone."""
+    """Apply a transaction's end marker: its pending positions are committed or dropped."""
     context.emit(TransactionMarked(event.producer_id, event.producer_epoch, event.commit))
     if event.request is not None:
         context.reply(event.request, TransactionEndedReply(ErrorCode.NONE))
 
 
 def fetch(context: Context, event: OffsetFetch) -> None:
-    """What is committed. A group or a partition without any is no error."""
+    """Return committed positions. A group or a partition without any is no error."""
     group = context.find(event.group_id)
     wanted: tuple[Partition, ...]
     if group is None and (refused := imports.admit(context, event.group_id).error) is not ErrorCode.NONE:
@@ -186,9 +186,9 @@ def fetch(context: Context, event: OffsetFetch) -> None:
 
 
 def held_back(context: Context, found: FetchedOffset) -> FetchedOffset:
-    """A position, or UNSTABLE_OFFSET_COMMIT while it is looked for whether it is of an earlier topic of the name.
+    """Return a position, or UNSTABLE_OFFSET_COMMIT if it may belong to an earlier topic of the same name.
 
-    Clients ask again at this code, whatever they have asked for, and begin nowhere meanwhile.
+    The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
     """
     topic = context.image.topics.get(found.topic)
     if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
@@ -197,7 +197,7 @@ def held_back(context: Context, found: FetchedOffset) -> FetchedOffset:
 
 
 def fetch_one(group: Group, partition: Partition, require_stable: bool) -> FetchedOffset:
-    """One partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
+    """Return one partition's position, or UNSTABLE_OFFSET_COMMIT while a transaction may change it."""
     topic, number = partition
     if require_stable and group.pending and group.has_pending(partition):
         return FetchedOffset(topic, number, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
@@ -223,7 +223,7 @@ def delete(context: Context, event: OffsetDelete) -> None:
 
 
 def delete_one(context: Context, group: Group, partition: TopicPartition) -> ErrorCode:
-    """Delete one partition's position, and what transactions hold of it; none is no error."""
+    """Delete one partition's committed and pending positions; having none is no error."""
     if group.membership.is_subscribed(partition.topic):
         return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     key = (partition.topic, partition.partition)
@@ -234,12 +234,12 @@ def delete_one(context: Context, group: Group, partition: TopicPartition) -> Err
 
 
 def tombstone(context: Context, group_id: str, partition: Partition) -> None:
-    """Write that a partition has no position any more."""
+    """Write the tombstone of a partition's position."""
     context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
 
 
 def all_partitions(group: Group) -> list[Partition]:
-    """Every partition with a committed or a pending position, each once."""
+    """Return every partition with a committed or a pending position, each once."""
     found = dict.fromkeys(group.offsets)
     for offsets in group.pending.values():
         found.update(dict.fromkeys(offsets))
@@ -247,7 +247,7 @@ def all_partitions(group: Group) -> list[Partition]:
 
 
 def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
-    """The positions of deleted topics go with them. Source: scenario 14."""
+    """Delete the positions of deleted topics. Source: scenario 14."""
     topics = {} if context.image.sure else context.image.topics
     ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
     drop_positions(
@@ -256,7 +256,7 @@ def on_topics_deleted(context: Context, event: TopicsDeleted) -> None:
 
 
 def on_loaded(context: Context) -> None:
-    """The positions of topics that were deleted while no coordinator looked go too; without topics, none is known."""
+    """Delete the positions of topics that were deleted while no coordinator ran; skip this without any topics."""
     topics = context.image.topics
     if not context.image.sure:
         look_for_missing(context)
@@ -265,7 +265,7 @@ def on_loaded(context: Context) -> None:
 
 
 def look_for_missing(context: Context) -> None:
-    """Have the topics looked for that are not there as positions name them: a list that lacks one deletes nothing."""
+    """Start a search for topics that are missing or have another id: absence from the image alone deletes nothing."""
     topics = context.image.topics
     missing: dict[str, set[TopicId]] = {}
     for group in context.ledger.groups.values():
@@ -278,7 +278,7 @@ def look_for_missing(context: Context) -> None:
 
 
 def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
-    """Delete positions whose topics, by name and the id that they have of it, are gone."""
+    """Delete the positions whose topic is gone, given its name and its id in the position."""
     for group in list(context.ledger.groups.values()):
         for partition in all_partitions(group):
             record = group.offsets.get(partition)
@@ -286,14 +286,14 @@ def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) ->
                 tombstone(context, group.group_id, partition)
 
 
-# -- The offsets of a group that an earlier coordinator has kept, as they come in. See `groups.imports`
+# -- Import of the offsets that an earlier coordinator has kept; `groups.imports` has the protocol
 
 OFFSETS_MAX = 100_000
-"""Offsets of one group: they are one append."""
+"""The limit of imported offsets for one group, because they are one append."""
 
 
 def on_imported(context: Context, event: GroupImported) -> None:
-    """Take over what there is, unless this machine did not ask: it was loaded anew since."""
+    """Import a group's offsets, unless this machine did not ask: the shard was loaded again since."""
     if context.imports.under_way.get(event.group_id) != event.ticket:
         return
     del context.imports.under_way[event.group_id]
@@ -307,7 +307,7 @@ def on_imported(context: Context, event: GroupImported) -> None:
 
 
 def take_over(context: Context, event: GroupImported) -> None:
-    """One append: that the group was imported, and its offsets."""
+    """Write the import record and the offsets in one append."""
     group = context.find(event.group_id) or context.create(event.group_id)
     if group is None:
         text = f"there are {context.config.groups_max} groups already"
@@ -320,16 +320,16 @@ def take_over(context: Context, event: GroupImported) -> None:
     context.ledger.take_commit(group, records)
     context.out.records.extend(records)
     context.count(Meter.GROUP_IMPORTS)
-    context.tell(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
+    context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
 
 def named(context: Context, offset: OffsetToCommit) -> OffsetToCommit:
-    """An offset with the id of its topic, as far as that is known."""
+    """Return an offset with the id of its topic if that is known."""
     topic = context.image.topics.get(offset.topic)
     return offset if topic is None or context.image.sure else offset._replace(topic_id=topic.id)
 
 
-# -- Expiration: positions that no member reads go after the retention, and groups that hold nothing go with them
+# -- Expiration: unread positions are deleted after the retention, and empty groups without positions with them
 #
 # | group | which positions | their time starts |
 # |---|---|---|
@@ -339,20 +339,20 @@ def named(context: Context, offset: OffsetToCommit) -> OffsetToCommit:
 # | without protocol type (assign and commit) | all | at the commit |
 # | any other, also while a classic group rebalances | none | |
 #
-# A position with an expire timestamp of its own (OffsetCommit 2-4) goes by that. One that a transaction is about to
-# replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
+# A position with its own expire timestamp (OffsetCommit 2-4) follows that timestamp. A position that a transaction may
+# still replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
 OFFSETS_A_STEP = 5_000
-"""How many positions one step looks at, so that no heartbeat waits long behind an expiration."""
+"""The number of positions that one step examines, so that no heartbeat waits long behind an expiration."""
 
 
 def schedule(context: Context) -> None:
-    """Look again after the configured interval."""
+    """Schedule the next expiration after the configured interval."""
     context.run(context.expiry, context.config.offsets_retention_check_ms)
 
 
 def on_deadline(context: Context) -> None:
-    """Look at some groups' positions; the rest follow in the next steps."""
+    """Expire some groups' positions; the rest follow in the next steps."""
     if not context.expiring:
         context.expiring = list(reversed(context.ledger.groups))
     looked = 0
@@ -368,7 +368,7 @@ def on_deadline(context: Context) -> None:
 
 
 def expire_group(context: Context, group: Group) -> None:
-    """Remove a group's expired positions, and the group when it holds nothing and no one."""
+    """Remove a group's expired positions, and the group itself if it has no positions and no members."""
     membership = group.membership
     if not membership.expires_offsets():
         return
@@ -383,13 +383,13 @@ def expire_group(context: Context, group: Group) -> None:
         tombstone(context, group.group_id, partition)
     context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
     if gone:
-        context.tell(group.group_id, f"{len(gone)} offsets expired")
+        context.log(group.group_id, f"{len(gone)} offsets expired")
     if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
         context.remove(group)
 
 
 def is_expired(context: Context, group: Group, record: OffsetCommitted) -> bool:
-    """Whether a position's time is over."""
+    """Return whether a position's retention is over."""
     wall_ms = context.now.wall_ms
     if record.expire_ms >= 0:
         return wall_ms >= record.expire_ms

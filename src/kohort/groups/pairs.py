@@ -1,4 +1,4 @@
-"""Partitions as the coordinator compares and keeps them: sets of a topic's id and a number."""
+"""Sets of partitions as pairs of topic id and number, in which the coordinator compares and keeps partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kohort.groups.records import HeldPartitions, TopicPartitions
 from kohort.ids import TopicId
 
 Pair = tuple[TopicId, int]
-"""One partition by its topic's id."""
+"""A partition by its topic's id."""
 
 Pairs = frozenset[Pair]
 
@@ -16,12 +16,12 @@ NOTHING: Pairs = frozenset()
 
 
 def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> Pairs:
-    """Partitions as a set."""
+    """Return partitions as a set of pairs."""
     return frozenset((entry.topic_id, number) for entry in partitions for number in entry.partitions)
 
 
 def pack(pairs: Iterable[Pair]) -> tuple[TopicPartitions, ...]:
-    """A set of partitions as records and replies have it: by topic id, ascending."""
+    """Return a set of pairs in the form of records and replies: by topic id, ascending."""
     topics: dict[TopicId, list[int]] = {}
     for topic_id, number in sorted(pairs):
         topics.setdefault(topic_id, []).append(number)

@@ -1,8 +1,8 @@
-"""The coordinator's durable facts: one immutable class per record kind, in the schemas that Kafka itself uses.
+"""The coordinator's durable records: one immutable class for each kind, in the schemas that Kafka itself uses.
 
 Hard state changes only through `GroupMachine.apply(record)`, live and on replay alike. Every record has a `key`: a
-later record with the same key replaces it, and `Tombstone(key)` removes it. A key's first element is its `Kind`, the
-second the group (TRANSACTION has none), the rest as the table says.
+later record with the same key replaces it, and `Tombstone(key)` removes it. A key's first element is its `Kind` and
+the second is the group (TRANSACTION has none). The table lists the rest.
 
 | record | key | Kafka's key schema (version) |
 |---|---|---|
@@ -16,13 +16,13 @@ second the group (TRANSACTION has none), the rest as the table says.
 | TargetAssigned | (TARGET, group, member) | ConsumerGroupTargetAssignmentMemberKey (7) |
 | MemberAssigned | (CURRENT, group, member) | ConsumerGroupCurrentMemberAssignmentKey (8) |
 | RegexResolved | (REGEX, group, regex) | ConsumerGroupRegularExpressionKey (16) |
-| GenerationStarted | (GENERATION, group) | our own (10000), which Kafka's reader skips |
-| OffsetsImported | (IMPORT, group) | our own (10002) |
-| PushGroupSaved | (PUSH_GROUP, group) | our own (10010) |
-| PushMemberSaved | (PUSH_MEMBER, group, member) | our own (10011) |
-| PushOwned | (PUSH_OWNED, group, member) | our own (10012) |
+| GenerationStarted | (GENERATION, group) | kohort's own (10000), which Kafka's reader skips |
+| OffsetsImported | (IMPORT, group) | kohort's own (10002) |
+| PushGroupSaved | (PUSH_GROUP, group) | kohort's own (10010) |
+| PushMemberSaved | (PUSH_MEMBER, group, member) | kohort's own (10011) |
+| PushOwned | (PUSH_OWNED, group, member) | kohort's own (10012) |
 
-`Kind` values are those versions; PENDING and TRANSACTION, which are batches and not keys, have negative ones.
+`Kind` values are those versions. PENDING and TRANSACTION have negative values, because they are batches and not keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RecordKey: TypeAlias = tuple[Any, ...]
 
 
 class Kind(enum.IntEnum):
-    """The kind of a record's key: the version of Kafka's key schema, where there is one."""
+    """The kind of a record's key: the version of Kafka's key schema, if there is one."""
 
     TRANSACTION = -2
     PENDING = -1
@@ -59,7 +59,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The record of this key is gone. A tombstone of OFFSET also drops the pending offsets of that partition."""
+    """The removal of the record with this key. An OFFSET tombstone also drops the partition's pending offsets."""
 
     key: RecordKey
 
@@ -68,11 +68,12 @@ class OffsetCommitted(NamedTuple):
     """A group's position in one partition.
 
     Attributes:
-        leader_epoch: of the record before the offset, -1 when unknown.
+        leader_epoch: the epoch of the record before the offset, -1 if unknown.
         commit_ms: wall clock.
-        expire_ms: wall clock, -1: by the configured retention. Only OffsetCommit 2-4 sets it (Kafka's value version 1).
-        topic_id: what the committer knew, zero when it did not say.
-        producer_id: -1, or the transaction on whose end the offset waits; then the record belongs into a
+        expire_ms: wall clock; -1 follows the configured retention. Only OffsetCommit 2-4 sets it (Kafka's value
+            version 1).
+        topic_id: the topic id in the request, zero if there was none.
+        producer_id: -1, or the producer whose transaction has to end first. The record then belongs into a
             transactional batch of this producer id and epoch.
     """
 
@@ -97,7 +98,7 @@ class OffsetCommitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarked:
-    """A transaction ended: its pending offsets count (`committed`) or are gone."""
+    """The end of a transaction: its pending offsets are committed (`committed`) or dropped."""
 
     producer_id: int
     producer_epoch: int
@@ -110,7 +111,7 @@ class TransactionMarked:
 
 @dataclass(frozen=True, slots=True)
 class SavedMember:
-    """A classic member inside `GroupSaved`, as Kafka's MemberMetadata: its metadata for the protocol chosen."""
+    """A classic member inside `GroupSaved`, as Kafka's MemberMetadata, with its metadata for the chosen protocol."""
 
     member_id: str
     instance_id: str | None
@@ -124,14 +125,14 @@ class SavedMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupSaved:
-    """A classic group's synchronized state, written when a generation is synchronized or the group is empty.
+    """A classic group's synchronized state, written when a generation is synchronized or the group becomes empty.
 
     Attributes:
-        protocol_type: as "consumer"; empty for a group that only keeps offsets.
-        generation: of this state.
-        protocol: the assignment strategy chosen; None in an empty group.
-        leader: member id; None in an empty group.
-        state_ms: wall clock of the moment the group reached this state; -1 when unknown (value versions 0-1).
+        protocol_type: for example "consumer"; empty for a group that only keeps offsets.
+        generation: the generation of this state.
+        protocol: the chosen assignment strategy; None in an empty group.
+        leader: the leader's member id; None in an empty group.
+        state_ms: wall clock time at which the group reached this state; -1 if unknown (value versions 0-1).
         members: none in an empty group.
     """
 
@@ -150,7 +151,7 @@ class GroupSaved:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """A classic join phase ended with this generation, which is never issued again. Source: spec 3.7."""
+    """The end of a classic join phase with this generation, which is never issued again. Source: spec 3.7."""
 
     group_id: str
     generation: int
@@ -162,13 +163,13 @@ class GenerationStarted:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsImported:
-    """The offsets that an earlier coordinator had of a group were taken over, and are not taken over again.
+    """The import of a group's offsets from an earlier coordinator, which is not repeated.
 
-    It outlives the group: one that was deleted, or expired, does not come back with old offsets.
+    The record outlives the group. A deleted or expired group therefore does not return with its old offsets.
 
     Attributes:
         imported_ms: wall clock.
-        offsets: how many there were.
+        offsets: the number of imported offsets.
     """
 
     group_id: str
@@ -198,14 +199,14 @@ class ClassicProtocol:
 
 @dataclass(frozen=True, slots=True)
 class MemberSaved:
-    """What a member of a consumer group said of itself (ConsumerGroupMemberMetadataValue).
+    """A consumer group member's own metadata (ConsumerGroupMemberMetadataValue).
 
     Attributes:
         subscribed_topics: sorted names.
-        subscribed_regex: RE2 pattern, None when not used.
-        server_assignor: the member's wish, None when it has none.
-        classic_session_timeout_ms: only of a classic member inside a consumer group (tagged ClassicMemberMetadata).
-        classic_protocols: None for a member that speaks the consumer protocol.
+        subscribed_regex: RE2 pattern, None if not used.
+        server_assignor: the member's preferred assignor, None if it has none.
+        classic_session_timeout_ms: set only for a classic member of a consumer group (tagged ClassicMemberMetadata).
+        classic_protocols: None for a member of the consumer protocol.
     """
 
     group_id: str
@@ -231,8 +232,7 @@ class EpochBumped:
     """A consumer group's epoch (ConsumerGroupMetadataValue).
 
     Attributes:
-        metadata_hash: of the subscribed topics' metadata that the epoch was made for (tagged MetadataHash), signed 64
-            bit.
+        metadata_hash: the hash of the subscribed topics' metadata for this epoch (tagged MetadataHash), signed 64 bit.
     """
 
     group_id: str
@@ -246,7 +246,7 @@ class EpochBumped:
 
 @dataclass(frozen=True, slots=True)
 class TargetEpochSet:
-    """The epoch that a consumer group's target assignment belongs to; all its TargetAssigned come before it."""
+    """The epoch of a consumer group's target assignment, written after all its `TargetAssigned` records."""
 
     group_id: str
     epoch: int
@@ -259,7 +259,7 @@ class TargetEpochSet:
 
 @dataclass(frozen=True, slots=True)
 class TargetAssigned:
-    """What a member is to own once all have moved."""
+    """A member's target assignment: its partitions at the end of the rebalance."""
 
     group_id: str
     member_id: str
@@ -271,7 +271,7 @@ class TargetAssigned:
 
 
 class MemberState(enum.IntEnum):
-    """Where a consumer group's member is between its epochs, with the bytes Kafka's records use."""
+    """The reconciliation state of a consumer group member, in the byte values of Kafka's records."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
@@ -281,7 +281,7 @@ class MemberState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldPartitions:
-    """Partitions of one topic, ascending, and the epoch at which the member got each (tagged AssignmentEpochs)."""
+    """Partitions of one topic, ascending, each with the epoch of its assignment (tagged AssignmentEpochs)."""
 
     topic_id: TopicId
     partitions: tuple[int, ...]
@@ -290,7 +290,7 @@ class HeldPartitions:
 
 @dataclass(frozen=True, slots=True)
 class MemberAssigned:
-    """What a member owns and must give up (ConsumerGroupCurrentMemberAssignmentValue)."""
+    """A member's owned and pending-revocation partitions (ConsumerGroupCurrentMemberAssignmentValue)."""
 
     group_id: str
     member_id: str
@@ -311,7 +311,7 @@ class RegexResolved:
 
     Attributes:
         topics: sorted names.
-        version: of the topic image it was resolved with.
+        version: the version of the topic image at that time.
         resolved_ms: wall clock.
     """
 
@@ -328,7 +328,7 @@ class RegexResolved:
 
 @dataclass(frozen=True, slots=True)
 class PushGroupSaved:
-    """A group speaks the push protocol. `state_ms`: wall clock since which it has had no members, -1: it has some."""
+    """A group of the push protocol. `state_ms` is the wall clock time since when it is empty; -1 if it has members."""
 
     group_id: str
     state_ms: int
@@ -340,7 +340,7 @@ class PushGroupSaved:
 
 @dataclass(frozen=True, slots=True)
 class PushMemberSaved:
-    """What a consumer said as it registered; see `events.RegisterConsumer`. `topics`: names and streams, sorted."""
+    """A consumer's registration, the stored form of `events.RegisterConsumer`. `topics`: names and streams, sorted."""
 
     group_id: str
     member_id: str
@@ -361,7 +361,7 @@ class PushMemberSaved:
 
 @dataclass(frozen=True, slots=True)
 class PushOwned:
-    """What a consumer may read: written before it is started with it, gone when it has stopped."""
+    """A consumer's owned partitions: written before its Start, removed after its Stop."""
 
     group_id: str
     member_id: str

@@ -1,4 +1,4 @@
-"""What every protocol's handlers work with: the groups, the deadlines, the moment, and the outcome under way."""
+"""The state that every protocol's handlers share: groups, deadlines, the time of the step, and its effects."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, Level, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue, Told
+from kohort.groups.effects import Counted, Level, LogLine, Meter, Now, Outcome, Rebalanced, Reply, ReplyValue
 from kohort.groups.events import NO_CONNECTION, GroupSettings, Topic, TopicImage
-from kohort.groups.group import Group, M, Membership, Partition, PendingOffset
+from kohort.groups.group import Group, GroupMembership, M, Partition, PendingOffset
 from kohort.groups.imports import Imports
 from kohort.groups.long_polling import HeldReplies
 from kohort.groups.records import (
@@ -26,30 +26,30 @@ from kohort.groups.timers import Deadline, Deadlines, Timer
 from kohort.ids import TopicId
 
 if TYPE_CHECKING:
-    from kohort.groups.handlers import Row
+    from kohort.groups.handlers import AnyProtocol
 
 
-# -- The hard state of all groups, and the one place that writes it
+# -- The hard state of all groups
 #
-# `Ledger.apply` runs live, on every record a step returns, and on replay, with the same result: that is what makes a
-# restarted coordinator the same coordinator. Records of kinds that say nothing new (a tombstone of something gone) are
-# taken without complaint, because compaction leaves such.
+# `Ledger.apply` is the only writer. It runs live, on every record that a step returns, and on replay, with the same
+# result. For this reason a restarted coordinator has the same state. Records that change nothing, such as a tombstone
+# of a missing key, are accepted, because compaction leaves them behind.
 
 PARTITION_OF: Final = itemgetter(1, 2)
-"""Topic and partition of an `OffsetCommitted`."""
+"""The topic and partition of an `OffsetCommitted`."""
 
 
 class Ledger:
-    """Every group that has a record, by id.
+    """The hard state of a shard: every group that has a record, by id.
 
     Attributes:
-        open_transactions: producer id to the groups that hold pending offsets of it.
-        imported: by group, also one that is gone since, that it was imported.
-        changed: groups that are shown elsewhere, or were, and have changed since; None: nobody has asked for them yet.
+        open_transactions: the groups with pending offsets of a producer, by producer id.
+        imported: the import records by group; they outlive their groups.
+        changed: published groups that have changed since the last `ShowPushGroups`; None before the first one.
     """
 
-    def __init__(self, kinds: Sequence[type[Membership]]) -> None:
-        """Args are the memberships there are; a group that none has a record of is of the first kind."""
+    def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
+        """Take the classes of memberships; a group without records of its own membership gets the first class."""
         self.groups: dict[str, Group] = {}
         self._first = kinds[0]
         self.open_transactions: dict[int, dict[str, None]] = {}
@@ -67,16 +67,16 @@ class Ledger:
                 self._appliers[record] = partial(self._take, kind, take)
 
     def apply(self, record: Record) -> None:
-        """Take in one record."""
+        """Apply one record to the state."""
         self._appliers[type(record)](record)
 
-    def note(self, membership: Membership) -> None:
-        """A group of these members is not any more as it was shown."""
+    def mark_changed(self, membership: GroupMembership) -> None:
+        """Mark a group as changed since it was last published."""
         if membership.is_shown and self.changed is not None:
             self.changed[membership.group_id] = None
 
     def snapshot(self) -> Iterator[Record]:
-        """Every current record, in an order that replays to the same state."""
+        """Return every current record, in an order that replays to the same state."""
         yield from self.imported.values()
         for group in self.groups.values():
             yield from group.membership.records()
@@ -87,28 +87,28 @@ class Ledger:
             yield from (slot.record for slot in pending if not slot.superseded)
 
     def group(self, group_id: str) -> Group:
-        """The group, made when there is none."""
+        """Return a group; create it if there is none."""
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id, self._first(group_id))
         return group
 
     def membership(self, group_id: str, kind: type[M]) -> M:
-        """The group's members under this protocol, which it speaks from now on."""
+        """Return a group's members under this protocol, and switch the group to it if necessary."""
         group = self.group(group_id)
         membership = group.membership
         if not isinstance(membership, kind):
             membership = group.membership = kind(group_id)
         return membership
 
-    def _take(self, kind: type[Membership], take: Callable[[Any, Any], None], record: Any) -> None:
+    def _take(self, kind: type[GroupMembership], take: Callable[[Any, Any], None], record: Any) -> None:
         membership = self.membership(record.group_id, kind)
         take(membership, record)
-        self.note(membership)
+        self.mark_changed(membership)
 
     def take_commit(self, group: Group, records: list[OffsetCommitted]) -> None:
-        """As `apply` of each: positions of one group, none of them transactional."""
-        self.note(group.membership)
+        """Apply a commit of several positions to one group, none of them transactional: a faster `apply` of each."""
+        self.mark_changed(group.membership)
         group.offsets.update(zip(map(PARTITION_OF, records), records, strict=True))
         if group.pending:
             for record in records:
@@ -130,7 +130,7 @@ class Ledger:
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):
             group = self.groups[group_id]
-            self.note(group.membership)
+            self.mark_changed(group.membership)
             for partition, slot in group.pending.pop(record.producer_id, {}).items():
                 if record.committed and not slot.superseded:
                     group.offsets[partition] = slot.record._replace(producer_id=-1, producer_epoch=-1)
@@ -145,7 +145,7 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             return
-        self.note(group.membership)
+        self.mark_changed(group.membership)
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
         elif group.membership.drop(kind, rest):
@@ -174,23 +174,23 @@ def _supersede(group: Group, partition: Partition, up_to: int) -> None:
 
 
 class Context:
-    """The state of one shard and the step it is in.
+    """The state of one shard and its current step.
 
     Attributes:
-        protocols: a group's row by the class of its membership.
+        protocols: the protocol handlers by the class of a group's membership.
         ledger: the hard state.
-        now: the moment of the step.
-        out: what the step will return.
+        now: the time of the step.
+        out: the effects of the step.
         image: the topics.
-        connections: by connection, the (group, member id) last heard on it, or to be told their id on it.
-        held: the replies that are held.
-        imports: groups that are being asked for at their earlier coordinator.
-        settings: groups' own settings.
-        sessions_from_ms: an earlier owner may have heard members until then, and no session ends as if it had not.
-        expiring: groups whose offsets the expiration under way has still to look at.
+        connections: by connection, the (group, member id) pairs last heard on it, or awaiting their id on it.
+        held: the delayed heartbeats.
+        imports: the groups whose earlier coordinator is being asked.
+        settings: the groups' own settings.
+        sessions_from_ms: until this time an earlier owner may have heard members; sessions are extended accordingly.
+        expiring: groups that the current offset expiration has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[Row]) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol]) -> None:
         self.config = config
         self.protocols = {protocol.membership: protocol for protocol in protocols}
         self.ledger = Ledger(list(self.protocols))
@@ -210,47 +210,55 @@ class Context:
         self.expiry = Timer(Deadline.EXPIRY)
 
     def begin(self, now: Now) -> None:
-        """Start a step."""
+        """Begin a step."""
         self.now = now
         self.out = Outcome()
 
     def emit(self, record: Record) -> None:
-        """Change the hard state, now and durably."""
+        """Apply a record to the hard state now, and append it with the step's effects."""
         self.ledger.apply(record)
         self.out.records.append(record)
 
     def reply(self, request: int, value: ReplyValue) -> None:
-        """Answer a request, once the records so far are durable."""
+        """Answer a request as soon as the records so far are durable."""
         self.out.replies.append(Reply(request, value))
 
     def run(self, timer: Timer, delay_ms: int) -> None:
-        """Set a timer from now."""
+        """Start a timer from now."""
         self.deadlines.set(timer, self.now.mono_ms + delay_ms)
 
     def count(self, meter: Meter, amount: int = 1) -> None:
-        """Move a meter on."""
+        """Increase a counter."""
         if amount:
             self.out.notes.append(Counted(meter, amount))
 
     def rebalanced(self, group_id: str, protocol: str, began_ms: int | None, still: list[int], members: int) -> None:
-        """A group is whole again: count it, and leave how long it took and how long (`still`, ms) who stood still."""
+        """Report that a rebalance is finished: count it and record its duration.
+
+        Args:
+            group_id: the group.
+            protocol: the group's protocol.
+            began_ms: when the first change came; None counts as now.
+            still: the downtimes of members or partitions, in ms.
+            members: the number of members now.
+        """
         now_ms = self.now.mono_ms
         self.count(Meter.COMPLETED_REBALANCES)
         whole = now_ms - (now_ms if began_ms is None else began_ms)
         mean = sum(still) / len(still) if still else 0.0
         self.out.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
 
-    def tell(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
-        """Leave a line for the log."""
-        self.out.notes.append(Told(level, group_id, text))
+    def log(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
+        """Add a log line to the effects."""
+        self.out.notes.append(LogLine(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
-        """A member was heard on this connection."""
+        """Record that a member was heard on this connection."""
         if connection != NO_CONNECTION:
             self.connections.setdefault(connection, {})[group_id, member_id] = None
 
     def forget_connection(self, connection: int, group_id: str, member_id: str) -> None:
-        """A member is gone, or was heard on another connection since."""
+        """Drop a member that is gone, or that was heard on another connection since."""
         of_connection = self.connections.get(connection)
         if of_connection is not None:
             of_connection.pop((group_id, member_id), None)
@@ -258,34 +266,34 @@ class Context:
                 del self.connections[connection]
 
     def ticket(self) -> int:
-        """A number that no earlier work of this process has, also not of a machine that was thrown away."""
+        """Return a number that no earlier task of this process has, not even one of a discarded machine."""
         self._ticket = max(self._ticket + 1, self.now.mono_ms << 10)
         return self._ticket
 
     def topics_by_id(self) -> Mapping[TopicId, Topic]:
-        """The topics of the image by their ids."""
+        """Return the topics of the image by their ids."""
         if self._ids_of is not self.image:
             self._ids_of = self.image
             self._by_id = {topic.id: topic for topic in self.image.topics.values()}
         return self._by_id
 
     def find(self, group_id: str) -> Group | None:
-        """The group, None when there is none."""
+        """Return a group; None if there is none."""
         return self.ledger.groups.get(group_id)
 
-    def protocol(self, group: Group) -> Row:
-        """The row of a group's protocol, whose functions take its membership."""
+    def protocol(self, group: Group) -> AnyProtocol:
+        """Return the handlers of a group's protocol, whose functions take its membership."""
         return self.protocols[type(group.membership)]
 
     def remove(self, group: Group) -> None:
-        """Write that a group has no members' records any more; its offsets stay."""
+        """Write tombstones for all records of a group's membership; its offsets stay."""
         for key in list(group.membership.tombstones()):
             self.emit(Tombstone(key))
 
     def create(self, group_id: str) -> Group | None:
-        """A new empty group with its record; None when the shard has as many as it may have."""
+        """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
         if len(self.ledger.groups) >= self.config.groups_max:
-            self.tell(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
+            self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
         self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
         return self.ledger.groups[group_id]

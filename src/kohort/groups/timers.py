@@ -1,8 +1,8 @@
-"""Deadlines without timers: a heap whose entries are corrected only when they surface.
+"""Deadlines without operating system timers: a heap whose entries are corrected only when they surface.
 
-A heartbeat moves its session's deadline later; that is one attribute write. The heap keeps the earlier entry, and when
-it comes to the top the timer is put back at its true time. So 5,000 members that heartbeat every 3 s cost one heap
-operation each per session, not per heartbeat.
+A heartbeat moves its session's deadline later, which is one attribute write. The heap keeps the earlier entry; when it
+surfaces, the timer is put back with its true time. So 5,000 members that heartbeat every 3 s cost one heap operation
+for each session, not for each heartbeat.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 
 
 class Deadline(enum.Enum):
-    """What a timer is for."""
+    """The purpose of a timer."""
 
     SESSION = enum.auto()
     PENDING_MEMBER = enum.auto()
@@ -20,7 +20,7 @@ class Deadline(enum.Enum):
     SYNC_PHASE = enum.auto()
     REVOCATION = enum.auto()
     HELD = enum.auto()
-    GATHERING = enum.auto()
+    NOTIFICATION = enum.auto()
     SILENCE = enum.auto()
     EXPIRY = enum.auto()
     PING = enum.auto()
@@ -29,13 +29,13 @@ class Deadline(enum.Enum):
 
 
 class Timer:
-    """One deadline that can be moved and cancelled.
+    """A deadline that can be moved and cancelled.
 
     Attributes:
-        kind: what to do when it is due.
+        kind: the purpose, which selects the handler.
         group_id: the group concerned, or "".
         subject: the member id or request concerned.
-        due_ms: monotonic; None: not running.
+        due_ms: the deadline by the monotonic clock; None if the timer does not run.
     """
 
     __slots__ = ("due_ms", "group_id", "kind", "queued_ms", "subject")
@@ -48,25 +48,25 @@ class Timer:
         self.queued_ms: int | None = None
 
     def cancel(self) -> None:
-        """Stop; its heap entry is dropped when it surfaces."""
+        """Stop the timer; its heap entry is dropped when it surfaces."""
         self.due_ms = None
 
 
 class Deadlines:
-    """All running timers, the earliest first; equal times in the order they were set."""
+    """All running timers, the earliest first; equal times in the order in which they were set."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
 
     def set(self, timer: Timer, due_ms: int) -> None:
-        """Run `timer` until `due_ms`, wherever it stood before."""
+        """Set a timer to `due_ms`, whatever its deadline was before."""
         timer.due_ms = due_ms
         if timer.queued_ms is None or due_ms < timer.queued_ms:
             self._push(timer, due_ms)
 
     def next_ms(self) -> int | None:
-        """A time not later than the earliest deadline; None when nothing runs."""
+        """Return a time not later than the earliest deadline; None if no timer runs."""
         heap = self._heap
         while heap:
             at, _, timer = heap[0]

@@ -1,4 +1,4 @@
-"""What the coordinator asks of topics: what changed between two images, and a number for what members read."""
+"""Topic images: the difference between two of them, and a hash of the topics that members read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kohort.groups.events import TopicImage
 
 
 class ImageChange(NamedTuple):
-    """What differs between two images.
+    """The difference between two topic images.
 
     Attributes:
-        topics: names that came, went, or are not what they were.
-        names_differ: some came or went, so that regular expressions may match others.
+        topics: the names of topics that were created, deleted or changed.
+        names_differ: some topics were created or deleted, so that regular expressions may match others.
     """
 
     topics: frozenset[str]
@@ -22,14 +22,14 @@ class ImageChange(NamedTuple):
 
     @classmethod
     def between(cls, before: TopicImage, after: TopicImage) -> ImageChange:
-        """What is new in the second."""
+        """Return what has changed from `before` to `after`."""
         changed = {name for name, topic in after.topics.items() if before.topics.get(name) != topic}
         changed.update(before.topics.keys() - after.topics.keys())
         return cls(frozenset(changed), before.topics.keys() != after.topics.keys())
 
 
 def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
-    """A number that changes when a subscribed topic appears, goes, grows, or moves between racks; signed 64 bit."""
+    """Return a hash that changes if a subscribed topic appears, goes, grows, or moves between racks; signed 64 bit."""
     digest = hashlib.blake2b(digest_size=8)
     for name in names:
         topic = image.topics.get(name)

@@ -1,8 +1,8 @@
-"""What each event does to a group and to a member, state by state: the tables that docs/states.md is drawn from.
+"""State transitions of groups and members by event: the tables from which docs/states.md is generated.
 
-The handlers do not look here; the simulation does (`tests/simulation/test_states.py`): a transition that it sees and
-that is not in a table fails the test, and so does one in a table that it never sees, unless that is marked as rare.
-What is not in a table leaves the state as it is.
+The handlers do not use these tables; the simulation does (`tests/simulation/test_states.py`). A transition that occurs
+but is missing from a table fails the test. So does one that a table lists but that never occurs, unless it is marked as
+rare. An event that is missing from a table leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ CLASSIC, CONSUMER, PUSH = "classic group", "consumer group", "push group"
 
 
 class Transition(NamedTuple):
-    """One way from a state to another.
+    """A transition from one state to another.
 
     Attributes:
-        event: the class of `events`; a Tick carries every deadline.
+        event: the name of a class of `events`; a Tick stands for every deadline.
         to: the next state, `NONE`, or the other kind of group.
-        why: when the event does this.
-        rare: the simulation need not see it.
+        why: the condition under which the event leads there.
+        rare: the simulation need not produce it.
     """
 
     state: str

@@ -1,1 +1,1 @@
-"""The group coordinator's records as Kafka's bytes, and where they live."""
+"""The journal: group records as Kafka's bytes, and where they are stored."""

@@ -1,6 +1,6 @@
-"""What coordinators load their state from: every batch of a log, its checksum looked at, and what damage may concern.
+"""Checked reading of a log, from which coordinators load their state: every checksum is verified, and damage reported.
 
-A batch whose checksum is wrong is never interpreted: one flipped bit makes another committed offset of it.
+A batch with a wrong checksum is never interpreted, because one flipped bit would change a committed offset.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from kohort.wire.batch import BatchHeader, parse_header
 from kohort.wire.records import read_pairs
 
 NameOf: TypeAlias = Callable[[bytes], str | None]
-"""Whose record has this key: a group's, a transactional id's; None: nobody's."""
+"""A function from a key to the name that it belongs to: a group or a transactional id; None for other keys."""
 ReadBatch: TypeAlias = Callable[[BatchHeader, memoryview], object]
-"""Reads what a batch holds; fails with one of `UNREADABLE` where that is not what it should be."""
+"""A function that reads a batch's content; it raises one of `UNREADABLE` if the content is malformed."""
 
 ON_CORRUPTION: Final = "offsets.load.on.corruption"
-"""The setting that says what becomes of a damaged journal."""
+"""The setting that decides whether a damaged journal is loaded."""
 WHAT_TO_DO: Final = (
     "Put the file back from a copy, or start with --set "
     f"{ON_CORRUPTION}=older, which serves what can be read: older values, where newer ones are lost"
 )
 UNREADABLE: Final = (CorruptDataError, struct.error, UnicodeDecodeError)
-"""What reading records fails with that are not what they should be."""
+"""The exceptions of reading malformed records."""
 _LENGTH, _CRC = map(BatchHeader._fields.index, ("batch_length", "crc"))
 _LENGTH_OVERHEAD: Final = 12
 _CRC_FROM: Final = 21
-"""The checksum covers a batch from here."""
+"""The checksum covers a batch from this byte on."""
 _NAMES_SHOWN: Final = 10
 _NAME_SHOWN: Final = 80
 _TAIL_OFFSETS: Final = 1_000
-"""Who wrote last is looked for in so many offsets."""
+"""The number of offsets in which the last writers are looked up."""
 _STEP_BYTES: Final = 256 << 10
 
 log = logging.getLogger("kohort.log")
 
 
 Checked: TypeAlias = tuple[int, BatchHeader, memoryview]
-"""A batch whose checksum is right: where it lies in its file, its header, its bytes."""
+"""A batch with a correct checksum: its position in the file, its header, its bytes."""
 
 
 def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterator[Checked | Damage]:
-    """Every batch from `offset` on in order, with damage in the places of those that can't be read."""
+    """Yield every batch from `offset` on in order, and damage in place of unreadable ones."""
     try:
         source.check_readable()
     except DamagedError as error:
@@ -88,17 +88,17 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
 
 
 def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> Damage:
-    """A whole batch that can't be read."""
+    """Describe a whole batch that cannot be read."""
     bases = [segment.base_offset for segment in source.segments]
     segment = source.segments[max(0, bisect_right(bases, header.base_offset) - 1)]
     return Damage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
 
 
 class Survey:
-    """A look at a whole log that is damaged: all of its damages, and whose newest records may be among what is lost.
+    """A survey of a damaged log: every damage, and the names whose newest records may be lost.
 
     Attributes:
-        damages: in order.
+        damages: every damage, in order.
     """
 
     def __init__(self, source: PartitionLog, read: ReadBatch, name_of: NameOf, noun: str) -> None:
@@ -110,7 +110,7 @@ class Survey:
         self.damages: list[Damage] = []
 
     def steps(self) -> Iterator[None]:
-        """Look, in steps of some milliseconds."""
+        """Examine the log in steps of some milliseconds."""
         source, done, last = self._source, 0, self._last
         for found in checked_batches(source, source.log_start_offset, _STEP_BYTES):
             if isinstance(found, Damage):
@@ -129,7 +129,7 @@ class Survey:
                 yield
 
     def sentences(self) -> Iterator[str]:
-        """Of each damage, where it is and whom it may concern."""
+        """Describe each damage: where it is, and which names it may concern."""
         for damage in self.damages:
             parts = [damage.sentence()]
             named = sorted(self._made_out(damage))
@@ -148,7 +148,7 @@ class Survey:
             yield "; ".join(parts)
 
     def _before(self, offset: int) -> dict[str, int]:
-        """Who has a record whose last readable version lies before an offset, with the newest of those offsets."""
+        """Return the names with a record whose last readable version lies before an offset, with the newest one."""
         found: dict[str, int] = {}
         for key, last in self._last.items():
             if last < offset and (name := self._name(key)) is not None:
@@ -162,7 +162,7 @@ class Survey:
             return None
 
     def _made_out(self, damage: Damage) -> set[str]:
-        """Names in the damaged bytes, as far as they still look like records: a hint, no more."""
+        """Return names in the damaged bytes, as far as these still look like records: only a hint."""
         names: set[str] = set()
         try:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
@@ -176,8 +176,8 @@ class Survey:
         return names
 
 
-def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
-    """Log whom a torn end may concern that was cut off when the log was opened."""
+def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
+    """Log which names a truncation may concern that was made when the log was opened."""
     size = source.recovery.truncated_bytes
     if not size:
         return
@@ -185,8 +185,8 @@ def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     last = newest_of(source, first, name_of)
     shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
     log.warning(
-        "%s: %d bytes were cut off behind offset %d: what was being written when the broker ended, which nobody was "
-        "told is durable; after a failure of the machine, perhaps more. %ss that wrote last before it: %s",
+        "%s: truncated %d bytes after offset %d: an unacknowledged write when the broker ended; after a machine "
+        "failure, perhaps more. %ss that wrote last before it: %s",
         source.path.name,
         size,
         source.end_offset - 1,
@@ -196,7 +196,7 @@ def tell_cut_off(source: PartitionLog, name_of: NameOf, noun: str) -> None:
 
 
 def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
-    """Whose records lie at or after an offset, with the newest offset of each."""
+    """Return the names with records at or after an offset, with the newest offset of each."""
     newest: dict[str, int] = {}
     for found in checked_batches(source, offset, _STEP_BYTES):
         if isinstance(found, Damage) or found[1].is_control:
@@ -210,7 +210,7 @@ def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, i
 
 
 def newest_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:
-    """Names with their offsets, those to be shown."""
+    """Return the names to show with their offsets, the newest first."""
     ordered = heapq.nlargest(_NAMES_SHOWN + 1, offsets.items(), key=lambda entry: entry[1])
     return [(name[:_NAME_SHOWN], offset) for name, offset in ordered]
 

@@ -1,8 +1,8 @@
-"""Group records as Kafka's own key and value bytes in `__consumer_offsets`, and back.
+"""The codec of group records: Kafka's own key and value bytes in `__consumer_offsets`.
 
-Beside Kafka's kinds there are some of our own, which Kafka's readers skip as unknown: GenerationStarted (key 10000),
-AppendStarted (key 10001), which tells how many offsets behind it belong to the same append, OffsetsImported (key
-10002), and those of push groups (`push_records`).
+Beside Kafka's kinds there are some of kohort's own, which Kafka's readers skip as unknown. These are GenerationStarted
+(key 10000), AppendStarted (key 10001), OffsetsImported (key 10002), and the records of push groups (keys 10010 to
+10012). AppendStarted holds the number of offsets that belong to the same append.
 """
 
 from __future__ import annotations
@@ -43,63 +43,63 @@ from kohort.wire.codec import uvarint_bytes
 from kohort.wire.message import Message
 from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64, string, uuid
 
-# -- Records of groups that were imported as bytes: a key version of our own, which Kafka's readers skip as unknown
+# -- Records of imported groups: a key version of kohort's own, which Kafka's readers skip as unknown
 
 
 class OffsetsImportedKey(Message, key=10002, versions=(0, 0)):
-    """Key of a group that was taken over from an earlier coordinator."""
+    """The key of a group that was imported from an earlier coordinator."""
 
     group: str = string()
 
 
 class OffsetsImportedValue(Message, key=10002, versions=(0, 0)):
-    """When it was, and how many offsets it had."""
+    """The time of an import, and its number of offsets."""
 
     timestamp: int = int64()
     offsets: int = int32()
 
 
-def value(record: OffsetsImported) -> OffsetsImportedValue:
-    """That it was."""
+def imported_value(record: OffsetsImported) -> OffsetsImportedValue:
+    """Build the value of an import record."""
     return OffsetsImportedValue(timestamp=record.imported_ms, offsets=record.offsets)
 
 
-def read(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
-    """A record of these bytes."""
-    found = OffsetsImportedValue.decode(data, version)
-    return OffsetsImported(fields[0], found.timestamp, found.offsets)
+def read_imported(fields: tuple[Any, ...], data: bytes, version: int) -> OffsetsImported:
+    """Build an import record from its key's fields and value bytes."""
+    parsed = OffsetsImportedValue.decode(data, version)
+    return OffsetsImported(fields[0], parsed.timestamp, parsed.offsets)
 
 
-# -- Records of push groups as bytes: key versions of our own, which Kafka's readers skip as unknown
+# -- Records of push groups: key versions of kohort's own, which Kafka's readers skip as unknown
 
 END, BEGIN, NONE = range(3)
-"""Where a consumer reads a partition from that has no position; NONE: it finds that itself."""
+"""The start of a partition without a position; with NONE the consumer finds it itself."""
 
 
 class PushGroupKey(Message, key=10010, versions=(0, 0)):
-    """Key of a push group."""
+    """The key of a push group."""
 
     group: str = string()
 
 
 class PushGroupValue(Message, key=10010, versions=(0, 0)):
-    """Since when it is empty."""
+    """The time since when a push group is empty."""
 
     state_ms: int = int64()
 
 
 class PushMemberKey(Message, key=10011, versions=(0, 0)):
-    """Key of a consumer."""
+    """The key of a push consumer."""
 
     group_id: str = string()
     member_id: str = string()
 
 
 class PushMemberValue(Message, key=10011, versions=(0, 0)):
-    """What it said as it registered."""
+    """A push consumer's registration."""
 
     class TopicStreams(Struct):
-        """A topic and how many streams read it."""
+        """A topic and its number of streams."""
 
         topic: str = string()
         streams: int = int16()
@@ -116,14 +116,14 @@ class PushMemberValue(Message, key=10011, versions=(0, 0)):
 
 
 class PushOwnedKey(Message, key=10012, versions=(0, 0)):
-    """Key of what a consumer may read."""
+    """The key of a push consumer's partitions."""
 
     group_id: str = string()
     member_id: str = string()
 
 
 class PushOwnedValue(Message, key=10012, versions=(0, 0)):
-    """Partitions by topic."""
+    """A push consumer's partitions by topic."""
 
     class Partitions(Struct):
         """Partitions of one topic."""
@@ -135,17 +135,17 @@ class PushOwnedValue(Message, key=10012, versions=(0, 0)):
 
 
 def group_value(record: PushGroupSaved) -> Message:
-    """The message of it."""
+    """Build the value of a push group's record."""
     return PushGroupValue(state_ms=record.state_ms)
 
 
 def read_group(fields: tuple[Any, ...], data: bytes, version: int) -> PushGroupSaved:
-    """From the key's fields and the value's bytes."""
+    """Build a push group's record from its key's fields and value bytes."""
     return PushGroupSaved(fields[0], PushGroupValue.decode(data, version).state_ms)
 
 
 def member_value(record: PushMemberSaved) -> Message:
-    """The message of it."""
+    """Build the value of a push consumer's registration."""
     make = PushMemberValue.TopicStreams
     return PushMemberValue(
         client_id=record.client_id,
@@ -161,14 +161,14 @@ def member_value(record: PushMemberSaved) -> Message:
 
 
 def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMemberSaved:
-    """From the key's fields and the value's bytes."""
+    """Build a push consumer's registration from its key's fields and value bytes."""
     value = PushMemberValue.decode(data, version)
     return PushMemberSaved(
         fields[0],
         fields[1],
         value.client_id,
         value.client_host,
-        tuple((each.topic, each.streams) for each in value.topics),
+        tuple((entry.topic, entry.streams) for entry in value.topics),
         value.regex,
         value.excluding,
         value.streams,
@@ -179,18 +179,18 @@ def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMembe
 
 
 def owned_value(record: PushOwned) -> Message:
-    """The message of it."""
+    """Build the value of a push consumer's partitions."""
     make = PushOwnedValue.Partitions
     return PushOwnedValue(
-        topics=[make(topic_id=each.topic_id, partitions=list(each.partitions)) for each in record.partitions]
+        topics=[make(topic_id=entry.topic_id, partitions=list(entry.partitions)) for entry in record.partitions]
     )
 
 
 def read_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
-    """From the key's fields and the value's bytes."""
+    """Build the record of a push consumer's partitions from its key's fields and value bytes."""
     topics = PushOwnedValue.decode(data, version).topics
     return PushOwned(
-        fields[0], fields[1], tuple(TopicPartitions(each.topic_id, tuple(each.partitions)) for each in topics)
+        fields[0], fields[1], tuple(TopicPartitions(entry.topic_id, tuple(entry.partitions)) for entry in topics)
     )
 
 
@@ -217,7 +217,7 @@ _TOPIC_ID_TAG: Final = bytes((1, 0, 16))
 
 
 class GenerationStartedKey(Message, key=10000, versions=(0, 0)):
-    """Key of a generation that was handed out."""
+    """The key of a generation that was handed out."""
 
     group: str = string()
 
@@ -229,29 +229,29 @@ class GenerationStartedValue(Message, key=10000, versions=(0, 0)):
 
 
 class AppendStartedKey(Message, key=10001, versions=(0, 0)):
-    """Key of the record before an append of several batches."""
+    """The key of the record before an append of several batches."""
 
 
 class AppendStartedValue(Message, key=10001, versions=(0, 0)):
-    """How many offsets behind this one belong to the append: it counts whole or not at all."""
+    """The number of following offsets that belong to an append, which counts as a whole or not at all."""
 
     offsets: int = int32()
 
 
 def append_started(offsets: int) -> KeyValue:
-    """The record that goes before an append of several batches."""
+    """Build the record before an append of several batches."""
     return _SHORT.pack(_APPEND_STARTED), _value(AppendStartedValue(offsets=offsets), 0)
 
 
 def appended_offsets(key: bytes, value: bytes | None) -> int | None:
-    """The number in an `append_started` record; None for any other."""
+    """Return the number in an `append_started` record; None for any other."""
     if len(key) != 2 or value is None or _SHORT.unpack(key)[0] != _APPEND_STARTED:
         return None
     return AppendStartedValue.decode(value[2:], 0).offsets
 
 
 def group_of(key: bytes) -> str | None:
-    """Whose record has this key; None for one that is no group's. All of Kafka's kinds begin with the group's name."""
+    """Return the group of a record's key, None if there is none. All of Kafka's kinds begin with the group's name."""
     if len(key) < 4:
         return None
     kind, size = _SHORTS.unpack_from(key)
@@ -259,11 +259,11 @@ def group_of(key: bytes) -> str | None:
     return key[4 : 4 + size].decode() if known and 0 <= size <= len(key) - 4 else None
 
 
-# -- to bytes
+# -- encoding
 
 
 def encode(record: Record) -> KeyValue:
-    """Kafka's bytes of a record; a tombstone has no value."""
+    """Return Kafka's bytes of a record; a tombstone has no value."""
     if type(record) is OffsetCommitted:
         return _encode_offset(record)
     if isinstance(record, Tombstone):
@@ -273,16 +273,16 @@ def encode(record: Record) -> KeyValue:
 
 @lru_cache(maxsize=10_000)
 def _offset_prefix(group_id: str, topic: str) -> bytes:
-    """The key of a committed offset up to its partition; a group commits the same topics again and again."""
+    """Return the key of a committed offset up to its partition, cached because groups commit the same topics."""
     group, name = group_id.encode(), topic.encode()
     return b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(name)), name))
 
 
 def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
-    """What the records of a commit have in common; None for old clients' version, which is put together otherwise.
+    """Return the bytes that the records of a commit share; None for the value version of old clients.
 
     Returns:
-        The key up to its partition, and what stands before and after offset and leader epoch in the value.
+        The key up to its partition, and the value's parts before and after offset and leader epoch.
     """
     if record.expire_ms >= 0:
         return None
@@ -314,7 +314,7 @@ def _expiring_value(record: OffsetCommitted) -> bytes:
 
 
 def encode_key(key: RecordKey) -> bytes:
-    """Kafka's bytes of a record's key."""
+    """Return Kafka's bytes of a record's key."""
     schema, names = _KEYS[key[0]]
     message: Message = schema(**dict(zip(names, key[1:], strict=True)))
     return _SHORT.pack(key[0]) + message.encode(0)
@@ -427,7 +427,7 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     TargetEpochSet: _target_epoch_value,
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
-    OffsetsImported: lambda record: _value(value(record), 0),
+    OffsetsImported: lambda record: _value(imported_value(record), 0),
     PushGroupSaved: lambda record: _value(group_value(record), 0),
     PushMemberSaved: lambda record: _value(member_value(record), 0),
     PushOwned: lambda record: _value(owned_value(record), 0),
@@ -451,17 +451,17 @@ _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
 }
 
 
-# -- from bytes
+# -- decoding
 
 
 class GroupRecordReader:
-    """Turns key and value bytes into records; remembers names that come again and again."""
+    """A decoder of key and value bytes into records, with a cache of repeated names."""
 
     def __init__(self) -> None:
         self._names: dict[bytes, tuple[str, str]] = {}
 
     def read(self, key: bytes, value: bytes | None) -> Record | None:
-        """The record; None for a kind that is not ours to know.
+        """Decode a record; None for an unknown kind.
 
         Raises:
             CorruptDataError: the bytes do not follow the schema of their kind.
@@ -485,7 +485,7 @@ class GroupRecordReader:
     def read_offset(
         self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int
     ) -> OffsetCommitted | Tombstone:
-        """A committed offset, or that it is gone. Kept quick: a journal holds little else."""
+        """Decode a committed offset or its tombstone. Optimized, because a journal holds little else."""
         names = self._names.get(key[:-4])
         if names is None:
             parsed = wire.OffsetCommitKey.decode(key[2:], 0)
@@ -584,7 +584,7 @@ def _read_current(fields: tuple[Any, ...], data: bytes, version: int) -> MemberA
 
 
 def _held(found: Sequence[Any], epoch: int) -> tuple[HeldPartitions, ...]:
-    """Written without epochs, as before Kafka 4.3: all are as old as the member's own."""
+    """Decode partitions; without epochs, as written before Kafka 4.3, all have the member's own epoch."""
     return tuple(
         HeldPartitions(
             p.topic_id,
@@ -627,7 +627,7 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.CURRENT: _read_current,
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
-    Kind.IMPORT: read,
+    Kind.IMPORT: read_imported,
     Kind.PUSH_GROUP: read_group,
     Kind.PUSH_MEMBER: read_member,
     Kind.PUSH_OWNED: read_owned,

@@ -1,4 +1,4 @@
-"""The group coordinator's records in a partition of the broker's own log."""
+"""The local journal: the group coordinator's records in a partition of the broker's own log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kohort.journal.checked import (
     Survey,
     checked_batches,
     damage_of,
+    log_truncation,
     newest_first,
     newest_of,
-    tell_cut_off,
 )
 from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
 from kohort.journal.protocol import Owner
@@ -29,7 +29,7 @@ from kohort.wire.batch import BatchHeader
 from kohort.wire.records import read_pairs
 
 APPEND_BYTES_MAX: Final = 512 << 20
-"""One append goes into one segment, and what a step writes in one go must be bounded."""
+"""The limit of one append: it goes into one segment, and one write of a step must be bounded."""
 _READ_BYTES: Final = 256 << 10
 
 log = logging.getLogger("kohort.log")
@@ -38,9 +38,9 @@ log = logging.getLogger("kohort.log")
 class LogJournal:
     """A journal in one partition of `__consumer_offsets`, in Kafka's own record schemas.
 
-    An append is one batch where it can be. Offsets that wait for a transaction are in batches of its producer, its end
-    is a marker, and much in one append is cut into several batches; then a record before them says how many offsets
-    they span, and `replay` cuts off an append that a crash left unfinished.
+    An append is one batch if possible. Transactional offsets are in batches of their producer, and the end of a
+    transaction is a marker. Large appends are split into several batches, and a record before them holds the number of
+    offsets that they span. `replay` truncates an append that a crash left unfinished.
     """
 
     holds_transactions: Final = True
@@ -48,10 +48,11 @@ class LogJournal:
     proof_ms: Final = None
 
     def __init__(self, log: PartitionLog, *, older_values: bool = False) -> None:
-        """Stand on a partition's log.
+        """Open a journal on a partition's log.
 
         Args:
-            older_values: go on without what is damaged; otherwise a damaged journal can't be replayed.
+            log: the partition's log.
+            older_values: skip damaged parts; otherwise a damaged journal cannot be replayed.
         """
         self._log = log
         self._older_values = older_values
@@ -59,10 +60,10 @@ class LogJournal:
         self._told_cut = self._told_damage = False
 
     def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
-        """See `Journal`: FencedError for a term that is over, DamagedError if the log can't be opened.
+        """Begin a term (`Journal.begin`): FencedError if it is over, DamagedError if the log cannot be opened.
 
-        No owner is called. When the last records have come, all are as durable as an append is: an earlier end may
-        have left some written and not flushed, which must not be served and then lost.
+        The owner is never called. After the last records, all are as durable as an append. An earlier crash may have
+        left some written but not flushed, and these must not be served and then lost.
         """
         del owner
         self._log.check_readable()
@@ -75,11 +76,11 @@ class LogJournal:
 
     def _check(self, term: int) -> None:
         if term != self._log.leader_epoch:
-            text = f"{self._log.path.name}: term {term} is over, {self._log.leader_epoch} has begun"
+            text = f"{self._log.path.name}: term {term} is over, term {self._log.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> None:
-        """See `Journal`: durable when it returns."""
+        """Append records (`Journal.append`): durable when it returns."""
         self._check(term)
         if not records:
             return
@@ -95,14 +96,14 @@ class LogJournal:
         self._log.append(data, now_ms, from_client=False)
 
     def replay(self, offset: int = 0) -> Iterator[Sequence[Record]]:
-        """Every committed record that is there, oldest first; cuts off an append that is not there in full.
+        """Read every committed record, oldest first; truncate an append that is incomplete.
 
         Args:
             offset: where to begin, at the first record of an append.
         """
         if not self._told_cut:
             self._told_cut = True
-            tell_cut_off(self._log, group_of, "group")
+            log_truncation(self._log, group_of, "group")
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):
@@ -133,10 +134,10 @@ class LogJournal:
             yield records
 
     def _damaged(self, damage: Damage) -> Iterator[Sequence[Record]]:
-        """Say what is damaged, once, with all else that is; empty lists while that is found out.
+        """Log every damage once; yield empty lists during that search.
 
         Raises:
-            DamagedError: unless it is to be gone on without.
+            DamagedError: unless damaged parts are skipped.
         """
         if not self._told_damage:
             self._told_damage = True
@@ -149,11 +150,11 @@ class LogJournal:
             raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
 
     def _cut_off(self, offset: int) -> None:
-        """Cut off an append that a crash left unfinished."""
+        """Truncate an append that a crash left unfinished."""
         groups = newest_of(self._log, offset, group_of)
         log.warning(
-            "%s: an append that the end of the broker left unfinished is cut off, offsets %d to %d; nobody was told "
-            "that it is durable. Groups in it: %s",
+            "%s: truncated an unfinished append, offsets %d to %d: the broker ended during the write, which was never "
+            "acknowledged. Groups in it: %s",
             self._log.path.name,
             offset,
             self._log.end_offset - 1,
@@ -162,7 +163,7 @@ class LogJournal:
         self._log.truncate_to(offset)
 
     def _read_batch(self, batch: memoryview, header: BatchHeader, found: list[Record]) -> int | None:
-        """Add a batch's records; the offset of an append that is not there in full, else None."""
+        """Add a batch's records; return the offset of an incomplete append, else None."""
         producer_id = header.producer_id if header.is_transactional else -1
         reader = self._reader
         read_offset, add = reader.read_offset, found.append

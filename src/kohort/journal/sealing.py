@@ -1,8 +1,8 @@
-"""Group records to record batches: what every append of the journal goes through.
+"""Encoding of group records into record batches, for every append of the journal.
 
-A commit names many partitions of one topic with nothing else between them that differs, so that runs of such records
-are put together a column at a time, without a step of Python for each; whatever else there is goes one by one. Both
-give the same bytes.
+A commit names many partitions of one topic, and its records are alike in everything else. Runs of such records are
+encoded a column at a time, without a step of Python for each. Other records are encoded one by one. Both ways give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from kohort.log.markers import Marker, build_marker
 from kohort.wire.batch import BatchFacts, parse_header, seal_batch, varint
 
 BATCH_BYTES_MAX: Final = 1 << 20
-"""Appends beyond it become several batches: what reads the topic expects batches of about this size."""
+"""Larger appends are split into several batches, because readers of the topic expect about this size."""
 _RUN_MIN: Final = 4
-"""Shorter runs are quicker one by one."""
+"""Shorter runs are faster one by one."""
 _TABLE: Final = 4096
 _VARINTS: Final = [varint(number) for number in range(_TABLE)]
 _NULL: Final = varint(-1)
 _NO_TIME: Final = b"\0\0"
-"""A record's attributes and the difference of its time to the batch's."""
+"""A record's attributes and its time relative to the batch's."""
 _NO_HEADERS: Final = b"\0"
 _RECORD_BYTES: Final = 16
-"""What a record takes beside key and value at most."""
+"""The most bytes that a record takes beside its key and value."""
 _DELTA_SIZE: Final = 5
-"""Bytes of a number at most."""
+"""The most bytes of a number."""
 _POSITION_SIZE: Final = 12
-"""Offset and leader epoch."""
+"""The bytes of offset and leader epoch."""
 _GROUP: Final = itemgetter(0)
 _TOPIC: Final = itemgetter(1)
 
 
 def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
-    """The batches of one append, all at `now_ms`, in the records' order.
+    """Encode one append as batches, all at `now_ms`, in the records' order.
 
-    Offsets that wait for a transaction are in batches of its producer, its end is a marker, much is cut into several
-    batches; where there are several, a record before them says how many offsets they span.
+    Transactional offsets are in batches of their producer, and the end of a transaction is a marker. Large appends are
+    split into several batches. Then a record before them holds the number of offsets that they span.
     """
     building = _Batches(now_ms, BATCH_BYTES_MAX)
     building.add_all(records)
@@ -59,10 +59,10 @@ def sealed(records: Iterable[Record], now_ms: int) -> list[bytes | bytearray]:
 
 
 def packed(records: Iterable[Record]) -> tuple[bytes, int]:
-    """The records of one append as those of one batch, however large, and how many they are.
+    """Encode the records of one append for a single batch of any size, and count them.
 
     Raises:
-        InvalidInputError: some belong to a transaction, and so into batches of its producer.
+        InvalidInputError: some records belong to a transaction, and so into batches of their producer.
     """
     building = _Batches(0, sys.maxsize)
     building.add_all(records)
@@ -70,14 +70,14 @@ def packed(records: Iterable[Record]) -> tuple[bytes, int]:
 
 
 def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
-    """One record that is no group's, likewise."""
+    """Encode one record that belongs to no group for a single batch, and count it."""
     building = _Batches(0, BATCH_BYTES_MAX)
     building.add(key, value)
     return building.open()
 
 
 class _Batches:
-    """Batches being made; the last one is open."""
+    """Batches under construction; the last one is open."""
 
     def __init__(self, now_ms: int, bytes_max: int) -> None:
         self._now_ms = now_ms
@@ -89,7 +89,7 @@ class _Batches:
         self._size = 0
 
     def be(self, facts: BatchFacts) -> None:
-        """What follows belongs into batches of this kind."""
+        """Continue with batches of this kind."""
         if facts != self._facts:
             self._seal()
             self._facts = facts
@@ -101,18 +101,18 @@ class _Batches:
             self._parts, self._count, self._size = [], 0, 0
 
     def finish(self) -> list[bytes | bytearray]:
-        """All batches."""
+        """Close and return all batches."""
         self._seal()
         return self._done
 
     def open(self) -> tuple[bytes, int]:
-        """What is in the one batch that there is: its records, and how many."""
+        """Return the records of the only batch, and their number."""
         if self._done or self._facts:
             raise InvalidInputError("records of a transaction can't be in one batch with others")
         return b"".join(self._parts), self._count
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Records of any kind, in their order."""
+        """Add records of any kind, in their order."""
         for kind, run in groupby(records, type):
             if kind is OffsetCommitted:
                 for _, offsets in groupby(cast("Iterator[OffsetCommitted]", run), _GROUP):
@@ -125,7 +125,7 @@ class _Batches:
                     self.add(*encode(record))
 
     def add(self, key: bytes, value: bytes | None) -> None:
-        """One record."""
+        """Add one record."""
         key_size = len(key)
         value_size = len(value) if value is not None else 0
         if self._size + key_size + value_size > self._bytes_max:
@@ -144,14 +144,14 @@ class _Batches:
         self._count += 1
 
     def add_markers(self, run: Iterable[Any]) -> None:
-        """The ends of transactions, each a batch of its own."""
+        """Add the ends of transactions, each as a separate batch."""
         self._seal()
         for marked in run:
             marker = Marker(marked.producer_id, marked.producer_epoch, marked.committed, 0)
             self._done.append(build_marker(marker, self._now_ms))
 
     def add_offsets(self, run: Sequence[OffsetCommitted]) -> None:
-        """Positions of one group."""
+        """Add positions of one group."""
         if len(run) >= _RUN_MIN:
             _, topics, partitions, offsets, epochs, *rest = zip(*run, strict=True)
             if topics.count(topics[0]) != len(run):
@@ -170,7 +170,7 @@ class _Batches:
     def _add_columns(
         self, shared: SharedBytes, partitions: Sequence[int], offsets: Sequence[int], epochs: Sequence[int]
     ) -> None:
-        """Records that differ in partition, offset and leader epoch alone."""
+        """Add records that differ only in partition, offset and leader epoch."""
         key, before, after = shared
         middle = _varint(len(key) + 4) + key
         before = _varint(len(before) + _POSITION_SIZE + len(after)) + before
@@ -196,7 +196,7 @@ class _Batches:
 
 @lru_cache(maxsize=1_000)
 def _packer(before: int, after: int) -> Callable[..., bytes]:
-    """Packs a partition, so many bytes, offset and leader epoch, so many bytes."""
+    """Return a function that packs a partition, `before` bytes, an offset and leader epoch, and `after` bytes."""
     return struct.Struct(f">i{before}sqi{after}s").pack
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from kohort.broker.purgatory import Wait
 from kohort.broker.server.framing import BadFrame, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
-from kohort.groups.client_quirks import Patience, classic_hold_ms, patience
+from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
 from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, hold_max_ms
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
@@ -91,9 +91,9 @@ class ClientSession:
         """How long it bears to wait for the answer to a classic heartbeat. `mode`: `group.notify.at.once`."""
         return 0 if self._is_new else self._within_lease(classic_hold_ms(mode, self.software and self.software[0]))
 
-    def patience(self, mode: str) -> Patience:
+    def patience(self, mode: str) -> DelayTolerance:
         """How it bears to wait for the answer to the heartbeat of a consumer group's member; arguments as above."""
-        found = patience(mode, self.software and self.software[0])
+        found = delay_tolerance(mode, self.software and self.software[0])
         return found._replace(hold_ms=0 if self._is_new else self._within_lease(found.hold_ms))
 
     @property

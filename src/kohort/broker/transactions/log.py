@@ -11,7 +11,7 @@ from kohort.broker.shards import java_hash
 from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition, by_topic
-from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, tell_cut_off
+from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, log_truncation
 from kohort.log import Damage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
@@ -124,7 +124,7 @@ class TransactionLog:
         for index in range(self.partitions):
             source = self._log(index)
             source.flush_due()
-            tell_cut_off(source, _id_of, "transactional id")
+            log_truncation(source, _id_of, "transactional id")
             found: list[tuple[str, Transaction | None]] = []
             if self._read_partition(source, found) or (self._older_values and source.readable):
                 yield from found

@@ -1,99 +1,102 @@
-"""Heartbeats of classic members that are held until there is something to say, and who is told of a change when.
+"""Deferred rebalance notification: when the heartbeats of classic members announce a rebalance.
 
-A member learns of a change by the reply to a heartbeat. While its group is stable and its client bears it, the reply is
-held, so that it can be given at once; whatever else the client asks on that connection releases it first.
+A member learns of a rebalance from the response to a heartbeat. While its group is stable and its client tolerates it,
+the response is delayed (long polling), so that it can announce a rebalance immediately. Any other request on the
+connection releases it first.
 
-An eager member gives everything up when it is told, and stands still until the last one has joined. So on a change in
-an eager group everyone goes on working, and all are told at one moment: when every reply is held, or when the last of
-those that were not held at the change is due. Whose reply is released before (by a commit, or since it was held long
-enough) is told then only if its next heartbeat is due after that moment: it would not come in time. Members of
-cooperative groups keep their work while they rebalance and are told at once. docs/notification.md has what a simulation
-and real clients showed of both.
+An eager member revokes all its partitions when it is notified, and then waits until the last member has joined. So in
+an eager group everyone continues to work after a change, and all are notified at one moment. That is when every
+response is delayed, or when the last member without a delayed response is due. A response may be released before that,
+by a commit or its time limit. It announces the rebalance only if the member's next heartbeat is due after that moment
+and would come too late. Members of cooperative groups keep their partitions during a rebalance and are notified
+immediately. See docs/notification.md for measurements with a simulation and real clients.
 
-Nor does anyone stand still for a member that is silent: whose heartbeat is overdue, or whose connection has ended. A
-round can't end before it is back or its session is over, so that moment is when all are told.
+Nor do members stop for one that is silent: overdue, or without a connection. The join phase cannot end before the
+silent member returns or its session ends, so that is the moment of the notification.
 
-| a heartbeat | while the group is stable | while it gathers | once all are told |
+| a heartbeat | while the group is stable | during the deferral | after the notification |
 |---|---|---|---|
-| arrives | held | held; the last one ends the gathering | REBALANCE_IN_PROGRESS |
-| arrives, its client does not bear a hold | NONE | NONE if the next is due in time, else told | REBALANCE_IN_PROGRESS |
-| is released by another request, or its hold ends | NONE | NONE if the next is due in time, else told | - |
+| arrives | delayed | delayed; the last one ends the deferral | REBALANCE_IN_PROGRESS |
+| arrives from a client without delays | NONE | NONE if the next one is due in time, else told | REBALANCE_IN_PROGRESS |
+| is released by a request or its time limit | NONE | NONE if the next one is due in time, else told | - |
 """
 
 from __future__ import annotations
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
-from kohort.groups.classic.group import ClassicGroup, ClassicMember, Gathering
+from kohort.groups.classic.group import ClassicGroup, ClassicMember, DeferredNotification
 from kohort.groups.effects import GroupState, HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
-from kohort.groups.failure_detector import LATE_MS, Pace, is_silent
+from kohort.groups.failure_detector import LATE_MS, DetectorSettings, is_silent
 from kohort.groups.long_polling import Release
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 HELD_TENTHS = 9
-"""Of its interval a member is held at most so much: its next heartbeat should find no other one outstanding."""
-PACE = Pace(any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False)
-"""How classic members are heard.
+"""The longest delay in tenths of the interval, so that the next heartbeat finds no other one outstanding."""
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False
+)
+"""The failure detector's parameters for classic members.
 
-It costs little to take one for silent that is not: the others are told when it is heard, moments later. Not to see one
-that is costs everyone a session without work. So it is silent as soon as it is late, or its connection has ended. Only
-heartbeats count: it is by the reply to one, not to a commit, that a member can be told. Who would not wait is not held
-again: its client's interval is its own, and it loses nothing but the early news.
+A false suspicion is cheap: the others are notified when the member is heard, moments later. A missed one stalls all
+members for a session timeout. So a member is silent as soon as it is late or its connection has ended. Only heartbeats
+count, because only their responses can announce a rebalance, not those of commits. A client that closed its connection
+during a delay gets no more delays: its interval is its own, and it loses only the early notification.
 """
 USUAL_PART, LONGEST_PART = 4, 2
-"""Parts of the rebalance timeout that a gathering may take, with a silent member the larger one."""
+"""The parts of the rebalance timeout that a deferral may take: 1/4, or 1/2 with a silent member."""
 COOPERATIVE = "cooperative"
-"""Strategies with this in their names keep their members at work."""
+"""The members of strategies with this word in their names keep working during a rebalance."""
 
 
 def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> None:
-    """A heartbeat has come: an earlier one is held no more, its member's interval is learnt, and no one is silent."""
+    """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
     if member.held is not None:
         context.held.release(context, classic, member)
     member.beat(context, event.interval_ms)
     member.bears_hold = event.hold_ms > 0
-    gathering = classic.gathering
-    if gathering is not None and member.member_id in gathering.silent:
-        forget_awaited(gathering, member.member_id)
+    deferral = classic.deferral
+    if deferral is not None and member.member_id in deferral.silent:
+        forget_awaited(deferral, member.member_id)
         tell_if_all_held(context, classic)
 
 
 def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat) -> bool:
-    """Keep a valid heartbeat's reply; False when it must be answered now."""
+    """Delay the response to a valid heartbeat; False if it must be sent now."""
     if not event.hold_ms or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     if classic.state is GroupState.STABLE:
         if member.member_id in classic.pending_sync:
             return False
-    elif classic.gathering is None or member.join_request is not None:
+    elif classic.deferral is None or member.join_request is not None:
         return False
     if not context.held.keep(context, classic, member, event, member.interval_ms * HELD_TENTHS // 10):
         return False
-    if classic.gathering is not None:
-        forget_awaited(classic.gathering, member.member_id)
+    if classic.deferral is not None:
+        forget_awaited(classic.deferral, member.member_id)
         tell_if_all_held(context, classic)
     return True
 
 
 def answer(context: Context, classic: ClassicGroup, member: ClassicMember) -> ErrorCode:
-    """What a heartbeat says that is answered now: join again, unless the member's next one comes in time."""
+    """Return the content of a response that is sent now: join again, unless the member's next heartbeat is in time."""
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return ErrorCode.NONE
-    gathering = classic.gathering
-    if gathering is None:
+    deferral = classic.deferral
+    if deferral is None:
         return ErrorCode.REBALANCE_IN_PROGRESS
-    due_ms = None if member.join_request is not None else member.due_ms(PACE)
-    if due_ms is not None and due_ms <= gathering.until_ms:
-        gathering.awaited[member.member_id] = None
+    due_ms = None if member.join_request is not None else member.due_ms(DETECTOR_SETTINGS)
+    if due_ms is not None and due_ms <= deferral.until_ms:
+        deferral.awaited[member.member_id] = None
         return ErrorCode.NONE
-    gathering.awaited.pop(member.member_id, None)
+    deferral.awaited.pop(member.member_id, None)
     return ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, event: Heartbeat, why: Release) -> None:
-    """Answer a heartbeat that was held as it would be answered now; a change is told to no one who can't hear it."""
+    """Answer a delayed heartbeat like a new one; after a disconnect it announces nothing, since nobody reads it."""
     if why is Release.DISCONNECTED:
         context.reply(event.request, HeartbeatReply(ErrorCode.NONE))
         return
@@ -102,15 +105,15 @@ def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, 
 
 
 def refuse_held(context: Context, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
-    """Answer a heartbeat that was held with an error."""
+    """Answer a delayed heartbeat with an error."""
     context.reply(event.request, HeartbeatReply(error))
 
 
 def begin(context: Context, classic: ClassicGroup) -> None:
-    """A stable group has begun a rebalance: gather, or tell at once all whose replies are held.
+    """Begin the deferral when a stable group starts a rebalance, or notify all members with a delayed heartbeat.
 
-    Members whose clients bear no hold are told with their next heartbeat, unless someone is silent already: that takes
-    no hold, only an answer that says nothing yet.
+    If no client tolerates delays, members are notified by their next heartbeats, unless some member is silent already.
+    Waiting for a silent member takes no delay, only responses that announce nothing yet.
     """
     now_ms = context.now.mono_ms
     end(classic)
@@ -125,94 +128,95 @@ def begin(context: Context, classic: ClassicGroup) -> None:
         for member in classic.members.values()
         if member.held is None and member.join_request is None and member.member_id not in classic.pending_sync
     )
-    classic.gathering = Gathering(awaited, now_ms, Timer(Deadline.GATHERING, classic.group_id))
-    set_until(context, classic, classic.gathering)
+    classic.deferral = DeferredNotification(awaited, now_ms, Timer(Deadline.NOTIFICATION, classic.group_id))
+    set_until(context, classic, classic.deferral)
     tell_if_all_held(context, classic)
 
 
-def set_until(context: Context, classic: ClassicGroup, gathering: Gathering) -> None:
-    """Say when all are told: when the last one is due, but not before the silent are back or out.
+def set_until(context: Context, classic: ClassicGroup, deferral: DeferredNotification) -> None:
+    """Set the time of the notification: when the last member is due, but not before silent members return or leave.
 
-    For one session at most, however many fall silent one after the other: some wait without work, and partitions of the
-    dead are read by nobody. Who falls silent once all are told and have joined keeps no round from ending.
+    The deferral takes one session timeout at most, however many members fall silent one after the other. Meanwhile some
+    wait without work, and nobody reads the partitions of dead members. Members that fall silent after all have been
+    notified and have joined do not delay the end of the join phase.
     """
     now_ms = context.now.mono_ms
-    awaited = [classic.members[member_id] for member_id in gathering.awaited]
+    awaited = [classic.members[member_id] for member_id in deferral.awaited]
     silent = [member for member in awaited if is_silent(context, classic, member)]
-    gathering.silent = dict.fromkeys(member.member_id for member in silent)
+    deferral.silent = dict.fromkeys(member.member_id for member in silent)
     if silent:
         ends_ms = max(member.session.due_ms or now_ms for member in silent)
         longest_ms = max(member.session_timeout_ms for member in silent)
         longest_ms = min(longest_ms, classic.rebalance_timeout_ms() // LONGEST_PART)
-        gathering.until_ms = min(ends_ms, gathering.began_ms + longest_ms)
-        gathering.extended = True
+        deferral.until_ms = min(ends_ms, deferral.began_ms + longest_ms)
+        deferral.extended = True
     else:
         last_ms = now_ms + min(longest_interval_ms(classic), classic.rebalance_timeout_ms() // USUAL_PART)
-        dues = [member.due_ms(PACE) for member in awaited]
+        dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
         due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
-        gathering.until_ms = min(due_ms + LATE_MS, last_ms)
-        gathering.extended = False
-    context.deadlines.set(gathering.timer, gathering.until_ms)
+        deferral.until_ms = min(due_ms + LATE_MS, last_ms)
+        deferral.extended = False
+    context.deadlines.set(deferral.timer, deferral.until_ms)
 
 
 def on_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """The last one was due: tell all, unless it did not come and is silent now."""
-    gathering = classic.gathering
-    if gathering is None:
+    """Notify all members when the last one was due, unless one did not come and is silent now."""
+    deferral = classic.deferral
+    if deferral is None:
         return
-    if not gathering.extended:
-        set_until(context, classic, gathering)
-    if not gathering.extended or gathering.until_ms <= context.now.mono_ms:
+    if not deferral.extended:
+        set_until(context, classic, deferral)
+    if not deferral.extended or deferral.until_ms <= context.now.mono_ms:
         tell_all(context, classic)
 
 
 def longest_interval_ms(classic: ClassicGroup) -> int:
-    """Of the members whose clients bear a hold; 0 when there is none, or when none is known."""
+    """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
     return max((member.interval_ms for member in classic.members.values() if member.bears_hold), default=0)
 
 
 def tell_if_all_held(context: Context, classic: ClassicGroup) -> None:
-    """End the gathering when no one is awaited any more; when no one is silent, look when the last one is due."""
-    gathering = classic.gathering
-    if gathering is None:
+    """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
+    deferral = classic.deferral
+    if deferral is None:
         return
-    if not gathering.awaited:
+    if not deferral.awaited:
         tell_all(context, classic)
-    elif gathering.extended and not gathering.silent:
-        set_until(context, classic, gathering)
+    elif deferral.extended and not deferral.silent:
+        set_until(context, classic, deferral)
 
 
 def tell_all(context: Context, classic: ClassicGroup) -> None:
-    """Tell everyone whose reply is held that the group rebalances; others hear it with their next heartbeat.
+    """Announce the rebalance to every member with a delayed heartbeat; the others learn of it by their next one.
 
-    Where that was put off for the silent, they have their whole time to join from now on.
+    If the notification was extended for silent members, the time to join starts only now.
     """
-    gathering = classic.gathering
+    deferral = classic.deferral
     timeout_ms = classic.rebalance_timeout_ms()
-    if gathering is not None and context.now.mono_ms - gathering.began_ms > timeout_ms // USUAL_PART:
+    if deferral is not None and context.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
         context.run(classic.join_phase, timeout_ms)
     end(classic)
-    told = [member for member in classic.members.values() if member.held is not None]
-    for member in told:
+    notified = [member for member in classic.members.values() if member.held is not None]
+    for member in notified:
         context.held.release(context, classic, member)
-    context.count(Meter.HELD_TOLD, len(told))
+    context.count(Meter.HELD_TOLD, len(notified))
 
 
 def end(classic: ClassicGroup) -> None:
-    """Gather no longer."""
-    if classic.gathering is not None:
-        classic.gathering.timer.cancel()
-        classic.gathering = None
+    """End the deferral."""
+    if classic.deferral is not None:
+        classic.deferral.timer.cancel()
+        classic.deferral = None
 
 
 def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error: ErrorCode) -> None:
-    """A member joins, goes, or is replaced: its held heartbeat is answered, and it is awaited no more."""
+    """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
     context.held.refuse(context, classic, member, error)
-    if classic.gathering is not None:
-        forget_awaited(classic.gathering, member.member_id)
+    if classic.deferral is not None:
+        forget_awaited(classic.deferral, member.member_id)
 
 
-def forget_awaited(gathering: Gathering, member_id: str) -> None:
-    """Wait for this member no more."""
-    gathering.awaited.pop(member_id, None)
-    gathering.silent.pop(member_id, None)
+def forget_awaited(deferral: DeferredNotification, member_id: str) -> None:
+    """No longer await this member."""
+    deferral.awaited.pop(member_id, None)
+    deferral.silent.pop(member_id, None)

@@ -1,6 +1,6 @@
-"""A group under the classic protocol: its members, with the requests they wait on, and its rounds.
+"""The state of a classic group: its members, the requests that they wait on, and its rebalance.
 
-Its two records are hard; all else is lost with the process and built again from them.
+Its two records are the hard state. Everything else is lost with the process and rebuilt from them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import ClassVar
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
 from kohort.groups.effects import GroupState
 from kohort.groups.events import Client
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
 from kohort.groups.timers import Deadline, Timer
 
 MEMBER_RECORD_OVERHEAD = 40
 
 
-class ClassicMember(Pacing):
-    """A member of a classic group, with the requests it waits on.
+class ClassicMember(MonitoredMember):
+    """A member of a classic group, with the requests that it waits on.
 
     Attributes:
-        join_request: the JoinGroup it waits on, None when it waits on none.
-        sync_request: the SyncGroup it waits on.
-        is_new: it has not been through a completed join phase.
-        told: a reply has named its id, so that its client can come back with it.
+        join_request: the unanswered JoinGroup, None if there is none.
+        sync_request: the unanswered SyncGroup, None if there is none.
+        is_new: the member has not completed a join phase yet.
+        told: a reply has named the member's id, so that its client can rejoin with it.
         size: its share of the group's record in bytes, as last counted.
-        bears_hold: its client bears to be held.
-        stopped_ms: when it gave up its work to join, None while it has an assignment.
+        bears_hold: the client tolerates delayed heartbeats.
+        stopped_ms: when it revoked its assignment to join, None while it has one.
     """
 
     __slots__ = (
@@ -69,12 +69,12 @@ class ClassicMember(Pacing):
 
     @property
     def awaits_answer(self) -> bool:
-        """Its heartbeat is held, or it waits for others to join or sync."""
+        """Whether a heartbeat, JoinGroup or SyncGroup of the member is unanswered."""
         return self.held is not None or self.join_request is not None or self.sync_request is not None
 
     @classmethod
     def from_saved(cls, group_id: str, saved: SavedMember, protocol: str) -> ClassicMember:
-        """A member as the group's record has it; of its protocols only the chosen one is known."""
+        """Build a member from the group's record, which holds only the chosen one of its protocols."""
         client = Client(saved.client_id, saved.client_host)
         member = cls(group_id, saved.member_id, saved.instance_id, client)
         timeout = saved.rebalance_timeout_ms
@@ -85,20 +85,20 @@ class ClassicMember(Pacing):
         return member
 
     def metadata(self, protocol: str | None) -> bytes:
-        """Its bytes for a protocol it supports; empty for any other."""
+        """Return the member's metadata for a protocol that it supports; empty for any other."""
         for offered in self.protocols:
             if offered.name == protocol:
                 return offered.metadata
         return b""
 
     def record_bytes(self) -> int:
-        """What it takes in the group's record at most, in bytes, with the assignment it has now."""
+        """Return the most bytes that the member takes in the group's record, with its present assignment."""
         metadata = max((len(protocol.metadata) for protocol in self.protocols), default=0)
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
 
     def saved(self, protocol: str | None) -> SavedMember:
-        """As it stands in the group's record."""
+        """Return the member's entry in the group's record."""
         return SavedMember(
             member_id=self.member_id,
             instance_id=self.instance_id,
@@ -113,23 +113,23 @@ class ClassicMember(Pacing):
 
 @dataclass(slots=True)
 class PendingMember:
-    """A member id that was given out (KIP-394) and has not come back."""
+    """A member id that was given out (KIP-394) and has not been used yet."""
 
     timer: Timer
     connection: int
 
 
 @dataclass(slots=True)
-class Gathering:
-    """A rebalance of which no one is told yet.
+class DeferredNotification:
+    """A deferred rebalance notification: no member knows of the rebalance yet.
 
     Attributes:
-        awaited: members that work on and whose next heartbeat is due in time.
+        awaited: working members whose next heartbeat is due in time.
         began_ms: when the rebalance began.
-        timer: ends it.
-        until_ms: when all are told at the latest.
-        silent: those awaited that were not heard when they should have been.
-        extended: `until_ms` is put off for the silent.
+        timer: the timer that ends the deferral.
+        until_ms: when all members are notified at the latest.
+        silent: awaited members that are overdue.
+        extended: `until_ms` was extended for the silent members.
     """
 
     awaited: dict[str, None]
@@ -140,31 +140,31 @@ class Gathering:
     extended: bool = False
 
 
-class ClassicGroup(Membership):
-    """The members of a group under the classic protocol.
+class ClassicGroup(GroupMembership):
+    """The membership of a group under the classic protocol.
 
     Attributes:
-        saved: the last GroupSaved, None when there is none.
-        started: the last GenerationStarted's generation, 0 when there is none.
-        previous_state: before the current one; Empty tells an initial rebalance.
-        members: by member id, in the order they came.
-        static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
-        pending: member ids given out and awaited.
-        votes: protocol name to the number of members that support it.
-        awaiting_join: how many members wait on a JoinGroup.
+        saved: the last GroupSaved, None if there is none.
+        started: the generation of the last GenerationStarted, 0 if there is none.
+        previous_state: the state before the current one; Empty marks an initial rebalance.
+        members: by member id, in the order of their joins.
+        static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
+        pending: member ids that were given out and not used yet.
+        votes: the number of members that support each protocol name.
+        awaiting_join: the number of members that wait on a JoinGroup.
         pending_sync: members of this generation that have not sent SyncGroup.
-        subscribed: topics of all members; None when they can't be known.
-        resumed_from: after a restart in mid-round, the generation whose members are still to be led on; -1: none.
-        topics_hash: of the subscribed topics when the leader last assigned them; None: not known.
-        leader_unaware: whether the leader has not assigned yet, and so may miss changes of topics.
-        owes_look: a static member is back that may read other topics, of which partitions may be nobody's.
-        left_out: a generation, the image's version then, and whether its assignment leaves partitions to nobody.
-        refused_generation: its assignment outgrew the record limit, so that its members are refused; -1: none.
-        delay_ms, remaining_ms: of the initial rebalance: this step's and what may still be added.
-        newcomer: a member came since the initial rebalance's delay was set.
-        size: what the group's record takes at most, in bytes.
-        began_ms: when the rebalance under way began, None when there is none.
-        gathering: while members are not told yet of the rebalance under way.
+        subscribed: the topics of all members; None if they are unknown.
+        resumed_from: the last complete generation if a restart interrupted a rebalance, else -1.
+        topics_hash: the hash of the subscribed topics at the leader's last assignment; None if unknown.
+        leader_unaware: the leader has not assigned yet, and so may miss changes of topics.
+        owes_look: a static member returned that may read other topics, so partitions may be without owner.
+        left_out: a generation, the image version at that time, and whether some partition has no owner.
+        refused_generation: the generation whose assignment exceeded the record limit; -1: none.
+        delay_ms, remaining_ms: the current delay of the initial rebalance, and what may still be added.
+        newcomer: a member joined since the initial rebalance's delay was set.
+        size: the most bytes that the group's record takes.
+        began_ms: when the current rebalance began, None without one.
+        deferral: the deferred notification of the current rebalance, else None.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -196,35 +196,35 @@ class ClassicGroup(Membership):
         self.newcomer = False
         self.size = 0
         self.began_ms: int | None = None
-        self.gathering: Gathering | None = None
+        self.deferral: DeferredNotification | None = None
 
     @property
     def generation(self) -> int:
-        """The last generation begun or saved; 0 before the first."""
+        """Return the last generation begun or saved; 0 before the first."""
         return self.started if self.saved is None else max(self.started, self.saved.generation)
 
     def is_leader(self, member_id: str) -> bool:
-        """Whether this member leads."""
+        """Return whether this member is the leader."""
         return self.leader == member_id
 
     def all_joined(self) -> bool:
-        """Whether the join phase waits for no one."""
+        """Return whether the join phase waits for nobody."""
         return self.awaiting_join == len(self.members) and not self.pending
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member asked for."""
+        """Return the longest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def count(self, member: ClassicMember, sign: int) -> None:
-        """Add (1) or take away (-1) a member's votes and size; always in pairs around a change of it."""
-        for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # a client may name one twice
+        """Add (1) or subtract (-1) a member's votes and size; always in pairs around a change of the member."""
+        for name in dict.fromkeys([protocol.name for protocol in member.protocols]):  # clients may repeat a name
             self.votes[name] = self.votes.get(name, 0) + sign
         if sign > 0:
             member.size = member.record_bytes()
         self.size += sign * member.size
 
     def supports(self, protocol_type: str, protocols: tuple[ClassicProtocol, ...]) -> bool:
-        """Whether a member with these protocols fits in: the same type and one protocol that all support."""
+        """Return whether a member with these protocols fits: the same type, and one protocol that all support."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
         if protocol_type != self.protocol_type:
@@ -233,7 +233,7 @@ class ClassicGroup(Membership):
         return any(self.votes.get(protocol.name, 0) == everyone for protocol in protocols)
 
     def select_protocol(self) -> str | None:
-        """The protocol with the most votes among those that all support; each member votes for its first such."""
+        """Return the protocol with the most votes of those that all support; each member votes for its first one."""
         everyone = len(self.members)
         candidates = {name for name, votes in self.votes.items() if votes == everyone}
         tally: dict[str, int] = {}
@@ -245,7 +245,7 @@ class ClassicGroup(Membership):
         return max(tally, key=lambda name: tally[name]) if tally else None
 
     def read_subscriptions(self) -> frozenset[str] | None:
-        """The topics that members are subscribed to; None for other protocol types and unreadable metadata."""
+        """Return the topics that members subscribe to; None for other protocol types and unreadable metadata."""
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
         found: set[str] = set()
@@ -257,67 +257,67 @@ class ClassicGroup(Membership):
         return frozenset(found)
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether members read this topic; an unreadable subscription counts as all topics."""
+        """Return whether members read this topic; an unreadable subscription counts as all topics."""
         if self.subscribed is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
         return topic in self.subscribed
 
     def cancel(self) -> None:
-        """Stop all its timers."""
+        """Stop all timers of the group."""
         timers = [self.join_phase, self.sync_phase]
         timers += [member.session for member in self.members.values()]
         timers += [pending.timer for pending in self.pending.values()]
-        if self.gathering is not None:
-            timers.append(self.gathering.timer)
+        if self.deferral is not None:
+            timers.append(self.deferral.timer)
         for timer in timers:
             timer.cancel()
 
     def group_state(self) -> GroupState:
-        """Where its round is."""
+        """Return the state of the rebalance."""
         return self.state
 
     def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Where its members are; of ids given out nothing is said."""
+        """Yield each member's id, its connection, and whether that has ended; pending ids are left out."""
         return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
 
     def expires_offsets(self) -> bool:
-        """While it is empty, or settled with subscriptions that can be read."""
+        """Return whether the group is empty, or stable with readable subscriptions."""
         if self.state is GroupState.EMPTY:
             return True
         return self.state is GroupState.STABLE and self.knows_topics() and self.subscribed is not None
 
     def empty_since_ms(self) -> int:
-        """When the record of an empty group that had members was written."""
+        """Return when the record of an empty group that had members was written."""
         saved = self.saved
         return saved.state_ms if self.state is GroupState.EMPTY and saved is not None and saved.protocol_type else -1
 
     def awaits_members(self) -> bool:
-        """Whether a member id was given out (KIP-394) and has not come back."""
+        """Return whether a member id was given out (KIP-394) and is still unused."""
         return bool(self.pending)
 
     def knows_topics(self) -> bool:
-        """Whether its members say in bytes that are known here what they read, or there are none."""
+        """Return whether the members' metadata shows what they read, or there are no members."""
         return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
     def records(self) -> Iterator[Record]:
-        """The record of its last settled state, and the generation that began since."""
+        """Yield the record of the last stable state, and the generation that began since."""
         if self.saved is not None:
             yield self.saved
         if self.started:
             yield GenerationStarted(self.group_id, self.started)
 
     def has_records(self) -> bool:
-        """Whether it has either."""
+        """Return whether the group has either record."""
         return self.saved is not None or self.started > 0
 
     def tombstones(self) -> Iterator[RecordKey]:
-        """Both keys; that of the group in any case."""
+        """Yield both keys; that of the group in any case."""
         if self.started:
             yield (Kind.GENERATION, self.group_id)
         yield (Kind.GROUP, self.group_id)
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Ledger: a record is gone. Without any it is a group that holds offsets only."""
+        """Apply the removal of a record; without records the group only holds offsets. For the ledger."""
         if kind is Kind.GROUP:
             self.saved = None
         elif kind is Kind.GENERATION:
@@ -325,11 +325,11 @@ class ClassicGroup(Membership):
         return False
 
     def take_saved(self, record: GroupSaved) -> None:
-        """Ledger: a generation is settled, or the group empty."""
+        """Apply a stable generation or an empty group. For the ledger."""
         self.saved = record
 
     def take_started(self, record: GenerationStarted) -> None:
-        """Ledger: a generation began."""
+        """Apply the begin of a generation. For the ledger."""
         self.started = record.generation
 
     takes: ClassVar[Takes] = {

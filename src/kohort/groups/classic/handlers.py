@@ -1,4 +1,4 @@
-"""The classic protocol's row."""
+"""The handlers of the classic protocol."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.requests import is_current, validate
 from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState, GroupType
 from kohort.groups.events import NO_CONNECTION, ConnectionLost, OffsetCommit, TxnOffsetCommit
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import group_routing
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 
-# -- Classic members whose connection ended without a leave. What their grace is, `liveness.lost` says
+# -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
 
 
 def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, event: ConnectionLost) -> None:
-    """A new member that no reply has told its id goes at once; a held heartbeat is answered, to no one."""
+    """Evict a new member that no reply has told its id; start the grace period of any other."""
     drop_untold(context, classic, member_id)
     member = classic.members.get(member_id)
     if member is None or member.connection != event.connection:
@@ -36,17 +36,17 @@ def on_connection_lost(context: Context, classic: ClassicGroup, member_id: str, 
 
 
 def drop_untold(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """The connection of a new member ended before a reply told its id."""
+    """Evict a new member whose connection ended before a reply told its id."""
     member = classic.members.get(member_id)
     if member_id in classic.pending or (member is not None and not member.told):
         rebalance.evict(context, classic, member_id, f"the connection of new member {member_id} ended")
 
 
-# -- What must hold in a classic group between any two steps
+# -- Invariants of a classic group between any two steps
 
 
 def broken_in(classic: ClassicGroup) -> Iterator[str]:
-    """What is wrong with a classic group."""
+    """Yield the violated invariants of a classic group."""
     members = classic.members.values()
     if classic.awaiting_join != sum(member.join_request is not None for member in members):
         yield f"awaiting_join is {classic.awaiting_join}"
@@ -73,17 +73,17 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
         yield "a stranger is awaited to sync"
     if classic.state is GroupState.STABLE and (classic.saved is None or classic.saved.generation != classic.generation):
         yield f"generation {classic.generation} is Stable without its record"
-    gathering = classic.gathering
-    if gathering is not None:
-        if classic.state is not GroupState.PREPARING_REBALANCE or not gathering.awaited:
-            yield f"it gathers while it is {classic.state} and awaits {list(gathering.awaited)}"
-        for name in gathering.awaited:
+    deferral = classic.deferral
+    if deferral is not None:
+        if classic.state is not GroupState.PREPARING_REBALANCE or not deferral.awaited:
+            yield f"its notification is deferred while it is {classic.state} and awaits {list(deferral.awaited)}"
+        for name in deferral.awaited:
             awaited = classic.members.get(name)
             if awaited is None or awaited.held is not None or awaited.join_request is not None:
-                yield f"it gathers for {name}, who is held, has joined or is gone"
+                yield f"its notification waits for {name}, which is held, has joined or is gone"
     holds = [member.member_id for member in members if member.held is not None]
-    if holds and classic.state is not GroupState.STABLE and gathering is None:
-        yield f"{holds} are held while it is {classic.state} and all are told"
+    if holds and classic.state is not GroupState.STABLE and deferral is None:
+        yield f"{holds} are held while it is {classic.state} and all were notified"
     unwatched = [
         member.member_id
         for member in members
@@ -100,11 +100,11 @@ def broken_in(classic: ClassicGroup) -> Iterator[str]:
         yield f"{waiting} wait for a sync while it is {classic.state}"
 
 
-# -- Who may commit in a classic group. Source: spec 1.1, KIP-447
+# -- Permission to commit in a classic group. Source: spec 1.1, KIP-447
 
 
 def may_commit(context: Context, classic: ClassicGroup, event: OffsetCommit) -> ErrorCode:
-    """Whether a member, or someone without group management, may commit now."""
+    """Return whether a member, or a client without group management, may commit now."""
     generation, is_empty = event.generation, classic.state is GroupState.EMPTY
     if generation < 0 and is_empty:
         return ErrorCode.NONE
@@ -122,7 +122,7 @@ def may_commit(context: Context, classic: ClassicGroup, event: OffsetCommit) -> 
 
 
 def may_commit_in_transaction(context: Context, classic: ClassicGroup, event: TxnOffsetCommit) -> ErrorCode:
-    """As `may_commit`; a producer that names no member is not asked for one, and no round holds it up."""
+    """Return whether a transactional commit is accepted: a producer may omit the member, and no rebalance delays it."""
     if event.generation < 0 and classic.state is GroupState.EMPTY:
         return ErrorCode.NONE
     if event.generation < 0 and not event.member_id and event.instance_id is None:
@@ -134,10 +134,11 @@ def may_commit_in_transaction(context: Context, classic: ClassicGroup, event: Tx
 
 
 def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
-    """Whether a commit comes behind its member's JoinGroup, before which an eager one gives up what it had.
+    """Return whether a commit follows its member's JoinGroup, before which an eager member revokes its partitions.
 
-    Kafka takes the requests of a connection one after the other, so that it looks at such a commit when the round is
-    over, and refuses it. A process that slept while it waited to join can't commit here what others may have had since.
+    Kafka processes a connection's requests one after the other, so it sees such a commit after the rebalance and
+    refuses it. A process that was paused while it waited to join cannot commit here what others may have
+    read since.
     """
     member = classic.members.get(event.member_id)
     if member is None or member.join_request is None or event.connection == NO_CONNECTION:
@@ -146,14 +147,14 @@ def has_given_up(classic: ClassicGroup, event: OffsetCommit) -> bool:
 
 
 def committed(context: Context, classic: ClassicGroup, event: OffsetCommit) -> None:
-    """A member's commit is a sign of life."""
+    """Count a member's commit as a sign of life."""
     member = classic.members.get(event.member_id)
     if member is not None and classic.state is not GroupState.COMPLETING_REBALANCE:
         rebalance.alive(context, member)
 
 
 def describe(context: Context, classic: ClassicGroup) -> DescribedGroup:
-    """A group with its members; metadata only while it is stable."""
+    """Describe a group with its members; their metadata only while it is stable."""
     protocol = classic.protocol if classic.state is GroupState.STABLE else None
     members = tuple(
         DescribedMember(
@@ -169,7 +170,7 @@ def describe(context: Context, classic: ClassicGroup) -> DescribedGroup:
     return DescribedGroup(classic.group_id, classic.state, classic.protocol_type or "", protocol or "", members)
 
 
-CLASSIC: Final = Protocol(
+CLASSIC: Final = ProtocolHandlers(
     name=GroupType.CLASSIC,
     membership=ClassicGroup,
     protocol_type=lambda classic: classic.protocol_type or "",
@@ -179,11 +180,11 @@ CLASSIC: Final = Protocol(
         Deadline.PENDING_MEMBER: requests.not_awaited,
         Deadline.JOIN_PHASE: rebalance.on_join_deadline,
         Deadline.SYNC_PHASE: rebalance.on_sync_deadline,
-        Deadline.GATHERING: deferred_notification.on_deadline,
+        Deadline.NOTIFICATION: deferred_notification.on_deadline,
     },
     connection_lost=on_connection_lost,
     member=lambda classic, member_id: classic.members.get(member_id),
-    pace=deferred_notification.PACE,
+    detector=deferred_notification.DETECTOR_SETTINGS,
     session_ms=lambda context, classic, member: member.session_timeout_ms,
     answer_held=deferred_notification.answer_held,
     refuse_held=deferred_notification.refuse_held,

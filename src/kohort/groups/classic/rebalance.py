@@ -1,10 +1,10 @@
-"""The rounds of the classic protocol: a join phase that ends in a generation, a sync phase that ends in an assignment.
+"""Rebalances of the classic protocol: a join phase ends with a generation, a sync phase with its assignment.
 
-| state | what it waits for | what ends it |
+| state | waits for | ends when |
 |---|---|---|
-| Empty | a first member | it joins: PreparingRebalance, with the initial delay; one of 0 ends behind what has arrived |
+| Empty | a first member | it joins: PreparingRebalance, with the initial delay; even 0 takes in queued joins |
 | PreparingRebalance | all JoinGroups | all joined, or the rebalance timeout: CompletingRebalance; nobody left: Empty |
-| CompletingRebalance | the leader's SyncGroup | it came: Stable; a member joins, leaves or dies: PreparingRebalance |
+| CompletingRebalance | the leader's SyncGroup | it comes: Stable; a member joins, leaves or dies: PreparingRebalance |
 | Stable | nothing | a member joins, changes, leaves or dies, or never syncs: PreparingRebalance |
 
 Source: KIP-134 (initial delay), KIP-345 (static members stay through a join phase), KIP-394 (pending members),
@@ -23,12 +23,12 @@ from kohort.groups.step import Context
 from kohort.groups.topics import ImageChange, metadata_hash
 
 LEAST_WAIT_MS = 1_000
-"""Between two looks at a round that no one has joined, however short its members' rebalance timeout is."""
+"""The least time between two checks of a join phase without joins, however short the rebalance timeout is."""
 REBALANCES_FROM = (GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
 def add_member(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
-    """Take in a member that waits on its JoinGroup."""
+    """Add a member that waits on its JoinGroup."""
     if member.instance_id is not None:
         classic.static_ids[member.instance_id] = member.member_id
     if classic.leader is None:
@@ -40,7 +40,7 @@ def add_member(context: Context, classic: ClassicGroup, member: ClassicMember, r
 
 
 def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, request: int) -> None:
-    """Let a member wait on this JoinGroup; an earlier one of it is answered, so that no request is left alone."""
+    """Keep a JoinGroup waiting; an earlier one of the member is answered, so that no request stays open."""
     deferred_notification.forget(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
     if member.join_request is None:
         classic.awaiting_join += 1
@@ -54,7 +54,7 @@ def await_join(context: Context, classic: ClassicGroup, member: ClassicMember, r
 
 
 def answer_join(context: Context, classic: ClassicGroup, member: ClassicMember, reply: JoinGroupReply) -> None:
-    """Answer the JoinGroup a member waits on, if it waits on one."""
+    """Answer the member's waiting JoinGroup, if there is one."""
     if member.join_request is None:
         return
     context.reply(member.join_request, reply)
@@ -64,7 +64,7 @@ def answer_join(context: Context, classic: ClassicGroup, member: ClassicMember, 
 
 
 def answer_sync(context: Context, member: ClassicMember, reply: SyncGroupReply) -> bool:
-    """Answer the SyncGroup a member waits on; False when it waits on none."""
+    """Answer the member's waiting SyncGroup; False if there is none."""
     if member.sync_request is None:
         return False
     context.reply(member.sync_request, reply)
@@ -73,7 +73,7 @@ def answer_sync(context: Context, member: ClassicMember, reply: SyncGroupReply) 
 
 
 def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """Remove a member: what it waits on is answered UNKNOWN_MEMBER_ID, the first of the others leads."""
+    """Remove a member: answer its waiting requests with UNKNOWN_MEMBER_ID, and pick the next leader if it led."""
     member = classic.members.pop(member_id, None)
     if member is not None:
         classic.count(member, -1)
@@ -91,7 +91,7 @@ def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> No
 
 
 def drop_pending(context: Context, classic: ClassicGroup, member_id: str) -> bool:
-    """Forget that this id was given out; False when it was not, or has come back."""
+    """Drop a pending member id; False if it is not pending."""
     pending = classic.pending.pop(member_id, None)
     if pending is None:
         return False
@@ -101,7 +101,7 @@ def drop_pending(context: Context, classic: ClassicGroup, member_id: str) -> boo
 
 
 def heard(context: Context, member: ClassicMember, connection: int) -> None:
-    """A member spoke: what it was heard on before no longer matters, nor that it has ended."""
+    """Record a request of a member: bind it to its connection, and end its grace period."""
     if connection != member.connection:
         member.bind(context, connection)
     if member.lost:
@@ -109,14 +109,14 @@ def heard(context: Context, member: ClassicMember, connection: int) -> None:
 
 
 def alive(context: Context, member: ClassicMember) -> None:
-    """A member was heard, on whatever connection: its session is whole again, or the time of a new one."""
+    """Restart a member's session, or the time limit of a new member, after a request on any connection."""
     member.alive(context, member.session_timeout_ms)
     if member.is_new:
         context.run(member.session, context.config.new_member_timeout_ms)
 
 
 def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """A member came, changed or went: begin a round, or see whether the one under way is complete."""
+    """Start a rebalance after a change of members, or check whether the current join phase is complete."""
     if classic.state in REBALANCES_FROM:
         prepare(context, classic, reason)
     else:
@@ -124,7 +124,7 @@ def after_change(context: Context, classic: ClassicGroup, reason: str) -> None:
 
 
 def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """Begin a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
+    """Start a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
     if classic.state is GroupState.COMPLETING_REBALANCE:
         for member in classic.members.values():
             forget_assignment(classic, member)
@@ -136,12 +136,12 @@ def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
     move(classic, GroupState.PREPARING_REBALANCE)
     if classic.began_ms is None:
         classic.began_ms = context.now.mono_ms
-    context.tell(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
+    context.log(classic.group_id, f"preparing a rebalance after generation {classic.generation}: {reason}")
     if initial:
         classic.delay_ms = context.config.initial_rebalance_delay_ms
         classic.remaining_ms = max(classic.rebalance_timeout_ms() - classic.delay_ms, 0)
         classic.newcomer = False
-        context.run(classic.join_phase, classic.delay_ms)  # of 0 too: joins that are there already are taken in first
+        context.run(classic.join_phase, classic.delay_ms)  # also for 0, so that joins in the queue are taken in first
     elif classic.all_joined():
         complete_join(context, classic)
     else:
@@ -157,7 +157,7 @@ def move(classic: ClassicGroup, state: GroupState) -> None:
 
 
 def settled(context: Context, classic: ClassicGroup) -> None:
-    """The assignments are handed out: the rebalance is over, and everyone works."""
+    """Report the rebalance as complete: the assignments are sent, and all members work."""
     now_ms = context.now.mono_ms
     still = [now_ms - member.stopped_ms for member in classic.members.values() if member.stopped_ms is not None]
     context.rebalanced(classic.group_id, "classic", classic.began_ms, still, len(classic.members))
@@ -167,12 +167,12 @@ def settled(context: Context, classic: ClassicGroup) -> None:
 
 
 def forget_assignment(classic: ClassicGroup, member: ClassicMember) -> None:
-    """Take a member's assignment away."""
+    """Clear a member's assignment."""
     set_assignment(classic, member, b"")
 
 
 def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: bytes) -> None:
-    """Give a member its assignment, and count it into the group's size."""
+    """Set a member's assignment, and update the group's size."""
     change = len(assignment) - len(member.assignment)
     member.assignment = assignment
     member.size += change
@@ -180,7 +180,7 @@ def set_assignment(classic: ClassicGroup, member: ClassicMember, assignment: byt
 
 
 def complete_if_all_joined(context: Context, classic: ClassicGroup) -> None:
-    """End the join phase when it waits for no one; an initial one only ends by its delay."""
+    """End the join phase if it waits for nobody; an initial one ends only by its delay."""
     if classic.state is not GroupState.PREPARING_REBALANCE or classic.previous_state is GroupState.EMPTY:
         return
     if classic.all_joined():
@@ -190,7 +190,7 @@ def complete_if_all_joined(context: Context, classic: ClassicGroup) -> None:
 
 
 def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """The initial delay or the rebalance timeout has passed."""
+    """Handle the end of the initial delay or of the rebalance timeout."""
     if classic.state is not GroupState.PREPARING_REBALANCE:
         return
     if classic.previous_state is GroupState.EMPTY and classic.newcomer and classic.remaining_ms:
@@ -204,26 +204,26 @@ def on_join_deadline(context: Context, classic: ClassicGroup, subject: str) -> N
 
 
 def complete_join(context: Context, classic: ClassicGroup) -> None:
-    """End the join phase: evict who did not come, elect a leader, begin a generation."""
+    """End the join phase: evict members that did not join, elect a leader, begin a generation."""
     classic.join_phase.cancel()
     deferred_notification.end(classic)
     absent = [m.member_id for m in classic.members.values() if m.join_request is None and m.instance_id is None]
     for member_id in absent:
         remove_member(context, classic, member_id)
     if absent:
-        context.tell(classic.group_id, f"evicted members that did not join in time: {', '.join(absent)}")
+        context.log(classic.group_id, f"members evicted: did not join in time: {', '.join(absent)}")
     if not classic.members:
         become_empty(context, classic)
         return
     if not elect_leader(classic):
-        context.tell(classic.group_id, "no member joined; static members keep their places", Level.WARNING)
+        context.log(classic.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
         context.run(classic.join_phase, max(classic.rebalance_timeout_ms(), LEAST_WAIT_MS))
         return
     begin_generation(context, classic)
 
 
 def elect_leader(classic: ClassicGroup) -> bool:
-    """Keep the leader if it joined, else take the first that did; False when none did."""
+    """Keep the leader if it joined, else choose the first member that did; False if none did."""
     leader = classic.members.get(classic.leader or "")
     if leader is not None and leader.join_request is not None:
         return True
@@ -235,7 +235,7 @@ def elect_leader(classic: ClassicGroup) -> bool:
 
 
 def become_empty(context: Context, classic: ClassicGroup) -> None:
-    """The last member is gone: a generation without members, from whose time offsets expire."""
+    """Write a generation without members, whose time starts the expiration of offsets."""
     classic.protocol = None
     classic.leader = None
     classic.subscribed = classic.read_subscriptions()
@@ -247,11 +247,11 @@ def become_empty(context: Context, classic: ClassicGroup) -> None:
     context.emit(
         GroupSaved(classic.group_id, classic.protocol_type or "", generation, None, None, context.now.wall_ms, ())
     )
-    context.tell(classic.group_id, f"generation {generation} has no members: the group is empty")
+    context.log(classic.group_id, f"generation {generation} has no members: the group is empty")
 
 
 def begin_generation(context: Context, classic: ClassicGroup) -> None:
-    """All are here: choose the protocol, make the generation durable, tell the members. Source: spec 3.7."""
+    """Choose the protocol, write the generation, and answer the JoinGroups. Source: spec 3.7."""
     context.emit(GenerationStarted(classic.group_id, classic.generation + 1))
     classic.protocol = classic.select_protocol()
     classic.subscribed = classic.read_subscriptions()
@@ -263,11 +263,11 @@ def begin_generation(context: Context, classic: ClassicGroup) -> None:
         member.is_new = False
         member.touch(context, member.session_timeout_ms)
     context.run(classic.sync_phase, classic.rebalance_timeout_ms())
-    context.tell(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
+    context.log(classic.group_id, f"generation {classic.generation} has {len(classic.members)} members")
 
 
 def joined(classic: ClassicGroup, member: ClassicMember) -> JoinGroupReply:
-    """What a member of the current generation is told; the leader also hears of all members."""
+    """Return the reply to a JoinGroup of the current generation; the leader's lists all members."""
     leads = classic.is_leader(member.member_id)
     return JoinGroupReply(
         ErrorCode.NONE,
@@ -281,7 +281,7 @@ def joined(classic: ClassicGroup, member: ClassicMember) -> JoinGroupReply:
 
 
 def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
-    """Every member with its metadata for the chosen protocol, as the leader is told."""
+    """Return every member with its metadata for the chosen protocol, for the leader."""
     protocol = classic.protocol
     return tuple(
         JoinedMember(member.member_id, member.instance_id, member.metadata(protocol))
@@ -290,24 +290,24 @@ def all_members(classic: ClassicGroup) -> tuple[JoinedMember, ...]:
 
 
 def on_sync_deadline(context: Context, classic: ClassicGroup, subject: str) -> None:
-    """The rebalance timeout has passed since the generation began: who never synced is evicted."""
+    """Evict members that have not synced within the rebalance timeout after the generation began."""
     if classic.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not classic.pending_sync:
         return
     late = list(classic.pending_sync)
     for member_id in late:
         remove_member(context, classic, member_id)
-    prepare(context, classic, f"members that did not sync in time were evicted: {', '.join(late)}")
+    prepare(context, classic, f"members evicted: did not sync in time: {', '.join(late)}")
 
 
 def synced(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """A member of this generation sent its SyncGroup."""
+    """Record a member's SyncGroup in this generation."""
     classic.pending_sync.pop(member_id, None)
     if not classic.pending_sync:
         classic.sync_phase.cancel()
 
 
 def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """A member was silent for its session timeout, or its grace. One that waits on a reply has not been silent."""
+    """Evict a member after its session timeout or grace period, unless it waits on a reply."""
     member = classic.members.get(member_id)
     if member is None:
         return
@@ -316,7 +316,7 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
             context,
             classic,
             member_id,
-            f"member {member_id} did not come back after its connection ended "
+            f"member {member_id} evicted: did not reconnect after its connection ended "
             f"({member.last_seen(context, member.client.id, member.client.host)})",
         )
         return
@@ -326,51 +326,52 @@ def on_session_end(context: Context, classic: ClassicGroup, member_id: str) -> N
         context,
         classic,
         member_id,
-        f"member {member_id} was silent for its session of {member.session_timeout_ms} ms "
+        f"member {member_id} evicted: session timed out after {member.session_timeout_ms} ms "
         f"({member.last_seen(context, member.client.id, member.client.host)})",
     )
 
 
 def evict(context: Context, classic: ClassicGroup, member_id: str, reason: str) -> None:
-    """Remove a member and do what its removal leads to."""
+    """Remove a member, and complete or start a rebalance as needed."""
     remove_member(context, classic, member_id)
-    context.tell(classic.group_id, reason)
+    context.log(classic.group_id, reason)
     after_removal(context, classic, reason)
 
 
 def after_removal(context: Context, classic: ClassicGroup, reason: str) -> None:
-    """Members are gone: a running round may be complete now, a settled group begins one."""
+    """Complete the current join phase or start a rebalance after a removal."""
     if classic.state is GroupState.PREPARING_REBALANCE:
         complete_if_all_joined(context, classic)
     elif classic.state is not GroupState.EMPTY:
         prepare(context, classic, reason)
 
 
-# -- What a classic group's leader must notice, and who notices it for a leader that does not know that it leads
+# -- Topic changes that a classic group's leader may miss
 #
-# The leader compares topics with those that it assigned, and joins again when they changed. A static leader that comes
-# back has assigned nothing: with JoinGroup below 9 it can't be told that it leads (KIP-814) and looks at nothing; told,
-# it compares with what it sees once the answer is there, and misses what changed on the way. After a restart nobody
-# knows which leader came back so. Until such a leader assigns, the coordinator looks itself. Source: KAFKA-13435.
+# The leader compares the topics with those it assigned, and joins again when they change. A static leader that
+# returns has assigned nothing. With JoinGroup below version 9 it cannot be told that it leads (KIP-814), so it
+# compares nothing. Otherwise it compares with the topics that it sees after the reply, and misses changes before that.
+# After a restart nobody knows whether the leader returned like this. Until such a leader assigns, the coordinator
+# compares the topics itself. Source: KAFKA-13435.
 
 
 def topics_hash(context: Context, classic: ClassicGroup) -> int:
-    """A number for the subscribed topics as they are now."""
+    """Return a hash of the subscribed topics as they are now."""
     return metadata_hash(context.image, sorted(classic.subscribed or ()))
 
 
 def on_image(context: Context, classic: ClassicGroup, change: ImageChange) -> None:
-    """The topics changed: a group whose leader may not notice begins a round."""
+    """Start a rebalance if topics changed and the leader may not notice."""
     if not classic.leader_unaware or classic.state is not GroupState.STABLE or classic.subscribed is None:
         return
     now = topics_hash(context, classic)
     if classic.topics_hash != now:
         classic.topics_hash = now
-        after_change(context, classic, "topics changed, and the leader may not look after them")
+        after_change(context, classic, "topics changed, and the static leader may not notice")
 
 
 def on_loaded(context: Context, classic: ClassicGroup) -> None:
-    """A static leader may not know that it leads; what changed while nobody looked shows as partitions of no member."""
+    """Prepare for a static leader that is unaware, and find partitions without owner, after a load."""
     leader = classic.members.get(classic.leader or "")
     if leader is not None and leader.instance_id is not None:
         classic.leader_unaware = True
@@ -379,21 +380,20 @@ def on_loaded(context: Context, classic: ClassicGroup) -> None:
 
 
 def look(context: Context, classic: ClassicGroup) -> None:
-    """Begin a round if partitions are nobody's that members read.
+    """Start a rebalance if partitions that members read have no owner.
 
-    A static member that comes back with another subscription gets its old assignment, as from Apache Kafka. There the
-    topics that only it reads stay nobody's until something else happens; here the group's next heartbeat begins a
-    round.
+    A static member that returns with another subscription gets its old assignment, as in Apache Kafka. There the topics
+    that only it reads have no owner until the next rebalance. Here the group's next heartbeat starts one.
     """
     classic.owes_look, classic.left_out = False, None
     if classic.state is GroupState.STABLE and leaves_out(context, classic):
-        prepare(context, classic, "partitions of subscribed topics are nobody's, and the leader may not look")
+        prepare(context, classic, "partitions of subscribed topics have no owner, and the leader may not notice")
 
 
 def leaves_out(context: Context, classic: ClassicGroup) -> bool:
-    """Whether a subscribed topic has a partition that is in no member's assignment, as far as assignments can be read.
+    """Return whether a partition of a subscribed topic is in no member's assignment, if assignments are readable.
 
-    Looked up once for each generation and image: thousands of static members may come back at once.
+    The answer is cached for each generation and image, because thousands of static members may return at once.
     """
     asked = (classic.generation, context.image.version)
     if classic.left_out is None or classic.left_out[:2] != asked:

@@ -1,6 +1,6 @@
 """The classic protocol's requests: join, sync, heartbeat, leave, each answered as Kafka's coordinator answers it.
 
-Rounds are in `rebalance`. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
+`rebalance` has the phases between them. Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kohort.groups.timers import Deadline, Timer
 
 
 def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
-    """Whether a request's member is in the group and not replaced by another with its instance id.
+    """Return whether a request's member is in the group and was not replaced by another with its instance id.
 
-    In a round that a restart interrupted, the member's newer id may be the one that was lost, so that no one is fenced
-    for it: an unknown member joins again without its id. Source: scenario 8.
+    If a restart interrupted a rebalance, the lost id may be the member's newer one. Then nobody is fenced: an unknown
+    member joins again without its id. Source: scenario 8.
     """
     if instance_id is not None:
         current = classic.static_ids.get(instance_id)
@@ -41,12 +41,12 @@ def validate(classic: ClassicGroup, member_id: str, instance_id: str | None) -> 
 
 
 def is_current(classic: ClassicGroup, generation: int) -> bool:
-    """Whether a generation is the group's, or the one before a round that a restart interrupted."""
+    """Return whether a generation is the current one, or the last one before a rebalance that a restart interrupted."""
     return generation == classic.generation or (generation == classic.resumed_from and generation >= 0)
 
 
 def join_first(context: Context, event: JoinGroup) -> None:
-    """A member asks for a group that is not there: it is made, if the request is one that it would take."""
+    """Join a group that does not exist: create it if an empty group would accept the member."""
     error = check_first(context, event) or imports.admit(context, event.group_id).error
     if error is ErrorCode.NONE and context.create(event.group_id) is None:
         error = ErrorCode.POLICY_VIOLATION
@@ -57,7 +57,7 @@ def join_first(context: Context, event: JoinGroup) -> None:
 
 
 def check_first(context: Context, event: JoinGroup) -> ErrorCode:
-    """Whether an empty group would take a member, which it knows under no id yet."""
+    """Return whether an empty group, which knows no member ids, would accept a member."""
     error = sizes.check_join(context.config, event)
     if error is ErrorCode.NONE and event.member_id:
         error = ErrorCode.UNKNOWN_MEMBER_ID
@@ -65,7 +65,7 @@ def check_first(context: Context, event: JoinGroup) -> ErrorCode:
 
 
 def join(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
-    """A member asks to be in the next generation."""
+    """Process a JoinGroup: the member wants to be in the next generation."""
     error = join_or_error(context, classic, event)
     if error is not ErrorCode.NONE:
         member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
@@ -73,7 +73,7 @@ def join(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
 
 
 def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
-    """Take a JoinGroup in, or say why not."""
+    """Process a JoinGroup, or return the error that refuses it."""
     config = context.config
     refused = sizes.check_join(config, event)
     if refused is not ErrorCode.NONE:
@@ -93,7 +93,7 @@ def join_or_error(context: Context, classic: ClassicGroup, event: JoinGroup) -> 
 
 
 def misfit(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
-    """Why a member's protocols do not fit into the group, NONE if they do."""
+    """Return why a member's protocols do not fit the group, NONE if they do."""
     too_many = len(event.protocols) > context.config.protocols_max
     if too_many or not classic.supports(event.protocol_type, event.protocols):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -101,7 +101,7 @@ def misfit(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCo
 
 
 def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
-    """Whether group.max.size lets this member in; while a round is prepared, the first to come have the places."""
+    """Return whether group.max.size lets this member in; during a join phase the first to join have the places."""
     limit = context.config.group_max_size
     member_id = event.member_id or classic.static_ids.get(event.instance_id, "")
     member = classic.members.get(member_id)
@@ -113,24 +113,24 @@ def has_room(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
 
 
 def outgrows(context: Context, classic: ClassicGroup, event: JoinGroup) -> bool:
-    """Whether the group's record could outgrow its limit with this member, which then is refused at once."""
+    """Return whether the group's record could exceed its limit with this member, which is refused then."""
     member = classic.members.get(event.member_id)
     before = 0 if member is None else member.size
     metadata = max(len(protocol.metadata) for protocol in event.protocols)
     if classic.size - before + metadata + len(event.client.id) <= context.config.group_record_bytes_max:
         return False
-    context.tell(
+    context.log(
         classic.group_id,
-        f"refused a member: the group would not fit into one record of {context.config.group_record_bytes_max} bytes "
-        "(group.record.max.bytes)",
+        f"member refused: the group would not fit into one record of {context.config.group_record_bytes_max} bytes; "
+        "raise group.record.max.bytes",
         Level.ERROR,
     )
     return True
 
 
 def join_new(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
-    """A first join: a static member may replace its predecessor, a dynamic one is sent back for its id."""
-    if classic.saved is None:  # one that holds offsets only would go with the last of them
+    """Process a first join: a static member may replace its predecessor, a dynamic one gets its id first (KIP-394)."""
+    if classic.saved is None:  # a group that only holds offsets would disappear with the last of them
         context.emit(GroupSaved(classic.group_id, "", classic.generation, None, None, context.now.wall_ms, ()))
     if event.instance_id is not None:
         predecessor = classic.static_ids.get(event.instance_id)
@@ -148,7 +148,7 @@ def join_new(context: Context, classic: ClassicGroup, event: JoinGroup) -> None:
 
 
 def add(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: str, *, told: bool) -> None:
-    """Take a new member in."""
+    """Add a new member to the group."""
     member = ClassicMember(classic.group_id, member_id, event.instance_id, event.client)
     member.protocols = event.protocols
     member.session_timeout_ms = event.session_timeout_ms
@@ -162,11 +162,11 @@ def add(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: st
     rebalance.add_member(context, classic, member, event.request)
     member.bind(context, event.connection)
     context.run(member.session, context.config.new_member_timeout_ms)
-    rebalance.after_change(context, classic, f"member {member_id} joined; its reason: {event.reason or 'not given'}")
+    rebalance.after_change(context, classic, f"member {member_id} joined (reason: {event.reason or 'not given'})")
 
 
 def join_again(context: Context, classic: ClassicGroup, event: JoinGroup) -> ErrorCode:
-    """A join with a member id: of a pending member, or of one that is in the group."""
+    """Process a join with a member id, pending or in the group."""
     if event.member_id in classic.pending and event.instance_id is None:
         add(context, classic, event, event.member_id, told=True)
         return ErrorCode.NONE
@@ -185,13 +185,13 @@ def join_again(context: Context, classic: ClassicGroup, event: JoinGroup) -> Err
     update(context, classic, member, event)
     role = "leader" if leads else "member"
     rebalance.after_change(
-        context, classic, f"{role} {event.member_id} joined again; its reason: {event.reason or 'not given'}"
+        context, classic, f"{role} {event.member_id} joined again (reason: {event.reason or 'not given'})"
     )
     return ErrorCode.NONE
 
 
 def update(context: Context, classic: ClassicGroup, member: ClassicMember, event: JoinGroup) -> None:
-    """Take over what a member says of itself now, and let it wait on this join."""
+    """Take over a member's protocols and timeouts from its join, and keep the join waiting."""
     classic.count(member, -1)
     member.protocols = event.protocols
     member.session_timeout_ms = event.session_timeout_ms
@@ -201,7 +201,7 @@ def update(context: Context, classic: ClassicGroup, member: ClassicMember, event
 
 
 def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, event: JoinGroup) -> None:
-    """A static member is back under a new id; the old id is fenced. Source: KIP-345."""
+    """Replace a static member that returned under a new id; the old id is fenced. Source: KIP-345."""
     old_leader = classic.leader or ""
     new = ClassicMember(classic.group_id, event.new_member_id, event.instance_id, old.client)
     new.assignment = old.assignment
@@ -223,7 +223,10 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     new.bind(context, event.connection)
     update(context, classic, new, event)
     new.touch(context, new.session_timeout_ms)
-    context.tell(classic.group_id, f"static member {event.instance_id} is {new.member_id} now, was {old.member_id}")
+    context.log(
+        classic.group_id,
+        f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
+    )
     classic.owes_look |= read_topics(old.metadata(classic.protocol)) != read_topics(new.metadata(classic.protocol))
     after_replacement(context, classic, new, event, old_leader)
 
@@ -231,11 +234,11 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
 def after_replacement(
     context: Context, classic: ClassicGroup, new: ClassicMember, event: JoinGroup, old_leader: str
 ) -> None:
-    """A stable group keeps its assignment, unless the protocol changes or a leader is back to topics that have changed.
+    """Keep a stable group's assignment after a replacement unless the protocol or a leader's topics have changed.
 
-    A returning leader compares topics from then on only, so what changed before it came back is compared here
-    (KAFKA-13435); after a restart that is not known. A sync under way begins anew (KAFKA-9801). Partitions of nobody
-    mean that a cooperative member gave some up and went before it joined again, as it owed the others.
+    A returning leader compares topics only from then on. So changes before its return are compared here (KAFKA-13435);
+    after a restart they are unknown. A sync under way restarts (KAFKA-9801). Partitions without owner mean that a
+    cooperative member revoked some and left before it joined again, which it owed the others.
     """
     keeps = classic.select_protocol() == classic.protocol and not rebalance.leaves_out(context, classic)
     if keeps and classic.is_leader(new.member_id):
@@ -266,7 +269,7 @@ def after_replacement(
 
 
 def save(context: Context, classic: ClassicGroup) -> None:
-    """Write the group's record and take the subscriptions from it."""
+    """Write the group's record, and update the subscriptions from it."""
     members = tuple(member.saved(classic.protocol) for member in classic.members.values())
     context.emit(
         GroupSaved(
@@ -283,14 +286,14 @@ def save(context: Context, classic: ClassicGroup) -> None:
 
 
 def sync(context: Context, classic: ClassicGroup, event: SyncGroup) -> None:
-    """A member asks for its assignment; the leader brings everyone's."""
+    """Process a SyncGroup: the member asks for its assignment, and the leader brings everyone's."""
     error = sync_or_error(context, classic, event)
     if error is not ErrorCode.NONE:
         context.reply(event.request, SyncGroupReply(error))
 
 
 def sync_or_error(context: Context, classic: ClassicGroup, event: SyncGroup) -> ErrorCode:
-    """Take a SyncGroup in, or say why not."""
+    """Process a SyncGroup, or return the error that refuses it."""
     if classic.state is GroupState.EMPTY:
         return ErrorCode.UNKNOWN_MEMBER_ID
     error = validate(classic, event.member_id, event.instance_id)
@@ -320,17 +323,17 @@ def sync_or_error(context: Context, classic: ClassicGroup, event: SyncGroup) -> 
 
 
 def differs(asked: str | None, actual: str | None) -> bool:
-    """Whether two protocol names contradict each other; None says nothing."""
+    """Return whether two protocol names contradict each other; None contradicts nothing."""
     return asked is not None and actual is not None and asked != actual
 
 
 def assigned(classic: ClassicGroup, member: ClassicMember) -> SyncGroupReply:
-    """A member's assignment in the current generation."""
+    """Return a member's assignment in the current generation as a reply."""
     return SyncGroupReply(ErrorCode.NONE, member.assignment, classic.protocol_type, classic.protocol)
 
 
 def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str, bytes]) -> None:
-    """The leader's assignments are here: make them durable, then hand them out. Source: spec 3.7."""
+    """Write the leader's assignments, then send them to the members. Source: spec 3.7."""
     for member in classic.members.values():
         rebalance.set_assignment(classic, member, assignments.get(member.member_id, b""))
     if classic.size > context.config.group_record_bytes_max:
@@ -347,11 +350,11 @@ def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str
 
 
 def refuse_generation(context: Context, classic: ClassicGroup) -> None:
-    """The assignment doesn't fit into a record: every member is told, once, instead of trying for ever."""
-    context.tell(
+    """Refuse a generation whose assignment does not fit into a record, so that members stop retrying it."""
+    context.log(
         classic.group_id,
-        f"generation {classic.generation} is refused: with its assignment the group takes {classic.size} bytes, "
-        f"a record may have {context.config.group_record_bytes_max} (group.record.max.bytes)",
+        f"generation {classic.generation} refused: with its assignment the group takes {classic.size} bytes, more than "
+        f"the {context.config.group_record_bytes_max} of one record; raise group.record.max.bytes",
         Level.ERROR,
     )
     classic.refused_generation = classic.generation
@@ -361,7 +364,7 @@ def refuse_generation(context: Context, classic: ClassicGroup) -> None:
 
 
 def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None:
-    """A sign of life, answered with what the member must do, or held until there is something to say."""
+    """Process a heartbeat: answer whether the member must join again, or delay the answer until there is news."""
     error = heartbeat_error(classic, event)
     if error is ErrorCode.NONE:
         if classic.owes_look:
@@ -380,7 +383,7 @@ def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None
 
 
 def heartbeat_error(classic: ClassicGroup, event: Heartbeat) -> ErrorCode:
-    """Whether a heartbeat is of a member, with the current generation."""
+    """Return whether a heartbeat comes from a member with the current generation, or the error."""
     if event.member_id not in classic.members or event.instance_id is not None:
         error = validate(classic, event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
@@ -389,7 +392,7 @@ def heartbeat_error(classic: ClassicGroup, event: Heartbeat) -> ErrorCode:
 
 
 def leave(context: Context, classic: ClassicGroup, event: LeaveGroup) -> None:
-    """Members go, by themselves or by an administrator's hand."""
+    """Remove members that leave by themselves or that an administrator removes."""
     left = []
     gone = []
     for leaving in event.members:
@@ -414,21 +417,21 @@ def leave_one(context: Context, classic: ClassicGroup, leaving: LeavingMember) -
         error = validate(classic, member_id, leaving.instance_id)
         if error is not ErrorCode.NONE:
             return error
-    context.tell(classic.group_id, f"member {member_id} left; its reason: {leaving.reason or 'not given'}")
+    context.log(classic.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
     rebalance.remove_member(context, classic, member_id)
     return ErrorCode.NONE
 
 
 def not_awaited(context: Context, classic: ClassicGroup, member_id: str) -> None:
-    """A member id was given out and did not come back in time, or where the group is full: the round goes on."""
+    """Drop a pending member id that was not used in time or does not fit into the group; the join phase goes on."""
     if rebalance.drop_pending(context, classic, member_id):
         rebalance.complete_if_all_joined(context, classic)
 
 
 def load(context: Context, classic: ClassicGroup) -> None:
-    """Build the soft state from the group's record; sessions start anew. Source: spec 3.7.
+    """Build the soft state from the group's record; sessions restart. Source: spec 3.7.
 
-    A generation that began and was never synchronized is over: its members, and those before, join again.
+    A generation that began and was never synchronized is over: its members, and those of the one before, join again.
     """
     saved = classic.saved
     if saved is None:

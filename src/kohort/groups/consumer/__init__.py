@@ -1,1 +1,1 @@
-"""The consumer protocol: heartbeats, targets, and how members get from one to the next. Source: KIP-848."""
+"""The consumer protocol: heartbeats, target assignments, and reconciliation towards them. Source: KIP-848."""

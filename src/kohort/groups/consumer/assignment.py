@@ -1,7 +1,7 @@
-"""Target assignments and regular expressions: work that leaves the loop and comes back as an event.
+"""Target assignments and regular expressions: background tasks whose results return as events.
 
-One computation per group is under way at a time. A result for an older epoch is progress and is taken, then the newest
-is computed: with members joining all the time, a group would otherwise never get a target.
+Each group has at most one computation under way. A result for an older epoch is progress and is accepted; then the
+newest epoch is computed. Otherwise a group would never get a target while members keep joining.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from kohort.groups.topics import ImageChange, metadata_hash
 from kohort.ids import TopicPartition
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
-"""From a regular expression and topic names to the names it matches."""
+"""A function from a regular expression and topic names to the names that match."""
 
 
 def bump(context: Context, consumer: ConsumerGroup, reason: str) -> None:
-    """A new epoch, with the topics as they are now."""
+    """Begin a new epoch, with the topics as they are now."""
     if consumer.began_ms is None:
         consumer.began_ms = context.now.mono_ms
     epoch = consumer.epoch + 1
     context.emit(EpochBumped(consumer.group_id, epoch, metadata_hash(context.image, consumer.subscribed())))
-    context.tell(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
+    context.log(consumer.group_id, f"epoch {epoch}: {reason}", Level.DEBUG)
     if not consumer.members:
-        for regex in list(consumer.regexes):  # no one looks after them until a member comes that reads them
+        for regex in list(consumer.regexes):  # without members nobody keeps them up to date
             context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
-        consumer.computing = -1  # a result for those who were there would set the target back
+        consumer.computing = -1  # a result for the former members would set the target back
         context.emit(TargetEpochSet(consumer.group_id, epoch, context.now.wall_ms))
         return
     request(context, consumer)
 
 
 def request(context: Context, consumer: ConsumerGroup) -> None:
-    """Ask for the target of the newest epoch, unless a computation or what it needs is under way."""
+    """Request the target of the newest epoch, unless a computation or its prerequisite is under way."""
     if consumer.computing >= 0 or consumer.resolving >= 0 or consumer.epoch <= consumer.target_epoch:
         return
     if resolve_if_needed(context, consumer):
@@ -74,13 +74,13 @@ def request(context: Context, consumer: ConsumerGroup) -> None:
 
 
 def existing(pairs: Pairs, topics: Mapping[str, Topic]) -> Pairs:
-    """Those that are of one of these topics."""
+    """Return the partitions that exist in these topics."""
     sizes = {topic.id: topic.partitions for topic in topics.values()}
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
 
 
 def resolve_if_needed(context: Context, consumer: ConsumerGroup, *, again: bool = False) -> bool:
-    """Ask for the topics of regular expressions that have none yet, or with `again` of all; True when it was asked."""
+    """Request the topics of unresolved regular expressions, or with `again` of all; True if a request is needed."""
     wanted = sorted({m.subscribed_regex for m in consumer.members.values() if m.subscribed_regex})
     for regex in [regex for regex in consumer.regexes if regex not in wanted]:
         context.emit(Tombstone((Kind.REGEX, consumer.group_id, regex)))
@@ -96,7 +96,7 @@ def resolve_if_needed(context: Context, consumer: ConsumerGroup, *, again: bool 
 
 
 def on_resolved(context: Context, consumer: ConsumerGroup, event: RegexesResolved) -> None:
-    """Topics for regular expressions are here; a group whose topics changed gets a new epoch."""
+    """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""
     if consumer.resolving != event.ticket:
         return
     consumer.resolving = -1
@@ -112,13 +112,13 @@ def on_resolved(context: Context, consumer: ConsumerGroup, event: RegexesResolve
 
 
 def look_at_topics(context: Context, consumer: ConsumerGroup) -> None:
-    """A group whose subscribed topics are not what its epoch was made for gets a new one."""
+    """Begin a new epoch if the subscribed topics differ from those of the current one."""
     if consumer.members and metadata_hash(context.image, consumer.subscribed()) != consumer.metadata_hash:
-        bump(context, consumer, "its topics changed")
+        bump(context, consumer, "subscribed topics changed")
 
 
 def on_image(context: Context, consumer: ConsumerGroup, change: ImageChange) -> None:
-    """The topics changed: a group that reads one of them, or may, is looked at."""
+    """Handle a change of topics in a group that reads one of them, or may."""
     if not consumer.members:
         return
     if change.names_differ and any(member.subscribed_regex for member in consumer.members.values()):
@@ -128,15 +128,15 @@ def on_image(context: Context, consumer: ConsumerGroup, change: ImageChange) -> 
 
 
 def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> bool:
-    """A target is here: write what differs, then its epoch. False when it is stale or failed."""
+    """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
     if consumer.computing != event.ticket:
         return False
     consumer.computing = -1
     if event.failure is not None:
-        context.tell(event.group_id, f"no target for epoch {event.epoch}: {event.failure}", Level.ERROR)
+        context.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
         return False
     if event.epoch == consumer.epoch and not consumer.members.keys() <= event.assignment.keys():
-        request(context, consumer)  # a static member was replaced meanwhile: its place has another id now
+        request(context, consumer)  # a static member was replaced meanwhile and has another id now
         return False
     for member_id in consumer.members:
         target = unpack(event.assignment.get(member_id, ()))
@@ -147,9 +147,9 @@ def take(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -
 
 
 def compute(work: ComputeAssignment) -> AssignmentComputed:
-    """Carry out a `ComputeAssignment`; pure, for any thread or process.
+    """Carry out a `ComputeAssignment`: a pure function for any thread or process.
 
-    The assignor sees the partitions that are left by members that are excluded, each topic's numbered from 0.
+    The assignor sees the partitions that excluded members leave, with each topic's numbered from 0.
     """
     kept = {
         (entry.topic_id, number) for held in work.excluded.values() for entry in held for number in entry.partitions
@@ -189,11 +189,11 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
 
 
 def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
-    """These partitions of a topic as the assignors see them, numbered anew."""
+    """Describe some partitions of a topic for the assignors, numbered from 0."""
     return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
 
 
 def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:
-    """Carry out a `ResolveRegexes` with the shell's RE2."""
-    found = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
-    return RegexesResolved(work.group_id, work.ticket, work.version, found)
+    """Carry out a `ResolveRegexes` with the caller's RE2."""
+    matches = {regex: tuple(sorted(matcher(regex, work.topics))) for regex in work.regexes}
+    return RegexesResolved(work.group_id, work.ticket, work.version, matches)

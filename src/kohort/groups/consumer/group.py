@@ -1,7 +1,7 @@
-"""What the coordinator knows of a group under KIP-848: members, epochs, targets, and who holds which partition.
+"""The state of a group under KIP-848: members, epochs, targets, and the owner of each partition.
 
-Hard state is written by the ledger alone. Beside it stand indexes of the same facts, kept by the same hand, and the
-soft state: timers, joiners that wait for a first assignment, work under way.
+Only the ledger writes the hard state. Indexes of the same facts are kept up to date with it. The soft state holds
+timers, joiners that wait for a first assignment, and background tasks under way.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from kohort.groups.effects import GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
 from kohort.groups.records import (
     EpochBumped,
@@ -35,10 +35,10 @@ LEFT_FOR_A_WHILE = -2
 
 @dataclass(slots=True)
 class CurrentAssignment:
-    """Where a member stands: its record, and the record's partitions as sets.
+    """A member's current assignment: its record, with the record's partitions as sets.
 
     Attributes:
-        since: the epoch at which it was given each of them; those that are left out, at `member_epoch`.
+        since: the epoch at which each partition was assigned; partitions that are left out: at `member_epoch`.
     """
 
     member_epoch: int = 0
@@ -50,7 +50,7 @@ class CurrentAssignment:
 
     @classmethod
     def of(cls, record: MemberAssigned) -> CurrentAssignment:
-        """From the record."""
+        """Build the assignment from its record."""
         return cls(
             record.member_epoch,
             record.previous_epoch,
@@ -65,7 +65,7 @@ class CurrentAssignment:
         )
 
     def record(self, group_id: str, member_id: str) -> MemberAssigned:
-        """As a record."""
+        """Return the assignment as a record."""
         return MemberAssigned(
             group_id,
             member_id,
@@ -87,40 +87,40 @@ class CurrentAssignment:
         )
 
     def afresh(self) -> CurrentAssignment:
-        """Of a member that joins again in its place: what it has, and no epoch yet."""
+        """Return the assignment of a member that joins again: the same partitions, and no epoch yet."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
     def away(self) -> CurrentAssignment:
-        """Of a static member that leaves for a while: it has given everything up, and what it had stays its own."""
+        """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
         assigned, since = self.assigned, self.since
         return CurrentAssignment(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
 
     @property
     def is_away(self) -> bool:
-        """Whether the member left for a while and has not joined since."""
+        """Whether the member left temporarily and has not joined since."""
         return self.member_epoch == LEFT_FOR_A_WHILE
 
     def covers(self, epoch: int, pair: Pair) -> bool:
-        """Whether the member had this partition at this epoch of its own and has it still, or has yet to give it up."""
+        """Return whether the member has had this partition ever since this epoch of its own."""
         since = self.since.get(pair)
         return since is not None and since <= epoch <= self.member_epoch
 
     def is_reconciled_to(self, epoch: int) -> bool:
-        """Whether the member has all of this epoch's target."""
+        """Return whether the member has all of this epoch's target."""
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
 
-class Presence(Pacing):
+class Presence(MonitoredMember):
     """A member's soft state.
 
     Attributes:
-        revocation: bounds how long it may take to give partitions up.
-        join_phase, sync_phase: bound a classic member's way through a rebalance.
-        waiting: its first heartbeat, which is answered when there is a target for `waits_for`.
+        revocation: the timer that bounds a revocation.
+        join_phase, sync_phase: the timers that bound a classic member's steps of a rebalance.
+        waiting: the member's first heartbeat, which is answered as soon as there is a target for `waits_for`.
         joining: a classic member's JoinGroup that waits likewise.
-        process: it joined from, "": not known.
-        fenced: it said a wrong epoch, which the log was told.
-        overdue: it did not move within its rebalance timeout, and is refused until it joins again.
+        process: the process that it joined from, "" if unknown.
+        fenced: the member sent a wrong epoch, and the log says so.
+        overdue: the member did not move within its rebalance timeout and is refused until it joins again.
     """
 
     __slots__ = (
@@ -149,16 +149,16 @@ class Presence(Pacing):
 
     @property
     def awaits_answer(self) -> bool:
-        """A heartbeat or a JoinGroup of it is not answered yet."""
+        """Whether a heartbeat or a JoinGroup of the member is unanswered."""
         return self.held is not None or self.waiting is not None or self.joining is not None
 
     def cancel(self) -> None:
-        """Stop all its timers."""
+        """Stop all timers of the member."""
         self.session.cancel()
         self.expect_nothing()
 
     def expect_nothing(self) -> None:
-        """Stop the timers of what it was to do, and of its held heartbeat; its session goes on."""
+        """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
         for timer in (self.revocation, self.join_phase, self.sync_phase, self.hold):
             if timer is not None:
                 timer.cancel()
@@ -166,30 +166,29 @@ class Presence(Pacing):
 
 
 @dataclass(slots=True)
-class ConsumerGroup(Membership):
-    """A group under KIP-848.
+class ConsumerGroup(GroupMembership):
+    """The membership of a group under KIP-848.
 
     Attributes:
-        members: what each said of itself, by member id.
-        epoch: bumped by every change of members, subscriptions or topics.
-        metadata_hash: of the topics the epoch was made for.
-        target_epoch: of the target assignment.
-        targets: what each member is to have.
-        current: the current assignment of each member; one without is at epoch 0 and has nothing.
+        members: each member's metadata, by member id.
+        epoch: the group epoch, incremented by every change of members, subscriptions or topics.
+        metadata_hash: the hash of the topics that the epoch was made for.
+        target_epoch: the epoch of the target assignment.
+        targets: each member's target.
+        current: each member's current assignment; a member without one is at epoch 0 and has nothing.
         regexes: resolved regular expressions, by pattern.
-        static_ids: instance id to member id; None, of dynamic members, is never in it, and may be looked up.
-        holders: partition to the member that has it or has not given it up yet.
-        presences: soft state by member id.
-        began_ms: when the rebalance under way began, None when there is none.
-        stopped: partitions no one has in this rebalance, since when (ms).
-        still: how long partitions stood still in it that are given again.
-        settling: members of `settling_epoch` not yet seen to have all of its target, at least one that has not at the
-            end.
-        excluded: members that the newest target, or that under way, is made without, as they were silent.
-        watch: when members that have to move are looked at, None before the first time.
-        computing: the ticket of the target that is being computed, -1: none.
-        resolving: the ticket of the regular expressions that are being matched, -1: none.
-        given_ids: ids given to classic members that have not come back with them, until the timer ends.
+        static_ids: member ids by instance id; a lookup of None, for dynamic members, finds nothing.
+        holders: by partition, the member that owns it or has yet to revoke it.
+        presences: the members' soft state, by member id.
+        began_ms: when the current rebalance began, None without one.
+        stopped: partitions without an owner in this rebalance, with the time since when (ms).
+        still: the downtimes of partitions that were assigned again in this rebalance.
+        settling: members that were not yet seen to have all of the target of `settling_epoch`; the last one has not.
+        excluded: silent members that the newest target, or the one under way, leaves out.
+        watch: the timer that checks members which have to move, None before the first time.
+        computing: the ticket of the target computation, -1: none.
+        resolving: the ticket of the regular expression task, -1: none.
+        given_ids: ids given to classic members that have not yet joined with them, until the timer ends.
         settings: the group's own timeouts.
     """
 
@@ -220,18 +219,18 @@ class ConsumerGroup(Membership):
     _matched: dict[str, int] = field(default_factory=dict)
 
     def current_assignment(self, member_id: str) -> CurrentAssignment:
-        """What a member has and has still to give up, and at which epoch."""
+        """Return a member's owned and pending-revocation partitions with its epoch."""
         return self.current.get(member_id) or CurrentAssignment()
 
     def topics_of(self, member: MemberSaved) -> tuple[str, ...]:
-        """The names a member reads: those it lists and those its regular expression matches, sorted."""
+        """Return the names that a member reads, by list or by regular expression, sorted."""
         resolved = self.regexes.get(member.subscribed_regex or "")
         if resolved is None:
             return member.subscribed_topics
         return tuple(sorted({*member.subscribed_topics, *resolved.topics}))
 
     def subscribed(self) -> list[str]:
-        """Every name that a member reads, sorted."""
+        """Return every name that a member reads, sorted."""
         names = set(self._listed)
         for regex in self._matched:
             resolved = self.regexes.get(regex)
@@ -240,27 +239,27 @@ class ConsumerGroup(Membership):
         return sorted(names)
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member reads this topic, or may: it is not known yet what a pattern matches."""
+        """Return whether a member reads this topic, or may: an unresolved pattern may match any."""
         if any(regex not in self.regexes for regex in self._matched):
             return True
         return any(topic in self.topics_of(member) for member in self.members.values())
 
     def presence(self, member_id: str) -> Presence:
-        """A member's soft state, made when there is none."""
+        """Return a member's soft state; create it if there is none."""
         presence = self.presences.get(member_id)
         if presence is None:
             presence = self.presences[member_id] = Presence(self.group_id, member_id)
         return presence
 
     def cancel(self) -> None:
-        """Stop all its timers."""
+        """Stop all timers of the group."""
         for presence in self.presences.values():
             presence.cancel()
         for timer in (*self.given_ids.values(), *(() if self.watch is None else (self.watch,))):
             timer.cancel()
 
     def group_state(self) -> GroupState:
-        """Whether there is a target for the newest epoch, and all have it."""
+        """Return the state: by whether there is a target for the newest epoch and all members have it."""
         if not self.members:
             return GroupState.EMPTY
         if self.epoch > self.target_epoch:
@@ -270,19 +269,19 @@ class ConsumerGroup(Membership):
         return GroupState.RECONCILING
 
     def classic_members(self) -> list[MemberSaved]:
-        """Members that speak the classic protocol."""
+        """Return the members of the classic protocol."""
         return [member for member in self.members.values() if member.classic_protocols is not None]
 
     def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Where its members are."""
-        return ((member_id, each.connection, each.is_gone) for member_id, each in self.presences.items())
+        """Yield each member's id, its connection, and whether that has ended."""
+        return ((member_id, presence.connection, presence.is_gone) for member_id, presence in self.presences.items())
 
     def empty_since_ms(self) -> int:
-        """When the target of the epoch without members was written."""
+        """Return when the target of the epoch without members was written; -1 if there are members."""
         return -1 if self.members else self.assigned_ms
 
     def records(self) -> Iterator[Record]:
-        """Members, the epoch, regular expressions, the target, and where members stand."""
+        """Yield the records of members, epoch, regular expressions, target and current assignments."""
         yield from self.members.values()
         yield EpochBumped(self.group_id, self.epoch, self.metadata_hash)
         yield from self.regexes.values()
@@ -294,11 +293,11 @@ class ConsumerGroup(Membership):
             yield current.record(self.group_id, member_id)
 
     def has_records(self) -> bool:
-        """Always: it is there from its first record until its epoch's is gone."""
+        """Return True: the group exists from its first record until its epoch's record is removed."""
         return True
 
     def tombstones(self) -> Iterator[RecordKey]:
-        """The members' keys, and last the epoch's."""
+        """Yield the keys of the members' records, and last that of the epoch."""
         names: tuple[tuple[Kind, Iterable[str]], ...] = (
             (Kind.CURRENT, self.current),
             (Kind.TARGET, self.targets),
@@ -312,7 +311,7 @@ class ConsumerGroup(Membership):
         yield (Kind.EPOCH, self.group_id)
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Ledger: a record is gone; that of the epoch is the group's last."""
+        """Apply the removal of a record; that of the epoch is the group's last. For the ledger."""
         if kind is Kind.MEMBER:
             self.drop_member(names[0])
         elif kind is Kind.TARGET_EPOCH:
@@ -326,25 +325,25 @@ class ConsumerGroup(Membership):
         return kind is Kind.EPOCH
 
     def take_epoch(self, record: EpochBumped) -> None:
-        """Ledger: something changed that needs a new target."""
+        """Apply a new epoch, which needs a new target. For the ledger."""
         self.epoch = record.epoch
         self.metadata_hash = record.metadata_hash
 
     def take_target_epoch(self, record: TargetEpochSet) -> None:
-        """Ledger: the target is whole."""
+        """Apply the epoch that completes a target. For the ledger."""
         self.target_epoch = record.epoch
         self.assigned_ms = record.assigned_ms
 
     def take_target(self, record: TargetAssigned) -> None:
-        """Ledger: what a member is to have."""
+        """Apply a member's target. For the ledger."""
         self.targets[record.member_id] = unpack(record.partitions)
 
     def take_regex(self, record: RegexResolved) -> None:
-        """Ledger: the topics that a regular expression matches."""
+        """Apply a resolved regular expression. For the ledger."""
         self.regexes[record.regex] = record
 
     def take_member(self, member: MemberSaved) -> None:
-        """Ledger: a member said something new of itself."""
+        """Apply a member's new metadata. For the ledger."""
         self._count(self.members.get(member.member_id), -1)
         self.members[member.member_id] = member
         self._count(member, 1)
@@ -352,7 +351,7 @@ class ConsumerGroup(Membership):
             self.static_ids[member.instance_id] = member.member_id
 
     def drop_member(self, member_id: str) -> None:
-        """Ledger: a member is gone."""
+        """Apply the removal of a member. For the ledger."""
         member = self.members.pop(member_id, None)
         self._count(member, -1)
         instance_id = None if member is None else member.instance_id
@@ -360,7 +359,7 @@ class ConsumerGroup(Membership):
             del self.static_ids[instance_id]
 
     def _count(self, member: MemberSaved | None, sign: int) -> None:
-        """Add (1) or take away (-1) what a member reads: so that who joins costs nothing for each who is there."""
+        """Add (1) or subtract (-1) a member's topics, so that a join does not cost a pass over all members."""
         if member is None:
             return
         for name in member.subscribed_topics:
@@ -369,14 +368,14 @@ class ConsumerGroup(Membership):
             _shift(self._matched, member.subscribed_regex, sign)
 
     def take_current(self, record: MemberAssigned) -> None:
-        """Ledger: a member has moved."""
+        """Apply a member's new assignment. For the ledger."""
         self.drop_current(record.member_id)
         current = self.current[record.member_id] = CurrentAssignment.of(record)
         for pair in current.assigned | current.pending:
             self.holders[pair] = record.member_id
 
     def drop_current(self, member_id: str) -> None:
-        """Ledger: a member has nothing."""
+        """Apply the removal of a member's assignment. For the ledger."""
         before = self.current.pop(member_id, None)
         if before is not None:
             for pair in before.assigned | before.pending:

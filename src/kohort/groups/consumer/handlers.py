@@ -1,4 +1,4 @@
-"""The row of the protocol of KIP-848, whose groups also have classic members."""
+"""The handlers of the KIP-848 protocol, whose groups may also have classic members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kohort.groups.events import (
     RegexesResolved,
     TxnOffsetCommit,
 )
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.records import MemberState
@@ -28,11 +28,11 @@ from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.ids import TopicId
 
-# -- Members of a consumer group whose connection ended without a leave. What their grace is, `liveness.lost` says
+# -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace period
 
 
 def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
-    """A new member that no reply has told its id goes at once; a held heartbeat is answered, to no one."""
+    """Evict a new member that no reply has told its id; start the grace period of any other."""
     drop_untold(context, consumer, member_id)
     presence, member = consumer.presences.get(member_id), consumer.members.get(member_id)
     if presence is None or presence.connection != event.connection or member is None:
@@ -48,7 +48,7 @@ def on_connection_lost(context: Context, consumer: ConsumerGroup, member_id: str
 
 
 def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """The connection of a new member ended before a reply told its id."""
+    """Evict a new member whose connection ended before a reply told its id."""
     presence = consumer.presences.get(member_id)
     if presence is None:
         return
@@ -58,11 +58,11 @@ def drop_untold(context: Context, consumer: ConsumerGroup, member_id: str) -> No
         heartbeat.evict(context, consumer, member_id, f"the connection of new member {member_id} ended")
 
 
-# -- What must hold in a group under KIP-848 between any two steps
+# -- Invariants of a group under KIP-848 between any two steps
 
 
 def broken_in(consumer: ConsumerGroup) -> Iterator[str]:
-    """What is wrong with a group under KIP-848."""
+    """Yield the violated invariants of a group under KIP-848."""
     if consumer.target_epoch > consumer.epoch:
         yield f"target epoch {consumer.target_epoch} is beyond epoch {consumer.epoch}"
     for what, names in (
@@ -95,7 +95,7 @@ def broken_in(consumer: ConsumerGroup) -> Iterator[str]:
 
 
 def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
-    """What a member waits for that its protocol, or its being away, does not let it wait for."""
+    """Yield requests that a member must not wait for under its protocol, or while it is away."""
     member = consumer.members.get(member_id)
     if member is None:
         return
@@ -109,7 +109,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
 
 
 def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
-    """What bounds the time that a member takes to give partitions up: it runs as long as it has to, and no longer."""
+    """Yield a revocation timer that does not run although the member has to revoke, or runs without need."""
     runs = presence.revocation.due_ms is not None
     gives_up = consumer.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
@@ -120,14 +120,14 @@ def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
         )
 
 
-# -- Who may commit in a consumer group, and fetch in a member's name. Source: KIP-848, KIP-1251
+# -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
 
 
 def may_commit(context: Context, consumer: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode:
-    """Whether a member, or when the group is empty anyone, may commit now.
+    """Return whether a member may commit now, or anyone if the group is empty.
 
-    A member's epoch may move on while its commit is under way: an older one will do for partitions that it had then and
-    has had ever since. Source: KIP-1251.
+    A member's epoch may advance while its commit is under way. An older epoch is accepted for partitions that the
+    member had then and has had ever since. Source: KIP-1251.
     """
     member_id, instance_id, epoch = event.member_id, event.instance_id, event.generation
     if epoch < 0 and not consumer.members:
@@ -149,7 +149,7 @@ def may_commit(context: Context, consumer: ConsumerGroup, event: OffsetCommit | 
 
 
 def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode:
-    """As `may_commit`; a producer that names no member is not asked for one."""
+    """Return whether a transactional commit is accepted; a producer need not name a member."""
     error = ErrorCode.NONE
     if event.generation >= 0 or event.member_id:
         error = may_commit(context, consumer, event)
@@ -158,7 +158,7 @@ def may_commit_in_transaction(context: Context, consumer: ConsumerGroup, event: 
 
 
 def committed(context: Context, consumer: ConsumerGroup, event: OffsetCommit) -> None:
-    """A classic member's commit is a sign of life, as in a classic group: its client need not know where it is."""
+    """Count a classic member's commit as a sign of life, as in a classic group, for clients that cannot tell."""
     member = consumer.members.get(event.member_id)
     if member is not None and member.classic_protocols is not None:
         presence = consumer.presence(event.member_id)
@@ -167,7 +167,7 @@ def committed(context: Context, consumer: ConsumerGroup, event: OffsetCommit) ->
 
 
 def may_fetch(context: Context, consumer: ConsumerGroup, event: OffsetFetch) -> ErrorCode:
-    """Whether a fetch that names a member names one with its epoch; one that names none is anyone's."""
+    """Return whether a fetch with a member names a known one with its epoch; a fetch without one is open to all."""
     if event.member_id is None and event.member_epoch < 0:
         return ErrorCode.NONE
     member_id = event.member_id or ""
@@ -180,7 +180,7 @@ def may_fetch(context: Context, consumer: ConsumerGroup, event: OffsetFetch) -> 
 
 
 def describe(context: Context, consumer: ConsumerGroup) -> DescribedConsumerGroup:
-    """A group with its members, epochs, assignments and targets."""
+    """Describe a group with its members, epochs, assignments and targets."""
     names = conversion.topic_names(context)
     members = []
     for member_id, member in consumer.members.items():
@@ -211,7 +211,7 @@ def describe(context: Context, consumer: ConsumerGroup) -> DescribedConsumerGrou
 
 
 def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...]:
-    """Partitions by topic id and name; those of deleted topics are left out."""
+    """Return partitions by topic id and name, without those of deleted topics."""
     return tuple(
         NamedPartitions(entry.topic_id, names[entry.topic_id], entry.partitions)
         for entry in pack(pairs)
@@ -219,7 +219,7 @@ def named(pairs: Pairs, names: dict[TopicId, str]) -> tuple[NamedPartitions, ...
     )
 
 
-CONSUMER: Final = Protocol(
+CONSUMER: Final = ProtocolHandlers(
     name=GroupType.CONSUMER,
     membership=ConsumerGroup,
     protocol_type=lambda consumer: CONSUMER_PROTOCOL_TYPE,
@@ -234,7 +234,7 @@ CONSUMER: Final = Protocol(
     },
     connection_lost=on_connection_lost,
     member=lambda consumer, member_id: consumer.presences.get(member_id),
-    pace=suspicion.PACE,
+    detector=suspicion.DETECTOR_SETTINGS,
     usual_ms=heartbeat_interval_ms,
     session_ms=lambda context, consumer, presence: session_timeout_ms(context, consumer, presence.session.subject),
     answer_held=heartbeat.answer_held,

@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat: a member of a consumer group joins, moves, leaves, and is fenced. Source: KIP-848.
 
-What Kafka does otherwise: a joiner's reply waits the moment that its target takes to compute; members that wait for
-others are told a short interval; a settled member's reply may be held until there is something to say.
+Differences from Kafka: a joiner's reply waits for the moment that its target takes to compute. Members that wait for
+others are told a short interval. A settled member's reply may be delayed until there is news.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from kohort.groups.step import Context
 
 LEAVES = -1
 SPREAD_FROM = 500
-"""In groups of so many members, the first whole interval is a part of one, so that they are heard one by one."""
+"""From this group size on, the first full interval is shortened at random, so that heartbeats do not come at once."""
 MEMBERS_PER_MS = 5
-"""How many unsettled members may ask in one ms, which bounds what their short interval costs."""
+"""The number of unsettled members that may send heartbeats in one ms, which bounds the cost of their short interval."""
 
 
 def heartbeat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> None:
-    """Join, go on, or leave, with a request that `check` let pass."""
+    """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
     refusal = leave(context, consumer, event) if event.member_epoch < 0 else beat(context, consumer, event)
     if refusal is not None:
-        members.note_fenced(context, consumer, event, refusal)
+        members.log_fenced(context, consumer, event, refusal)
         members.refuse(context, event, refusal)
 
 
 def check(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """What a request itself may get wrong."""
+    """Return the error in a request itself, None if there is none."""
     message = None
     if "consumer" not in context.config.rebalance_protocols:
         return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
@@ -68,12 +68,12 @@ def check(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
 
 
 def is_blank(name: str | None) -> bool:
-    """Whether a name is given but says nothing."""
+    """Return whether a name is given but blank."""
     return name is not None and not name.strip()
 
 
 def check_sizes(context: Context, event: ConsumerGroupHeartbeat) -> str | None:
-    """What no record could hold."""
+    """Return why no record could hold the request's texts, None if one can."""
     if not sizes.fits(event.group_id):
         return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
     if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
@@ -85,7 +85,7 @@ def check_sizes(context: Context, event: ConsumerGroupHeartbeat) -> str | None:
 
 
 def check_join(event: ConsumerGroupHeartbeat) -> str | None:
-    """What a join must say."""
+    """Return why a join is incomplete, None if it is complete."""
     if event.rebalance_timeout_ms == -1:
         return "RebalanceTimeoutMs must be provided in first request."
     if event.owned is None or event.owned:
@@ -96,7 +96,7 @@ def check_join(event: ConsumerGroupHeartbeat) -> str | None:
 
 
 def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """A join or a regular heartbeat."""
+    """Process a join or a regular heartbeat."""
     member_id = event.member_id or event.new_member_id
     refusal = admit(context, consumer, event, member_id)
     if refusal is not None:
@@ -104,18 +104,18 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
     back = suspicion.heard(context, consumer, member_id)
     joins, before = event.member_epoch == 0, consumer.members.get(member_id)
     if joins:
-        members.come_back(context, consumer, member_id)
+        members.rejoin(context, consumer, member_id)
     if save(context, consumer, event, member_id):
         assignment.bump(context, consumer, f"member {member_id} joined or changed its subscription")
     elif back:
-        assignment.bump(context, consumer, f"member {member_id} is heard again")
+        assignment.bump(context, consumer, f"suspected member {member_id} is heard again")
     presence = members.heard(context, consumer, member_id, event.connection)
     presence.overdue = presence.fenced = False
     if joins:
         presence.process = event.client.process
     if before is not None and before.classic_protocols is not None:
         members.change_protocol(context, consumer, presence, member_id)
-    let_go(context, consumer, member_id)
+    answer_waiting(context, consumer, member_id)
     if consumer.epoch > consumer.target_epoch:
         assignment.request(context, consumer)
         if joins:
@@ -126,7 +126,7 @@ def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
 
 
 def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
-    """Whether this member may speak with this epoch; a returning static member takes its predecessor's place."""
+    """Check a member and its epoch; let a returning static member take its predecessor's place."""
     joins = event.member_epoch == 0
     known = member_id in consumer.members
     if event.instance_id is not None:
@@ -149,7 +149,7 @@ def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
 
 
 def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """An epoch must be the member's, or the one before when only the reply with the newer one can have been lost."""
+    """Check an epoch: it must be the member's, or the previous one if only the reply with the newer one was lost."""
     epoch = event.member_epoch
     if epoch == current.member_epoch:
         return None
@@ -172,7 +172,7 @@ def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Re
 def replace_static(
     context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, old_id: str, new_id: str
 ) -> Refusal | None:
-    """Another process has this instance id: it must have left for a while, or speak the classic protocol."""
+    """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
     if event.member_epoch != 0:
         text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
         return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
@@ -188,9 +188,9 @@ def replace_static(
 
 
 def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
-    """Write what a member says of itself if it is new; True when the group needs a new epoch for it.
+    """Write a member's metadata if it is new; True if the group needs a new epoch for it.
 
-    A new subscription needs one, and since Kafka 4.4 a wish that changes which assignor the group prefers.
+    A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
     """
     old = consumer.members.get(member_id)
     if old is not None and says_nothing_new(old, event):
@@ -222,7 +222,7 @@ def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
 
 
 def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
-    """Whether a heartbeat has only its member's id and epoch: nearly every one."""
+    """Return whether a heartbeat has only its member's id and epoch, as nearly every one does."""
     unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
     unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
     client, instance_id = event.client, event.instance_id
@@ -231,7 +231,7 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
 
 
 def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
-    """Move the member one step on and tell it what is new, or hold the reply while nothing is."""
+    """Move a member one step and send it the news, or delay the reply while there is none."""
     before = consumer.current_assignment(member_id)
     owned = None if event.owned is None else unpack(event.owned)
     after = members.step(context, consumer, member_id, owned)
@@ -262,28 +262,29 @@ def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartb
 
 
 def says_everything(event: ConsumerGroupHeartbeat) -> bool:
-    """Whether a heartbeat is a join, or one of a client that had no answer to the last and so is told all again."""
+    """Return whether a heartbeat is a join, or a full one that a client sends after it missed a reply."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
 
 def unsettled_interval_ms(context: Context, consumer: ConsumerGroup, settled_ms: int) -> int:
-    """What members are told that wait or must give up: short, longer in large groups."""
+    """Return the interval of members that wait or must revoke: short, but longer in large groups."""
     if context.config.notify_at_once == "off":
         return settled_ms
     return min(settled_ms, max(context.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
 
 
 def spread(interval_ms: int, member_id: str) -> int:
-    """A part of the interval, from a half on, by the member's id.
+    """Return a part of the interval, at least a half, that depends on the member's id.
 
-    Members of a large group settle within moments of each other, and would all be heard at one moment ever after.
+    Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
+    one moment ever after.
     """
     return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
 
 
 def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
-    """Keep the reply until something changes; False when it must be answered now."""
+    """Delay the reply until something changes; False if it must be sent now."""
     limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
     return context.held.keep(context, consumer, presence, event, limit)
 
@@ -291,17 +292,17 @@ def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbea
 def answer_held(
     context: Context, consumer: ConsumerGroup, presence: Presence, event: ConsumerGroupHeartbeat, why: Release
 ) -> None:
-    """Answer a heartbeat that was held: its member moves on, whether or not it hears of it."""
+    """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
     answer(context, consumer, replace(event, hold_ms=0), presence.session.subject)
 
 
 def refuse_held(context: Context, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None) -> None:
-    """Answer a heartbeat that was held with an error."""
+    """Answer a delayed heartbeat with an error."""
     members.refuse(context, event, Refusal(error, message or error.text))
 
 
-def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Answer what a member's earlier heartbeats wait for: a joiner's with what it is now, a held one as usual."""
+def answer_waiting(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
     presence = consumer.presences.get(member_id)
     if presence is None:
         return
@@ -313,13 +314,13 @@ def let_go(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
 
 
 def release_all(context: Context, consumer: ConsumerGroup) -> None:
-    """Something changed: every held heartbeat is answered, so that its member moves now."""
+    """Answer every delayed heartbeat, so that all members move now."""
     for presence in list(consumer.presences.values()):
         context.held.release(context, consumer, presence)
 
 
 def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> None:
-    """A target is here: joiners that waited for it are answered, held members move, the next target is asked for."""
+    """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
     taken = assignment.take(context, consumer, event)
     for member_id, presence in list(consumer.presences.items()):
         if presence.waiting is None:
@@ -328,7 +329,7 @@ def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComp
             members.refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
             presence.waiting = None
         elif presence.waits_for <= consumer.target_epoch:
-            let_go(context, consumer, member_id)
+            answer_waiting(context, consumer, member_id)
     classic_members.on_target(context, consumer, event.failure)
     if taken:
         release_all(context, consumer)
@@ -337,7 +338,7 @@ def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComp
 
 
 def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """A member goes, for good or (a static one) for a while."""
+    """Process a leave, permanent or, for a static member, temporary."""
     member_id = event.member_id
     if event.instance_id is not None:
         holder = consumer.static_ids.get(event.instance_id)
@@ -359,10 +360,10 @@ def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbe
 
 
 def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
-    """Remove a member, also one that leaves; the others get a new epoch, or their classic group back."""
+    """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
     if member_id not in consumer.members:
         return
-    context.tell(consumer.group_id, reason)
+    context.log(consumer.group_id, reason)
     is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
     if is_of_consumer_protocol and conversion.turns_classic(context, consumer, leaving=member_id):
         members.dismiss(context, consumer, member_id)
@@ -373,66 +374,67 @@ def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str
 
 
 def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A member was silent too long."""
+    """Evict a member after its session timeout or grace period."""
     presence = consumer.presences.get(member_id)
     if presence is None or member_id not in consumer.members:
         return
     if presence.overdue:
-        reason = "did not move in time and did not join again"
+        reason = "evicted: did not revoke, join or sync in time, and did not join again"
     elif presence.lost:
-        reason = "did not come back after its connection ended"
+        reason = "evicted: did not reconnect after its connection ended"
     else:
-        reason = f"was silent for its session of {members.session_timeout_ms(context, consumer, member_id)} ms"
+        reason = f"evicted: session timed out after {members.session_timeout_ms(context, consumer, member_id)} ms"
     evict(
         context, consumer, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
     )
 
 
 def on_revocation_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A member did not give its partitions up within its rebalance timeout."""
+    """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
     expect_join(context, consumer, member_id, "revoke")
 
 
 def on_phase_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A classic member did not join or sync within its rebalance timeout."""
+    """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
     expect_join(context, consumer, member_id, "join or sync")
 
 
 def on_given_id_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A member id was given out and never came back."""
+    """Forget a member id that was given out and never used."""
     consumer.given_ids.pop(member_id, None)
 
 
 def expect_join(context: Context, consumer: ConsumerGroup, member_id: str, what: str) -> None:
-    """A member did not give its partitions up, join or sync within its rebalance timeout: it must join again.
+    """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.
 
-    It may not have heard that it must move, nor hear that it is refused now; so its partitions stay its own until it
-    joins again, leaves, or its session since it was last accepted ends, by which time it has stopped.
+    The member may not know that it must move, nor see that it is refused now. So it keeps its partitions until it joins
+    again, leaves, or its session ends, counted from its last accepted request. By then it has stopped.
     """
     presence = consumer.presences.get(member_id)
     if presence is not None and presence.waiting is None and presence.joining is None:
-        context.tell(consumer.group_id, f"member {member_id} did not {what} in time: it must join again")
+        context.log(consumer.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
         presence.overdue = True
 
 
 def on_watch(context: Context, consumer: ConsumerGroup, subject: str) -> None:
-    """Someone may be waited for who is silent: then the group gets a target that is made without it."""
+    """Begin a new epoch without members that fell silent before they moved."""
     silent = suspicion.silent_of(context, consumer, suspicion.unmoved(consumer))
     if silent and suspicion.applies(context, consumer):
-        assignment.bump(context, consumer, f"no one waits for silent members: {', '.join(silent)}")
+        names = ", ".join(silent)
+        assignment.bump(context, consumer, f"suspected members {names}: rebalance continues without them")
     else:
         suspicion.watch(context, consumer)
 
 
 def on_settings(context: Context, consumer: ConsumerGroup, event: GroupSettingsChanged) -> None:
-    """A group has timeouts of its own now."""
+    """Take over a group's own settings."""
     consumer.settings = event.settings
 
 
 def load(context: Context, consumer: ConsumerGroup) -> None:
-    """Sessions start anew; members that must give up have their whole time again; a missing target is asked for.
+    """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
 
-    Topics that came or went while no coordinator looked are found by matching regular expressions again.
+    Regular expressions are resolved again, which finds topics that changed while no coordinator ran.
     """
     consumer.settings = context.settings.get(consumer.group_id, consumer.settings)
     for member_id, member in consumer.members.items():
@@ -447,9 +449,9 @@ def load(context: Context, consumer: ConsumerGroup) -> None:
         assignment.look_at_topics(context, consumer)
         settled = consumer.epoch == consumer.target_epoch
         if settled and (suspicion.is_uneven(context, consumer) or suspicion.leaves_out(context, consumer)):
-            assignment.bump(context, consumer, "its target was made without silent members")
+            assignment.bump(context, consumer, "the target was made without suspected members")
         assignment.request(context, consumer)
         suspicion.watch(context, consumer)
-    context.tell(
+    context.log(
         consumer.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG
     )

@@ -1,4 +1,4 @@
-"""Members of a consumer group, whichever protocol they speak: one step on, another id, out."""
+"""Operations on a consumer group's members of either protocol: move, rename, remove, and answer their requests."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from kohort.groups.step import Context
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused."""
+    """The reason why a request is refused."""
 
     error: ErrorCode
     message: str
 
 
 def refuse(context: Context, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
-    """Answer with an error."""
+    """Answer a heartbeat with an error."""
     context.reply(event.request, ConsumerGroupHeartbeatReply(refusal.error, refusal.message))
 
 
-def note_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
-    """Leave a line for the log when a member is fenced by its epoch, once until it is heard again."""
+def log_fenced(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+    """Log that a member was fenced by its epoch, once until it is heard again."""
     presence = consumer.presences.get(event.member_id)
     if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
         return
     presence.fenced = True
     current = consumer.current_assignment(event.member_id)
-    context.tell(
+    context.log(
         event.group_id,
-        f"member {event.member_id} says epoch {event.member_epoch} and is at {current.member_epoch}, before at "
-        f"{current.previous_epoch}: it is fenced ({last_seen(context, consumer, event.member_id)})",
+        f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is {current.member_epoch}, "
+        f"the previous one was {current.previous_epoch} ({last_seen(context, consumer, event.member_id)})",
     )
 
 
 def last_seen(context: Context, consumer: ConsumerGroup, member_id: str) -> str:
-    """For the log: who a member is, when it was heard last, and what became of its connection."""
+    """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
     member = consumer.members[member_id]
     return consumer.presences[member_id].last_seen(context, member.client_id, member.client_host)
 
 
 def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
-    """Move a member one step towards its target and watch the time that it takes to give up."""
+    """Move a member one step towards its target and bound the time of its revocation."""
     before = consumer.current_assignment(member_id)
     target = consumer.targets.get(member_id, frozenset())
     after = next_step(consumer, member_id, target, owned)
     if after == before and member_id in consumer.current:
         return after
     context.emit(after.record(consumer.group_id, member_id))
-    note_moved(context, consumer, before.assigned, after.assigned)
+    record_downtime(context, consumer, before.assigned, after.assigned)
     member = consumer.members[member_id]
     presence = consumer.presence(member_id)
     if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
@@ -63,12 +63,12 @@ def step(context: Context, consumer: ConsumerGroup, member_id: str, owned: Pairs
     else:
         presence.revocation.cancel()
     if after.is_reconciled_to(consumer.epoch) and not before.is_reconciled_to(consumer.epoch):
-        note_settled(context, consumer)
+        report_if_settled(context, consumer)
     return after
 
 
-def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
-    """Partitions were taken from a member, or given to one: how long each of them stood still."""
+def record_downtime(context: Context, consumer: ConsumerGroup, before: Pairs, after: Pairs) -> None:
+    """Record the downtime of partitions that were taken from a member or assigned to one."""
     if before == after:
         return
     now_ms = context.now.mono_ms
@@ -81,12 +81,12 @@ def note_moved(context: Context, consumer: ConsumerGroup, before: Pairs, after: 
                 consumer.still.append(now_ms - since)
 
 
-def note_settled(context: Context, consumer: ConsumerGroup) -> None:
-    """Count a rebalance when the last member has reached its target."""
+def report_if_settled(context: Context, consumer: ConsumerGroup) -> None:
+    """Report the rebalance as complete when the last member has reached its target."""
     if consumer.settling_epoch != consumer.epoch:
         consumer.settling, consumer.settling_epoch = list(consumer.members), consumer.epoch
     left = consumer.settling
-    if not left:  # all have been seen: someone is back in its place
+    if not left:  # all members were reached before: one of them has rejoined
         return
     while left:
         awaited = left[-1] in consumer.members and left[-1] not in consumer.excluded
@@ -100,7 +100,7 @@ def note_settled(context: Context, consumer: ConsumerGroup) -> None:
 
 
 def session_timeout_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int:
-    """How long a member may be silent."""
+    """Return a member's session timeout."""
     member = consumer.members[member_id]
     if member.classic_protocols is not None:
         return member.classic_session_timeout_ms
@@ -108,12 +108,12 @@ def session_timeout_ms(context: Context, consumer: ConsumerGroup, member_id: str
 
 
 def heartbeat_interval_ms(context: Context, consumer: ConsumerGroup) -> int:
-    """What settled members are told."""
+    """Return the heartbeat interval of settled members."""
     return consumer.settings.heartbeat_interval_ms or context.config.consumer_heartbeat_interval_ms
 
 
 def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
-    """The assignor that most members wish for; the configured first when none wishes."""
+    """Return the assignor that most members prefer; the first configured one if none has a preference."""
     votes: dict[str, int] = {}
     for member in consumer.members.values():
         if member.server_assignor is not None:
@@ -122,7 +122,7 @@ def preferred_assignor(context: Context, consumer: ConsumerGroup) -> str:
 
 
 def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection: int) -> Presence:
-    """A member spoke: what it was heard on before no longer matters, nor that it has ended; its session is whole."""
+    """Record a request of a member: bind it to its connection and restart its session."""
     presence = consumer.presence(member_id)
     if presence.connection != connection:
         presence.bind(context, connection)
@@ -132,19 +132,19 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str, connection:
 
 
 def alive(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """A member was heard, on whatever connection: its session is whole again."""
+    """Restart a member's session after a request on any connection."""
     presence.alive(context, session_timeout_ms(context, consumer, member_id))
 
 
 def touch(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """A sign of life, or the end of a wait: its session starts again, unless its connection has ended."""
+    """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
     presence.touch(context, session_timeout_ms(context, consumer, member_id))
 
 
 def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Write that a static member has gone and may be back; what it has is its own for the rest of its session.
+    """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
 
-    It waits for nothing any more: a heartbeat that is answered later would move it on, back into the group.
+    Its waiting requests are refused: a later answer would move the member on, back into the group.
     """
     presence = consumer.presence(member_id)
     presence.expect_nothing()
@@ -154,21 +154,21 @@ def leave_for_a_while(context: Context, consumer: ConsumerGroup, member_id: str)
 
 
 def change_protocol(context: Context, consumer: ConsumerGroup, presence: Presence, member_id: str) -> None:
-    """A member speaks another protocol from now on: what it was to do in the one before is expected no more."""
+    """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
     presence.expect_nothing()
     elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
     turn_away(context, consumer, presence, elsewhere)
 
 
-def come_back(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """A member joins under its own id: if it was away, it has its place again."""
+def rejoin(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
+    """Let a member that had left temporarily take its place again."""
     current = consumer.current_assignment(member_id)
     if current.is_away:
         context.emit(current.afresh().record(consumer.group_id, member_id))
 
 
 def take_place(context: Context, consumer: ConsumerGroup, old_id: str, new_id: str) -> None:
-    """Write that a static member goes on under a new id, with what the old one has."""
+    """Write that a static member continues under a new id, with the partitions of the old one."""
     old, target = consumer.members[old_id], consumer.targets.get(old_id)
     before = consumer.current_assignment(old_id)
     if old_id in consumer.excluded:
@@ -186,7 +186,7 @@ def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
     dismiss(context, consumer, member_id)
     consumer.excluded.pop(member_id, None)
     if member_id in consumer.current:
-        note_moved(context, consumer, consumer.current[member_id].assigned, frozenset())
+        record_downtime(context, consumer, consumer.current[member_id].assigned, frozenset())
         context.emit(Tombstone((Kind.CURRENT, consumer.group_id, member_id)))
     if member_id in consumer.targets:
         context.emit(Tombstone((Kind.TARGET, consumer.group_id, member_id)))
@@ -196,7 +196,7 @@ def remove(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
 def dismiss(
     context: Context, consumer: ConsumerGroup, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
 ) -> None:
-    """Stop a member's timers and answer what it waits for."""
+    """Stop a member's timers and refuse its waiting requests."""
     presence = consumer.presences.pop(member_id, None)
     if presence is not None:
         presence.cancel()
@@ -205,12 +205,12 @@ def dismiss(
 
 
 def turn_away(context: Context, consumer: ConsumerGroup, presence: Presence, refusal: Refusal) -> None:
-    """Answer everything a member waits for: it is not, or no more, who asked."""
+    """Refuse all waiting requests of a member: it was removed or replaced."""
     if presence.waiting is not None:
         refuse(context, presence.waiting, refusal)
     context.held.refuse(context, consumer, presence, *refusal)
     if presence.joining is not None:
-        is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # classic clients do not know it
+        is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
         error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
         context.reply(presence.joining.request, JoinGroupReply(error))
     presence.waiting = presence.joining = None

@@ -1,13 +1,13 @@
-"""How a member of a consumer group moves from what it has to its target, one heartbeat at a time.
+"""Reconciliation: a consumer group member moves from its assignment to its target, one heartbeat at a time.
 
-| state | what it waits for | what a heartbeat does |
+| state | the member waits for | a heartbeat |
 |---|---|---|
-| STABLE | a newer target | begins to move: gives up first, takes afterwards |
-| UNREVOKED_PARTITIONS | the member no longer reports what it must give up | goes on towards the newest target |
-| UNRELEASED_PARTITIONS | others give up what it is to have | takes what has become free |
+| STABLE | a newer target | begins the move: first revokes, then assigns |
+| UNREVOKED_PARTITIONS | its own report without the revoked partitions | moves on towards the newest target |
+| UNRELEASED_PARTITIONS | other members to revoke its new partitions | assigns what has become free |
 
-A partition is assigned only when no member holds it or still has to give it up: that is the whole of why two clients
-never own one. Source: KIP-848, "Reconciliation"; scenario 6.
+A partition is assigned only if no member owns it or has yet to revoke it. For this reason two clients never own the
+same partition. Source: KIP-848, "Reconciliation"; scenario 6.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kohort.groups.records import MemberState
 
 
 def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
-    """Where a member stands after this heartbeat.
+    """Return a member's assignment after this heartbeat.
 
     Args:
         consumer: the group.
         member_id: the member.
-        target: what it is to have at the group's target epoch.
-        owned: what it reports to have; None: unchanged, so perhaps all of it.
+        target: the member's partitions at the group's target epoch.
+        owned: the partitions that the member reports; None: unchanged, so perhaps all of them.
     """
     current = consumer.current_assignment(member_id)
     if current.state is MemberState.UNREVOKED_PARTITIONS:
@@ -37,7 +37,7 @@ def next_step(consumer: ConsumerGroup, member_id: str, target: Pairs, owned: Pai
 
 
 def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
-    """One step towards the target: give up, or take, or wait."""
+    """Take one step towards the target: revoke, assign, or wait."""
     before = consumer.current_assignment(member_id)
     kept = before.assigned & target
     to_revoke = before.assigned - kept
@@ -56,7 +56,7 @@ def move(consumer: ConsumerGroup, member_id: str, epoch: int, target: Pairs, own
 
 
 def waits_for_others(consumer: ConsumerGroup, member_id: str) -> bool:
-    """Whether a part of the member's target is still held by another."""
+    """Return whether another member still owns a part of this member's target."""
     current = consumer.current_assignment(member_id)
     if current.state is not MemberState.UNRELEASED_PARTITIONS:
         return False

@@ -1,15 +1,16 @@
-"""Members of a consumer group that are silent: no one waits for them.
+"""Suspected members of a consumer group: the group does not wait for them.
 
-A member that should have been heard and was not may be dead, which its session will show; until then what it has is its
-own. But a target that asks it to give something up, or gives it more, leaves others waiting and partitions unread. So a
-target is made without those that are silent when it is asked for: they keep what they have, and the others divide the
-rest. One that falls silent before it has moved gets a new target made. When it is heard again, or is evicted, the next
-one is even.
+A member that is overdue may be dead, which only its session timeout shows. Until then it keeps its partitions. But a
+target that revokes some of them or adds others would leave other members waiting and partitions unread. So a target is
+computed without the members that are silent at that moment. They keep their partitions, and the others share the rest.
+If a member falls silent before it has moved, the group gets a new target. When the member is heard again or evicted,
+the next target is balanced again.
 
-When a member is silent `liveness.pacing` says, by `PACE`; one is also while it is away as a static member may be.
+`failure_detector` decides which members are silent, by `DETECTOR_SETTINGS`. A static member is also silent while it
+has left temporarily.
 
-Only with the assignor `uniform`: that of `range` keeps partitions of the same number together, which needs every
-member.
+This works only with the assignor `uniform`. The assignor `range` keeps partitions of the same number together, which
+needs every member.
 """
 
 from __future__ import annotations
@@ -19,28 +20,30 @@ from collections.abc import Iterable
 from kohort.groups import failure_detector
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import preferred_assignor
-from kohort.groups.failure_detector import Pace
+from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import Pairs
 from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 SLACK_MS = 500
-"""A heartbeat may be so much late beside half its interval, and a client takes so long to connect again."""
-PACE = Pace(any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True)
-"""How members of consumer groups are heard.
+"""The tolerated delay of a heartbeat beside half its interval, and the time that a client needs to reconnect."""
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True
+)
+"""The failure detector's parameters for consumer groups.
 
-To take one for silent that is not moves partitions twice: away from it, and back. So it is given time, and whatever is
-heard of it counts. Who would not wait is held again all the same: how long it is held was measured with its client
-(`liveness.patience`) or follows from the interval that it was told, and without holds some would ask several times a
-second, as they are told a short interval.
+A false suspicion moves partitions twice: away from the member and back. So members get time, and every request counts.
+Heartbeats of members that closed a connection during a delay are still delayed. The length of the delay was measured
+with their client (`client_quirks`) or follows from the interval that the member was told. Without delays some clients
+would send several heartbeats a second, because they were told a short interval.
 """
 ASSIGNOR = "uniform"
 
 
 def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) -> int | None:
-    """When a member counts as silent if it is not heard before.
+    """Return when a member counts as silent unless it is heard before.
 
-    None if it speaks classic: to a member of the classic protocol no target says anything before it joins again.
+    None for a member of the classic protocol: a new target does not affect it before it joins again.
     """
     if consumer.members[member_id].classic_protocols is not None:
         return None
@@ -51,34 +54,34 @@ def silent_from_ms(context: Context, consumer: ConsumerGroup, member_id: str) ->
 
 
 def is_silent(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
-    """Whether a member counts as silent now."""
+    """Return whether a member counts as silent now."""
     from_ms = silent_from_ms(context, consumer, member_id)
     return from_ms is not None and from_ms <= context.now.mono_ms
 
 
 def applies(context: Context, consumer: ConsumerGroup) -> bool:
-    """Whether targets may be made without some of the members."""
+    """Return whether targets may be computed without some of the members."""
     return context.config.notify_at_once != "off" and preferred_assignor(context, consumer) == ASSIGNOR
 
 
 def exclude(context: Context, consumer: ConsumerGroup) -> dict[str, Pairs]:
-    """The silent members that the next target is made without, and what they have; no one where all are silent."""
+    """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
     consumer.excluded.clear()
     silent = silent_of(context, consumer, consumer.members) if applies(context, consumer) else []
     consumer.excluded.update(dict.fromkeys(silent))
     current = {member_id: consumer.current_assignment(member_id) for member_id in silent}
-    return {member_id: each.assigned | each.pending for member_id, each in current.items()}
+    return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
 
 
-def silent_of(context: Context, consumer: ConsumerGroup, asked: Iterable[str]) -> list[str]:
-    """Those of some members that are silent; none when no member at all is not."""
+def silent_of(context: Context, consumer: ConsumerGroup, candidates: Iterable[str]) -> list[str]:
+    """Return the silent ones of some members; none if every member of the group is silent."""
     if all(is_silent(context, consumer, member_id) for member_id in consumer.members):
         return []
-    return [member_id for member_id in asked if is_silent(context, consumer, member_id)]
+    return [member_id for member_id in candidates if is_silent(context, consumer, member_id)]
 
 
 def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
-    """A member is heard: whether the target was made without it, so that the group needs another."""
+    """Take a member back that is heard again; return whether the target excluded it, so that a new one is needed."""
     if member_id not in consumer.excluded:
         return False
     del consumer.excluded[member_id]
@@ -89,11 +92,11 @@ def heard(context: Context, consumer: ConsumerGroup, member_id: str) -> bool:
 
 
 def watch(context: Context, consumer: ConsumerGroup) -> None:
-    """There is a new target: look when the first of those that have to move would be silent."""
+    """Schedule a check of the new target: when the first member that has to move would be silent."""
     if not applies(context, consumer):
         return
     due = [silent_from_ms(context, consumer, member_id) for member_id in unmoved(consumer)]
-    first_ms = min((each for each in due if each is not None), default=None)
+    first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
     if first_ms is not None:
         if consumer.watch is None:
             consumer.watch = Timer(Deadline.SILENCE, consumer.group_id)
@@ -101,7 +104,7 @@ def watch(context: Context, consumer: ConsumerGroup) -> None:
 
 
 def unmoved(consumer: ConsumerGroup) -> list[str]:
-    """Members that the target was made with and that do not have it."""
+    """Return the members that the target includes and that do not have it yet."""
     return [
         member_id
         for member_id in consumer.members
@@ -116,9 +119,9 @@ def _has_its_target(consumer: ConsumerGroup, member_id: str) -> bool:
 
 
 def leaves_out(context: Context, consumer: ConsumerGroup) -> bool:
-    """Whether partitions of subscribed topics are in nobody's target: only silent members read them when it was made.
+    """Return whether no target holds some partitions of subscribed topics, as only silent members had read them.
 
-    Asked by a coordinator that takes over, as `is_uneven`.
+    For a coordinator that takes over; `is_uneven` explains why.
     """
     if not applies(context, consumer):
         return False
@@ -128,11 +131,11 @@ def leaves_out(context: Context, consumer: ConsumerGroup) -> bool:
 
 
 def is_uneven(context: Context, consumer: ConsumerGroup) -> bool:
-    """Whether shares differ by more than one although all members read the same: a target that was made for the silent.
+    """Return whether shares differ by more than one although all members read the same topics.
 
-    Who they were is not written; so a coordinator that takes over asks this.
+    Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
     """
-    if not applies(context, consumer) or len({consumer.topics_of(each) for each in consumer.members.values()}) != 1:
+    if not applies(context, consumer) or len({consumer.topics_of(reader) for reader in consumer.members.values()}) != 1:
         return False
     shares = [len(consumer.targets.get(member_id, frozenset())) for member_id in consumer.members]
     return max(shares) - min(shares) > 1

@@ -1,1 +1,1 @@
-"""Groups on their way between the classic and the consumer protocol, and classic members of consumer groups."""
+"""Conversion between the classic and the consumer protocol, classic members of consumer groups, and request routing."""

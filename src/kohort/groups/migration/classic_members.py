@@ -1,7 +1,7 @@
 """Classic members of a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup against epochs. Source: KIP-848.
 
-A classic member's generation is its member epoch. It learns by REBALANCE_IN_PROGRESS that it must move, says by its
-join what it still has, and gets by its sync what it is to have.
+A classic member's generation is its member epoch. REBALANCE_IN_PROGRESS tells it to move. Its JoinGroup reports the
+partitions that it still has, and its SyncGroup returns its new ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kohort.groups.timers import Deadline, Timer
 
 
 def join(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
-    """A classic member joins, or joins again to move."""
+    """Process a classic member's join, first or repeated."""
     error = join_or_error(context, consumer, event)
     if error is not ErrorCode.NONE:
         member_id = event.new_member_id if error is ErrorCode.MEMBER_ID_REQUIRED else event.member_id
@@ -32,7 +32,7 @@ def join(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
 
 
 def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> ErrorCode:
-    """Take a JoinGroup in, or say why not."""
+    """Process a JoinGroup, or return the error that refuses it."""
     refused = sizes.check_join(context.config, event)
     if refused is not ErrorCode.NONE:
         return refused
@@ -61,7 +61,7 @@ def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -
         goes_back = consumer.members[replaced].classic_protocols is None
         members.take_place(context, consumer, replaced, member_id)
     else:
-        members.come_back(context, consumer, member_id)
+        members.rejoin(context, consumer, member_id)
     before = consumer.members.get(member_id)
     if save(context, consumer, event, member_id, subscription):
         assignment.bump(context, consumer, f"classic member {member_id} joined or changed its subscription")
@@ -77,7 +77,7 @@ def join_or_error(context: Context, consumer: ConsumerGroup, event: JoinGroup) -
 
 
 def give_id(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None:
-    """A first join is sent back with an id (KIP-394)."""
+    """Answer a first join with a member id (KIP-394)."""
     timer = consumer.given_ids[event.new_member_id] = Timer(
         Deadline.PENDING_MEMBER, event.group_id, event.new_member_id
     )
@@ -85,10 +85,10 @@ def give_id(context: Context, consumer: ConsumerGroup, event: JoinGroup) -> None
 
 
 def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
-    """Whether a dynamic member has no id yet, is in the group, or was just given its id.
+    """Return whether a dynamic member has no id yet, is in the group, or was just given its id.
 
-    Kafka takes any id here. A member that was evicted and does not know it would go on with partitions that others have
-    by now; UNKNOWN_MEMBER_ID tells it to let go of them first.
+    Kafka accepts any id here. An evicted member that does not know of its eviction would continue with partitions that
+    others have by now. UNKNOWN_MEMBER_ID tells it to release them first.
     """
     if not member_id or member_id in consumer.members:
         return True
@@ -99,13 +99,13 @@ def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
 
 
 def join_classic(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: str) -> None:
-    """The group has just become classic: the member that made it so waits for the round like the others."""
+    """Let the member that made the group classic again wait for the join phase like the others."""
     rebalance.await_join(context, classic, classic.members[member_id], event.request)
     rebalance.complete_if_all_joined(context, classic)
 
 
 def supports(consumer: ConsumerGroup, event: JoinGroup) -> bool:
-    """Whether a protocol of the member is one that all classic members support."""
+    """Return whether a protocol of the member is one that all classic members support."""
     others = [
         {offered.name for offered in member.classic_protocols or ()}
         for member in consumer.classic_members()
@@ -119,7 +119,7 @@ def supports(consumer: ConsumerGroup, event: JoinGroup) -> bool:
 def save(
     context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id: str, subscription: Subscription
 ) -> bool:
-    """Write what a classic member says of itself if it is new; True when the group needs a new epoch for it."""
+    """Write a classic member's metadata if it is new; True if the group needs a new epoch for it."""
     old = consumer.members.get(member_id)
     new = conversion.member_saved(event.group_id, member_id, event, subscription)
     if new == old:
@@ -129,7 +129,7 @@ def save(
 
 
 def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
-    """Answer the join when there is a target for it."""
+    """Answer the join as soon as there is a target for it."""
     presence = consumer.presence(member_id)
     again = members.Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
     members.turn_away(context, consumer, presence, again)
@@ -143,7 +143,7 @@ def wait(context: Context, consumer: ConsumerGroup, event: JoinGroup, member_id:
 
 
 def on_target(context: Context, consumer: ConsumerGroup, failure: str | None) -> None:
-    """A target is here: classic members that joined are told."""
+    """Answer the waiting joins of classic members after a target was computed."""
     for member_id, presence in list(consumer.presences.items()):
         if presence.joining is None:
             continue
@@ -156,7 +156,7 @@ def on_target(context: Context, consumer: ConsumerGroup, failure: str | None) ->
 
 
 def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Move a classic member on by what its join said it has, and tell it its epoch."""
+    """Move a classic member by the partitions that its join reports, and send it its epoch."""
     presence = consumer.presences[member_id]
     event = presence.joining
     if event is None:
@@ -167,7 +167,7 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
     owned = None if is_behind(subscription, before.member_epoch) else owned_ids(context, subscription)
     current = members.step(context, consumer, member_id, owned)
     members.touch(context, consumer, presence, member_id)
-    if current != before:  # else it has its assignment or is waited for already: a join may come again, and late
+    if current != before:  # else it has its assignment or is awaited already: a join may be late or repeated
         context.run(presence.sync_phase, event.rebalance_timeout_ms)
     context.reply(
         event.request,
@@ -182,23 +182,23 @@ def complete_join(context: Context, consumer: ConsumerGroup, member_id: str) -> 
 
 
 def is_behind(subscription: Subscription | None, member_epoch: int) -> bool:
-    """Whether a member that says what it has speaks of an older epoch than its own.
+    """Return whether a member's reported partitions are those of an older epoch than its own.
 
-    Such a join was sent before the member had what it has now, and came late or again after its answer was lost: what
-    it leaves out is not given up. Members that name no generation are taken at their word.
+    Such a join was sent before the member got its partitions, and arrived late or again after a lost reply. Partitions
+    that it leaves out are not revoked. Members that name no generation are taken at their word.
     """
     return subscription is not None and 0 < subscription.generation < member_epoch
 
 
 def owned_ids(context: Context, subscription: Subscription | None) -> Pairs:
-    """What a subscription says its member has."""
+    """Return the partitions that a subscription reports as owned."""
     topics = context.image.topics
     owned = () if subscription is None else subscription.owned
     return frozenset((topics[topic].id, number) for topic, number in owned if topic in topics)
 
 
 def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, generation: int | None) -> ErrorCode:
-    """Whether a classic member may speak, with this generation if one is given."""
+    """Return whether a classic member may send requests, with this generation if one is given."""
     if instance_id is not None:
         holder = consumer.static_ids.get(instance_id)
         if holder is None:
@@ -217,7 +217,7 @@ def validate(consumer: ConsumerGroup, member_id: str, instance_id: str | None, g
 
 
 def sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> None:
-    """A classic member asks for its assignment."""
+    """Process a SyncGroup: return a classic member's assignment."""
     error = validate(consumer, event.member_id, event.instance_id, event.generation)
     if error is ErrorCode.NONE:
         error = check_sync(context, consumer, event)
@@ -233,7 +233,7 @@ def sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> None:
 
 
 def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> ErrorCode:
-    """Whether protocol names match and no newer epoch calls the member back."""
+    """Return whether protocol names match and no newer epoch requires the member to rejoin."""
     member = consumer.members[event.member_id]
     name = (member.classic_protocols or ())[0].name
     wrong_type = event.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE)
@@ -247,14 +247,14 @@ def check_sync(context: Context, consumer: ConsumerGroup, event: SyncGroup) -> E
 
 
 def expect_join(context: Context, consumer: ConsumerGroup, member: MemberSaved) -> None:
-    """A classic member was told to join again: from the first time on, it has its rebalance timeout for it."""
+    """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
     timer = consumer.presence(member.member_id).join_phase
     if timer.due_ms is None:
         context.run(timer, member.rebalance_timeout_ms)
 
 
 def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> None:
-    """A classic member's sign of life, answered with whether it must move."""
+    """Process a classic member's heartbeat, and tell it whether it must move."""
     error = validate(consumer, event.member_id, event.instance_id, event.generation)
     if error is ErrorCode.NONE:
         member = consumer.members[event.member_id]
@@ -268,7 +268,7 @@ def heartbeat(context: Context, consumer: ConsumerGroup, event: Heartbeat) -> No
 
 
 def leave(context: Context, consumer: ConsumerGroup, event: LeaveGroup) -> None:
-    """Classic members go."""
+    """Remove classic members that leave."""
     left = []
     gone = []
     for leaving in event.members:
@@ -283,7 +283,7 @@ def leave(context: Context, consumer: ConsumerGroup, event: LeaveGroup) -> None:
 
 
 def leaver(consumer: ConsumerGroup, leaving: LeavingMember) -> tuple[ErrorCode, str]:
-    """Who is meant, or why that one can't leave this way."""
+    """Return the id of a leaving member, with the error if it cannot leave this way."""
     member_id = leaving.member_id
     if not member_id and leaving.instance_id is not None:
         member_id = consumer.static_ids.get(leaving.instance_id, "")

@@ -1,8 +1,10 @@
-"""A group moves between the classic and the consumer protocol while its members live. Source: KIP-848, scenario 15.
+"""Conversion of groups between the classic and the consumer protocol while members live. Source: KIP-848, scenario 15.
 
-Up: a member of the consumer protocol joins a classic group; its classic members stay, as classic members of a consumer
-group, with what they have. Down: the last member of the consumer protocol goes; the classic ones rebalance among
-themselves. `group.consumer.migration.policy` says which way is open; an empty group always moves.
+- **Upgrade**: a member of the consumer protocol joins a classic group. Its classic members stay, as classic members of
+  a consumer group, with their partitions.
+- **Downgrade**: the last member of the consumer protocol leaves. The classic members rebalance among themselves.
+
+`group.consumer.migration.policy` says which direction is allowed. An empty group may always change.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from kohort.groups.timers import Timer
 from kohort.ids import TopicId, TopicPartition
 
 FIRST_EPOCH = 1
-"""Of a group that no one has joined yet, as in Apache Kafka: its first members are at 2."""
+"""The epoch of a group before its first join, as in Apache Kafka: its first members are at 2."""
 
 
 def make_consumer_group(context: Context, group_id: str) -> bool:
-    """See that there is a consumer group of this name; False when it is another kind of group and may not change."""
+    """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
     group = context.find(group_id)
     if group is None:
         if len(context.ledger.groups) >= context.config.groups_max:
@@ -55,21 +57,21 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
     if isinstance(membership, ConsumerGroup):
         return True
     if membership.group_state() is GroupState.EMPTY:
-        give_up(context, group)
+        release_protocol(context, group)
         begin_consumer_group(context, group_id)
         return True
     return isinstance(membership, ClassicGroup) and upgrade(context, group, membership)
 
 
-def give_up(context: Context, group: Group) -> None:
-    """An empty group speaks its protocol no more, nor any other: it is whatever joins it."""
+def release_protocol(context: Context, group: Group) -> None:
+    """Release an empty group from its protocol, so that it takes the protocol of the next member."""
     group.membership.cancel()
     if group.membership.has_records():
         context.remove(group)
 
 
 def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
-    """Write that there is a consumer group; it has the timeouts of its own that were set before it was there."""
+    """Write a new consumer group, with settings of its own that were made before it existed."""
     context.emit(EpochBumped(group_id, epoch))
     consumer = context.ledger.membership(group_id, ConsumerGroup)
     consumer.settings = context.settings.get(group_id, consumer.settings)
@@ -77,24 +79,24 @@ def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPO
 
 
 def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
-    """Make a classic group with members a consumer group; False, and nothing changed, when that may not be.
+    """Convert a classic group with members to a consumer group; False, with nothing changed, if that is not allowed.
 
-    A round that was under way goes on as a new epoch, whoever joined: what a member left behind has no other owner.
+    A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other owner.
     """
     open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
     fits = len(classic.members) < context.config.consumer_max_size
     if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     converted = [convert_member(context, classic, member) for member in classic.members.values()]
-    members = [each for each in converted if each is not None]
+    members = [member for member in converted if member is not None]
     limit = context.config.group_record_bytes_max
     why = ""
     if len(members) < len(converted):
-        why = "a member's bytes are malformed"
+        why = "a member's metadata or assignment is malformed"
     elif any(protocols_bytes(member.saved.classic_protocols or ()) > limit for member in members):
-        why = f"the strategies of a member take more than {limit} bytes (group.record.max.bytes)"
+        why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
     if why:
-        context.tell(group.group_id, f"can't become a consumer group: {why}", Level.WARNING)
+        context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
         return False
     unsettled = classic.state is not GroupState.STABLE or rebalance.leaves_out(context, classic)
     for member in classic.members.values():
@@ -104,22 +106,22 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
         rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))
-    context.tell(group.group_id, f"is a consumer group now, from generation {generation} on")
+    context.log(group.group_id, f"converted to a consumer group at generation {generation}")
     if unsettled:
-        assignment.bump(context, consumer, "it was rebalancing when it became a consumer group")
+        assignment.bump(context, consumer, "a rebalance was under way during the conversion to a consumer group")
     return True
 
 
 def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
-    """What a classic member's strategies take in the record that a consumer group has of it.
+    """Return the bytes that a classic member's protocols take in its record of a consumer group.
 
-    A classic group keeps one.
+    A classic group stores only the chosen one.
     """
-    return sum(len(each.metadata) for each in protocols)
+    return sum(len(protocol.metadata) for protocol in protocols)
 
 
 class Converted(NamedTuple):
-    """A classic member as a consumer group has it, what it was assigned, and what else it said it has."""
+    """A classic member converted to a consumer group's record, with its assigned and otherwise claimed partitions."""
 
     saved: MemberSaved
     assigned: Pairs
@@ -128,15 +130,14 @@ class Converted(NamedTuple):
 
 
 def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-    """What each member holds: its assignment, and what no one was assigned but the member may not have given up.
+    """Return each member's partitions: its assignment, and unassigned ones that it may not have revoked yet.
 
-    A cooperative group moves a partition in two generations. Between them it belongs to no one in the assignment, while
-    its last owner still reads it: only that member's own word, in its subscription, tells.
-    Source: KIP-429, scenario 15.
+    A cooperative group moves a partition in two generations. Between them the partition is in no assignment, while its
+    last owner still reads it. Only the subscription of that member shows it. Source: KIP-429, scenario 15.
     """
     taken = {pair for member in members for pair in member.assigned}
     extra: dict[str, Pairs] = {}
-    for member in sorted(members, key=lambda one: -one.generation):
+    for member in sorted(members, key=lambda converted: -converted.generation):
         extra[member.saved.member_id] = member.claimed - taken
         taken |= member.claimed
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
@@ -145,7 +146,7 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
 def member_saved(
     group_id: str, member_id: str, said: JoinGroup | ClassicMember, subscription: Subscription
 ) -> MemberSaved:
-    """What a classic member said of itself, as the record of a consumer group's member."""
+    """Build the record of a consumer group's member from a classic member or its join."""
     return MemberSaved(
         group_id=group_id,
         member_id=member_id,
@@ -163,7 +164,7 @@ def member_saved(
 
 
 def convert_member(context: Context, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
-    """A classic member as a consumer group has it; None when its bytes are malformed."""
+    """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
     subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
     assignment = read_assignment(member.assignment)
     if subscription is None or assignment is None:
@@ -178,7 +179,7 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
 def write_consumer_group(
     context: Context, group: Group, classic: ClassicGroup, settled: list[tuple[MemberSaved, Pairs]]
 ) -> ConsumerGroup:
-    """Write the group anew, every member settled with what it holds."""
+    """Write the group as a consumer group, with every member settled on its partitions."""
     group_id, generation, before = group.group_id, classic.generation, classic.members
     ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
     classic.cancel()
@@ -193,21 +194,21 @@ def write_consumer_group(
     for saved, held in settled:
         context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
-        presence.go_on_from(member)
+        presence.take_over_connection(member)
         presence.process = member.client.process
         members.touch(context, consumer, presence, saved.member_id)
-        go_on(context, presence.session, ends_ms[saved.member_id])
+        continue_session(context, presence.session, ends_ms[saved.member_id])
     return consumer
 
 
-def go_on(context: Context, session: Timer, ends_ms: int | None) -> None:
-    """A member whose connection has ended is given no new session by its group's conversion: the old one goes on."""
+def continue_session(context: Context, session: Timer, ends_ms: int | None) -> None:
+    """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
     if session.due_ms is None and ends_ms is not None:
         context.deadlines.set(session, ends_ms)
 
 
 def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
-    """Whether only classic members are left, without the one that leaves, and they may be a classic group."""
+    """Return whether, without the leaving member, only classic members are left and they may become a classic group."""
     rest = [member for member_id, member in consumer.members.items() if member_id != leaving]
     return (
         bool(rest)
@@ -219,25 +220,25 @@ def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None
 
 
 def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
-    """Whether these members are no more than the one record of a classic group may hold; each has its own now."""
+    """Return whether these members fit into the one record of a classic group; now each has its own."""
     names, limit = topic_names(context), context.config.group_record_bytes_max
     size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
     if size <= limit:
         return True
-    text = f"it would take {size} bytes, a record may have {limit} (group.record.max.bytes)"
-    context.tell(
+    text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
+    context.log(
         consumer.group_id, f"only classic members are left, but it stays a consumer group: {text}", Level.WARNING
     )
     return False
 
 
 def topic_names(context: Context) -> dict[TopicId, str]:
-    """The names of all topics, by id."""
+    """Return the names of all topics by id."""
     return {topic.id: topic.name for topic in context.image.topics.values()}
 
 
 def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
-    """Make a consumer group of classic members a classic one, and let it rebalance."""
+    """Convert a consumer group of classic members to a classic group, and start its rebalance."""
     group_id, epoch = consumer.group_id, consumer.epoch
     names = topic_names(context)
     rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
@@ -257,26 +258,26 @@ def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str |
     leads = classic.leader = next(iter(classic.members), None)
     members = tuple(member.saved(protocol) for member in kept)
     context.emit(GroupSaved(group_id, CONSUMER_PROTOCOL_TYPE, epoch, protocol, leads, context.now.wall_ms, members))
-    context.emit(GenerationStarted(group_id, epoch + 1))  # after a crash the rebalance that begins here begins again
+    context.emit(GenerationStarted(group_id, epoch + 1))  # after a crash, the rebalance that starts here starts again
     classic.resumed_from = epoch
     classic.state = classic.previous_state = GroupState.STABLE
     classic.subscribed = classic.read_subscriptions()
     for member in classic.members.values():
         member.touch(context, member.session_timeout_ms)
-        go_on(context, member.session, ends_ms.get(member.member_id))
+        continue_session(context, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
             rebalance.await_join(context, classic, member, event.request)
-    context.tell(group_id, f"is a classic group again, from generation {epoch} on")
-    rebalance.prepare(context, classic, "the last member of the consumer protocol went")
+    context.log(group_id, f"converted to a classic group at generation {epoch}")
+    rebalance.prepare(context, classic, "the last member of the consumer protocol left")
     return classic
 
 
 def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
-    """A classic member of a consumer group as a classic group has it."""
+    """Convert a consumer group's classic member to a classic group's member."""
     presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
-    member.go_on_from(presence)
+    member.take_over_connection(presence)
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()
@@ -285,7 +286,7 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
 
 
 def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
-    """What a classic member has, in the bytes its client reads."""
+    """Return a classic member's partitions in the bytes that its client reads."""
     held = consumer.current_assignment(saved.member_id).assigned
     protocols = saved.classic_protocols or ()
     subscription = read_subscription(protocols[0].metadata) if protocols else None

@@ -1,7 +1,7 @@
-"""Requests on their way to a group of any protocol, or of none: what makes a group, or makes it change its protocol.
+"""Group routing: requests on their way to a group of any protocol, or to one that does not exist yet.
 
-JoinGroup and ConsumerGroupHeartbeat make groups. An empty group is whatever joins it. What stays with the group's
-protocol is in its row.
+JoinGroup and ConsumerGroupHeartbeat create groups. An empty group takes the protocol of the first member that joins it.
+Everything else is up to the handlers of the group's protocol.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kohort.groups.step import Context
 
 
 def join(context: Context, event: JoinGroup) -> None:
-    """To the group, which is made when there is none; an empty one of another protocol turns classic."""
+    """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
     group = context.find(event.group_id)
     if group is None:
         requests.join_first(context, event)
@@ -40,17 +40,17 @@ def join(context: Context, event: JoinGroup) -> None:
 
 
 def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
-    """To an empty group of another protocol, which turns classic if an empty classic group would take the member."""
+    """Join an empty group of another protocol, which turns classic if an empty classic group would take the member."""
     error = requests.check_first(context, event)
     if error is ErrorCode.NONE:
-        conversion.give_up(context, group)
+        conversion.release_protocol(context, group)
         join(context, event)
     else:
         context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
 
 
 def sync(context: Context, event: SyncGroup) -> None:
-    """To the group, if there is one."""
+    """Route a SyncGroup to its group, if there is one."""
     group = context.find(event.group_id)
     if group is None or not event.group_id:
         context.reply(event.request, SyncGroupReply(missing(event.group_id)))
@@ -59,7 +59,7 @@ def sync(context: Context, event: SyncGroup) -> None:
 
 
 def heartbeat(context: Context, event: Heartbeat) -> None:
-    """As `sync`."""
+    """Route a Heartbeat to its group, if there is one."""
     group = context.ledger.groups.get(event.group_id)
     if group is None:
         context.reply(event.request, HeartbeatReply(missing(event.group_id)))
@@ -68,24 +68,26 @@ def heartbeat(context: Context, event: Heartbeat) -> None:
 
 
 def leave(context: Context, event: LeaveGroup) -> None:
-    """As `sync`."""
+    """Route a LeaveGroup to its group, if there is one."""
     group = context.find(event.group_id)
     if not event.group_id:
         context.reply(event.request, LeaveGroupReply(ErrorCode.INVALID_GROUP_ID))
     elif group is None:
-        strangers = (LeftMember(one.member_id, one.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in event.members)
+        strangers = (
+            LeftMember(left.member_id, left.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for left in event.members
+        )
         context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
     else:
         context.protocol(group).leave(context, group.membership, event)
 
 
 def missing(group_id: str) -> ErrorCode:
-    """Why nobody speaks for a group that is not there."""
+    """Return the error for requests to a group that does not exist."""
     return ErrorCode.UNKNOWN_MEMBER_ID if group_id else ErrorCode.INVALID_GROUP_ID
 
 
 def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
-    """To the group; who joins makes it, or makes a consumer group of it where that may be."""
+    """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it to a consumer group."""
     refusal = consumer.check(context, event)
     if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
         verdict = imports.admit(context, event.group_id)
@@ -103,7 +105,7 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
 
 
 def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
-    """A member speaks to a group that is classic now; a static one that another replaced must not fight for it."""
+    """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""
     holder = classic.static_ids.get(event.instance_id)
     if holder is not None and holder != event.member_id:
         text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."

@@ -1,4 +1,4 @@
-"""A group becomes one of the push protocol: a new one, or an empty one of another protocol."""
+"""Creation of push groups: a new one, or an empty group of another protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kohort.groups.step import Context
 
 
 def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:
-    """The push group of this name, made if need be; or why there can be none."""
+    """Return the push group of this name, created if necessary, or the error that prevents it."""
     group = context.find(group_id)
     if group is not None:
         membership = group.membership
@@ -19,7 +19,7 @@ def make_push_group(context: Context, group_id: str) -> PushGroup | ErrorCode:
             return membership
         if membership.group_state() is not GroupState.EMPTY:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        conversion.give_up(context, group)
+        conversion.release_protocol(context, group)
     elif len(context.ledger.groups) >= context.config.groups_max:
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     context.emit(PushGroupSaved(group_id, context.now.wall_ms))

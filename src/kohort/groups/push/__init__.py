@@ -1,1 +1,1 @@
-"""The push protocol: consumers send nothing by themselves; they are pinged, stopped, started. Source: spec 4."""
+"""The push protocol: consumers send nothing unasked; the coordinator pings, stops and starts them. Source: spec 4."""

@@ -1,7 +1,7 @@
-"""What the coordinator knows of a push group: who is in it, who owns which partition, and what each was asked last.
+"""The state of a push group: its members, the owner of each partition, and each member's unanswered request.
 
-Hard state is written by the ledger alone: the members, and what each owns. A member owns partitions from before it is
-started with them until its Stop is answered and its last positions have come, or until it is out.
+Only the ledger writes the hard state: the members, and their partitions. A member owns partitions from before its Start
+until its Stop is answered and its last positions have arrived, or until it is evicted.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from kohort.groups.effects import GroupState
-from kohort.groups.events import Asking, RegisterConsumer
-from kohort.groups.failure_detector import Pacing
-from kohort.groups.group import Membership, Takes
+from kohort.groups.events import PushRequestKind, RegisterConsumer
+from kohort.groups.failure_detector import MonitoredMember
+from kohort.groups.group import GroupMembership, Takes
 from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
 from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
 from kohort.groups.timers import Deadline, Timer
 
 
-class PushMember(Pacing):
-    """One consumer as it is heard, and what it was asked.
+class PushMember(MonitoredMember):
+    """A consumer of a push group, with its unanswered requests.
 
     Attributes:
-        process: that it registered from, "": not known.
-        asked: what is not answered yet, None: nothing.
-        out: how many frames are not answered: one, and the repetitions of a Ping.
-        ping: it is due for a Ping, or late with an answer.
-        stopped: its fetchers are known to stand still: it is new, or has answered a Stop.
-        told: what it was started with on this connection, and confirmed; None: nothing.
-        ending: it has answered a Stop, and the Ping that brings its last positions has not been answered.
+        process: the process that it registered from, "" if unknown.
+        asked: the kind of the unanswered request, None: none.
+        out: the number of unanswered frames: one, plus the repetitions of a Ping.
+        ping: the timer of the next Ping, or of a late answer.
+        stopped: its fetchers are known to be stopped: the member is new, or has answered a Stop.
+        told: the partitions of its last confirmed Start on this connection; None: none.
+        ending: it has answered a Stop, but not yet the Ping for its last positions.
         back: it has registered again, and has not been pinged since.
         refusals: how often in a row it answered a Stop or a Start with an error.
-        still_ms: since when its partitions stand still, None: they do not.
+        still_ms: since when its partitions are not read, None: they are.
         finding: the ticket of the offsets that it waits for, -1: none.
-        claim: another connection wants its id; that waits until this one has answered, or has not.
-        proves: it was pinged since the claim came: its answer shows that it is there still.
+        claim: a conflicting registration of its id on another connection, which waits for this member's answer.
+        proves: it was pinged after the conflicting registration, so an answer shows that it is still alive.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class PushMember(Pacing):
     def __init__(self, group_id: str, member_id: str) -> None:
         super().__init__(group_id, member_id)
         self.process = ""
-        self.asked: Asking | None = None
+        self.asked: PushRequestKind | None = None
         self.out = 0
         self.ping = Timer(Deadline.PING, group_id, member_id)
         self.stopped = False
@@ -70,28 +70,28 @@ class PushMember(Pacing):
         self.proves = False
 
 
-class PushGroup(Membership):
-    """The members of a push group.
+class PushGroup(GroupMembership):
+    """The membership of a push group.
 
     Attributes:
-        saved: that there is one; None before its record.
-        members: what each said, by id.
-        owned: what each owns; who owns nothing is left out.
-        holders: who owns a partition.
-        present: the members as they are heard.
-        rebalancing: the text's bit: a rebalance is under way, or is to be tried again.
-        again: something changed meanwhile: look again when it is done.
-        attempt: of the rebalance under way, from 0.
-        began_ms: when the change came that it is for; None: there is none.
-        dividing: the ticket of the division that is awaited, -1: none.
-        moving: by member that is still to be started in this rebalance, with what.
-        takers: who is to have a partition in this rebalance, while it is to be started.
-        still: how long those stood still that have been started again, in ms.
-        attempts: an attempt takes too long.
-        backoff: the pause before the next attempt, or before another look.
-        loaded: it was there when its shard was loaded.
-        unregistered: who is to be stopped and started though nothing else changed: its ownership was deleted elsewhere.
-        matched: by regular expression and whether it excludes, the topics that it finds.
+        saved: the group's record; None before it is written.
+        members: the registrations, by member id.
+        owned: each member's partitions; members without partitions are left out.
+        holders: the owner of each partition.
+        present: the members' soft state.
+        rebalancing: a rebalance is under way or will be retried (the bit of spec 4.9).
+        again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
+        attempt: the attempt of the current rebalance, from 0.
+        began_ms: when the change that caused it came; None without one.
+        dividing: the ticket of the awaited assignment, -1: none.
+        moving: members that still have to be started in this rebalance, with their partitions.
+        takers: the next owner of each partition in `moving`.
+        still: the downtimes of members that have been started again, in ms.
+        attempts: the timer of an attempt.
+        backoff: the timer of the pause before the next attempt or rebalance.
+        loaded: the group existed when its shard was loaded.
+        unregistered: members to stop and start without another change: their owner nodes in ZooKeeper were deleted.
+        matched: the matching topics by regular expression and whether the expression excludes.
     """
 
     is_shown = True
@@ -137,27 +137,27 @@ class PushGroup(Membership):
         self.unregistered: dict[str, None] = {}
         self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
 
-    # -- what is asked of every membership
+    # -- interface of every membership
 
     def group_state(self) -> GroupState:
-        """Empty, PreparingRebalance while members are stopped and started, else Stable."""
+        """Return Empty, PreparingRebalance during a rebalance, else Stable."""
         if not self.members:
             return GroupState.EMPTY
         return GroupState.PREPARING_REBALANCE if self.rebalancing else GroupState.STABLE
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member reads it, by name or by an expression; one that is not matched yet may read any."""
+        """Return whether a member reads a topic, by name or expression; an unresolved expression may match any."""
         return any(self.reads(member, topic) for member in self.members.values())
 
     def reads(self, member: PushMemberSaved, topic: str) -> bool:
-        """Whether this member reads the topic, or may."""
+        """Return whether this member reads the topic, or may."""
         if member.regex is None:
             return any(name == topic for name, _ in member.topics)
         matched = self.matched.get((member.regex, member.excluding))
         return matched is None or topic in matched
 
     def records(self) -> Iterator[Record]:
-        """That it is one, its members, what they own."""
+        """Yield the records of the group, its members, and their partitions."""
         if self.saved is not None:
             yield self.saved
         yield from self.members.values()
@@ -165,18 +165,18 @@ class PushGroup(Membership):
             yield PushOwned(self.group_id, member_id, pack(pairs))
 
     def has_records(self) -> bool:
-        """Whether it was written that it is one."""
+        """Return whether the group's record was written."""
         return self.saved is not None
 
     def tombstones(self) -> Iterator[RecordKey]:
-        """What members own, the members, the group."""
+        """Yield the keys of partitions, members, and last the group."""
         yield from ((Kind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
         yield from ((Kind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
         if self.saved is not None:
             yield self.saved.key
 
     def cancel(self) -> None:
-        """Stop all timers."""
+        """Stop all timers of the group."""
         for member in self.present.values():
             member.session.cancel()
             member.ping.cancel()
@@ -184,14 +184,14 @@ class PushGroup(Membership):
         self.backoff.cancel()
 
     def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Members with their connections."""
+        """Yield each member's id, its connection, and whether that has ended."""
         return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
 
     def empty_since_ms(self) -> int:
-        """Since when it has had no members."""
+        """Return since when the group is empty; -1 if it has members."""
         return -1 if self.members or self.saved is None else self.saved.state_ms
 
-    # -- the ledger's
+    # -- changes by the ledger
 
     def _take_group(self, record: PushGroupSaved) -> None:
         self.saved = record
@@ -212,7 +212,7 @@ class PushGroup(Membership):
                 del self.holders[pair]
 
     def drop(self, kind: Kind, names: list[str]) -> bool:
-        """The record of this key is gone."""
+        """Apply the removal of a record. For the ledger."""
         if kind is Kind.PUSH_OWNED:
             self._release(names[0])
         elif kind is Kind.PUSH_MEMBER:
@@ -224,27 +224,27 @@ class PushGroup(Membership):
 
     takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
 
-    # -- what its handlers ask
+    # -- queries of the handlers
 
     def owned_by(self, member_id: str) -> Pairs:
-        """What a member owns."""
+        """Return a member's partitions."""
         return self.owned.get(member_id, NOTHING)
 
     def is_free_for(self, member_id: str, pairs: Pairs) -> bool:
-        """Whether nobody else owns any of these."""
+        """Return whether no other member owns any of these partitions."""
         return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
 
     def waiting_for(self, pairs: Iterable[Pair]) -> list[str]:
-        """Who is to be started with one of these."""
+        """Return the members that are to be started with one of these partitions."""
         return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
 
     def to_move(self, moving: Mapping[str, Pairs]) -> None:
-        """These members are to be started with these partitions, and no others."""
+        """Set the members that have to be started in this rebalance, with their partitions."""
         self.moving = dict(moving)
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
     def moved(self, member_id: str) -> None:
-        """A member has been started, or is out."""
+        """Remove a member that has been started, or is gone, from `moving`."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:
                 del self.takers[pair]

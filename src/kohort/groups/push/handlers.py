@@ -1,4 +1,4 @@
-"""The push protocol's row."""
+"""The handlers of the push protocol."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write
 from kohort.errors import ErrorCode
 from kohort.groups.effects import DescribedGroup, DescribedMember, Level, ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.events import (
-    Asking,
     ConsumerAnswered,
     OffsetCommit,
     OffsetsFound,
     OwnersMissing,
     PartitionsDivided,
+    PushRequestKind,
     RegisterConsumer,
     ShowPushGroups,
     TxnOffsetCommit,
 )
 from kohort.groups.group import Partition
-from kohort.groups.handlers import Protocol
+from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.pairs import Pair, Pairs
 from kohort.groups.push import rebalance, registration, requests
 from kohort.groups.push.group import PushGroup, PushMember
@@ -29,14 +29,14 @@ from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.ids import TopicPartition
 
-# -- Push groups as they are shown outside the journal, in ZooKeeper. Source: spec 4.7
+# -- Push groups as they are published outside the journal, in ZooKeeper. Source: spec 4.7
 
 TOLD = 5
-"""Partitions named in a line of the log."""
+"""The number of partitions named in a log line."""
 
 
 def show(context: Context, event: ShowPushGroups) -> None:
-    """As they are now, all of them or those that have changed."""
+    """Return the push groups of the shard, either all of them or those that have changed."""
     ledger = context.ledger
     changed, ledger.changed = ledger.changed, {}
     names = None if event.whole else changed
@@ -53,7 +53,7 @@ def show(context: Context, event: ShowPushGroups) -> None:
 
 
 def owners(context: Context, push: PushGroup) -> Mapping[TopicPartition, str]:
-    """Consumer and stream by partition."""
+    """Return each partition's owner as consumer and stream."""
     found: dict[TopicPartition, str] = {}
     for member_id, pairs in push.owned.items():
         found.update(streams(context, push.members[member_id], pairs))
@@ -61,7 +61,7 @@ def owners(context: Context, push: PushGroup) -> Mapping[TopicPartition, str]:
 
 
 def streams(context: Context, saved: PushMemberSaved, pairs: Pairs) -> Mapping[TopicPartition, str]:
-    """A consumer's partitions, dealt to its streams in their order, as `division` counts them."""
+    """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
     of_topic = dict(saved.topics)
     dealt: dict[str, int] = {}
     found: dict[TopicPartition, str] = {}
@@ -74,7 +74,7 @@ def streams(context: Context, saved: PushMemberSaved, pairs: Pairs) -> Mapping[T
 
 
 def on_owners_missing(context: Context, event: OwnersMissing) -> None:
-    """Somebody has deleted what was shown: who owns those partitions is started again."""
+    """Rebalance because owner nodes were deleted: the owners of those partitions are stopped and started."""
     group = context.find(event.group_id)
     push = None if group is None else group.under(PushGroup)
     if push is None:
@@ -86,17 +86,17 @@ def on_owners_missing(context: Context, event: OwnersMissing) -> None:
     if found:
         push.unregistered.update(dict.fromkeys(found))
         names = ", ".join(f"{part.topic}-{part.partition}" for part in event.partitions[:TOLD])
-        context.tell(
-            event.group_id, f"{len(event.partitions)} partitions have lost their owners: {names}", Level.WARNING
+        context.log(
+            event.group_id, f"owners of {len(event.partitions)} partitions were deleted: {names}", Level.WARNING
         )
         rebalance.look(context, push, "the owners of partitions were deleted")
 
 
-# -- What must hold in a push group between any two steps
+# -- Invariants of a push group between any two steps
 
 
 def broken_in(push: PushGroup) -> Iterator[str]:
-    """What is wrong with a push group."""
+    """Yield the violated invariants of a push group."""
     if push.members.keys() != push.present.keys():
         yield "members are not those that are heard"
     for what, names in (("owns", push.owned.keys()), ("is to be started", push.moving.keys())):
@@ -122,12 +122,12 @@ def broken_in(push: PushGroup) -> Iterator[str]:
 
 
 def broken_asking(member_id: str, member: PushMember) -> Iterator[str]:
-    """What is wrong with what a member was asked."""
+    """Yield contradictions between a member's unanswered requests and its timers."""
     if member.session.due_ms is None:
         yield f"no session of {member_id} runs"
     if (member.asked is None) != (member.out == 0):
         yield f"{member_id} was asked {member.asked}, and owes {member.out} answers"
-    if member.out > 1 and member.asked is not Asking.PING:
+    if member.out > 1 and member.asked is not PushRequestKind.PING:
         yield f"{member.asked} of {member_id} was repeated"
     if member.is_gone and (member.asked is not None or member.ping.due_ms is not None or member.claim is not None):
         yield f"{member_id} can't be reached, and is asked"
@@ -135,21 +135,22 @@ def broken_asking(member_id: str, member: PushMember) -> Iterator[str]:
         yield f"{member_id} is never asked again"
 
 
-# -- Who may commit in a push group by hand: a member, of partitions that it owns, until its Stop is answered
+# -- Permission to commit manually in a push group
 #
-# Of other partitions it may say again where they are, with metadata of its own, and of one that nobody owns a first
-# offset: that moves nobody.
+# A member may commit its own partitions until its Stop is answered. For other partitions a member may repeat the
+# committed position with its own metadata. For a partition without an owner it may also commit a first offset. Neither
+# moves another member.
 
 
 def may_commit(context: Context, push: PushGroup, event: OffsetCommit) -> ErrorCode:
-    """A member commits what it owns; when nobody is in the group, anyone commits anything."""
+    """Return whether a commit is accepted: a member's, or anyone's if the group is empty."""
     if not push.members and event.generation < 0:
         return ErrorCode.NONE
     return ErrorCode.NONE if event.member_id in push.members else ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def refused_offsets(context: Context, push: PushGroup, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
-    """The partitions that the member would move, and does not own by the coordinator's word, or has given up."""
+    """Return the partitions of a commit that the member does not own or has revoked, if the commit would move them."""
     member = push.present.get(event.member_id)
     if member is None:
         return {}
@@ -170,16 +171,16 @@ def refused_offsets(context: Context, push: PushGroup, event: OffsetCommit) -> M
 
 
 def may_commit_in_transaction(context: Context, push: PushGroup, event: TxnOffsetCommit) -> ErrorCode:
-    """Members have no epoch that a transaction could be checked against: with members, none is taken."""
+    """Refuse transactional commits in a group with members, which have no epoch to check the transaction by."""
     return ErrorCode.NONE if not push.members else ErrorCode.ILLEGAL_GENERATION
 
 
 PUSH_PROTOCOL: Final = "push"
-"""What DescribeGroups shows as the protocol that a push group has chosen."""
+"""The chosen protocol that DescribeGroups shows for a push group."""
 
 
 def describe(context: Context, push: PushGroup) -> DescribedGroup:
-    """A group as of type classic, whose assignments every tool can read."""
+    """Describe a push group like a classic one, with assignments that every tool can read."""
     members = tuple(
         DescribedMember(
             member_id=member_id,
@@ -196,13 +197,13 @@ def describe(context: Context, push: PushGroup) -> DescribedGroup:
 
 
 def topics_of(push: PushGroup, saved: PushMemberSaved) -> tuple[str, ...]:
-    """The topics that a member reads, as far as they are known."""
+    """Return the topics that a member reads, as far as they are known."""
     if saved.regex is None:
         return tuple(topic for topic, _ in saved.topics)
     return tuple(sorted(push.matched.get((saved.regex, saved.excluding), ())))
 
 
-PUSH: Final = Protocol(
+PUSH: Final = ProtocolHandlers(
     name=PUSH_PROTOCOL,
     listed_as="classic",
     membership=PushGroup,

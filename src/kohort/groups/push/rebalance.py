@@ -1,10 +1,12 @@
-"""Rebalances of a push group: one at a time, by the text's bit, with a second mark for what changes meanwhile.
+"""Rebalances of a push group: one at a time, with a second mark for changes during a rebalance.
 
-A rebalance divides the partitions anew (long work), looks whether that is what members have, and stops and starts those
-that gain or lose, or all (`push.rebalance`). It is done when all have been started. What takes longer than the slowest
-member may take to answer is tried again after a backoff, at most `push.rebalance.retries.max` times; then it is given
-up, and said so: members that have not answered lose their connections, and the group is looked at after the backoff.
-A change while the bit is set marks the group to be looked at when it is done. Source: spec 4.6, 4.7, 4.9.
+A rebalance computes a new assignment in the background and compares it with what members own. Then it stops and starts
+the members that gain or lose partitions, or all of them (`push.rebalance`). It is complete when all have been started.
+
+An attempt may take as long as the slowest member has for its answers. After that it is retried following a backoff, at
+most `push.rebalance.retries.max` times. Then the rebalance fails: members that have not answered are disconnected, and
+a new rebalance begins after the backoff. A change during a rebalance sets the second mark, so that another rebalance
+follows. Source: spec 4.6, 4.7, 4.9.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.consumer.assignment import topic_info
 from kohort.groups.effects import DividePartitions, Level, Meter
-from kohort.groups.events import Asking, PartitionsDivided, Topic
+from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
 from kohort.groups.pairs import Pair, Pairs, pack, unpack
 from kohort.groups.push import registration, requests
 from kohort.groups.push.group import PushGroup
@@ -23,15 +25,15 @@ from kohort.groups.step import Context
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicId, TopicPartition
 
-# -- Who of a push group is to have what: long work, pure, for any thread
+# -- Assignment of a push group's partitions, for any thread
 #
-# A consumer counts as many takers as it has streams of a topic. Topics that a consumer's expression finds are matched
-# here too; internal ones are left out. Source: spec 4.7, 4.8.
+# A consumer counts as many takers as it has streams of a topic. Regular expressions are resolved here too, without
+# internal topics. Source: spec 4.7, 4.8.
 
 ASSIGNORS = {"sticky": "uniform", "range": "range"}
-"""The coordinator's assignors by the names of `push.assignor`: uniform keeps what members have."""
+"""The coordinator's assignors by the values of `push.assignor`; uniform leaves partitions where they are."""
 INTERNAL = "__"
-"""Topics whose names begin so are internal."""
+"""The prefix of internal topics' names."""
 
 Matched = Mapping[tuple[str, bool], frozenset[str]]
 
@@ -39,7 +41,7 @@ Matched = Mapping[tuple[str, bool], frozenset[str]]
 def divide_partitions(
     work: DividePartitions, match: Callable[[str, Iterable[str]], Iterable[str]]
 ) -> PartitionsDivided:
-    """Carry out a `DividePartitions` with the shell's regular expressions."""
+    """Carry out a `DividePartitions` with the caller's regular expressions."""
     matched = {
         (member.regex, member.excluding): found(member.regex, member.excluding, work.topics, match)
         for member in work.members.values()
@@ -71,14 +73,14 @@ def divide_partitions(
 def found(
     regex: str, excluding: bool, topics: Mapping[str, Topic], match: Callable[[str, Iterable[str]], Iterable[str]]
 ) -> frozenset[str]:
-    """The topics that an expression finds."""
+    """Return the topics that an expression selects."""
     names = [name for name in sorted(topics) if not name.startswith(INTERNAL)]
     matches = frozenset(match(regex, names))
     return frozenset(names) - matches if excluding else matches
 
 
 def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
-    """The topics that a member reads, with their streams."""
+    """Return a member's topics with their streams."""
     if member.regex is None:
         return dict(member.topics)
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
@@ -87,7 +89,7 @@ def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
 def split(
     member_id: str, reads: Mapping[str, int], owned: Iterable[Pair], by_id: Mapping[TopicId, Topic]
 ) -> dict[str, MemberSubscription]:
-    """A member's streams as takers of their own; what it has is spread over them."""
+    """Return a member's streams as separate takers, with its partitions spread over them."""
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
     for topic_id, number in sorted(owned):
@@ -107,19 +109,19 @@ def split(
 
 
 def look(context: Context, push: PushGroup, why: str) -> None:
-    """Something changed: rebalance, or mark that another look is needed."""
+    """Start a rebalance after a change, or mark that another one must follow the current one."""
     if not push.members:
         end(push)
     elif push.rebalancing or push.backoff.due_ms is not None:
         push.again = True
     else:
-        context.tell(push.group_id, f"rebalances: {why}", Level.DEBUG)
+        context.log(push.group_id, f"rebalance started: {why}", Level.DEBUG)
         push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
         divide(context, push)
 
 
 def end(push: PushGroup) -> None:
-    """No rebalance is under way, and none is wanted."""
+    """End the current rebalance, and clear the mark for another one."""
     push.rebalancing = push.again = False
     push.dividing = -1
     push.began_ms = None
@@ -131,9 +133,9 @@ def end(push: PushGroup) -> None:
 
 
 def divide(context: Context, push: PushGroup) -> None:
-    """Ask who is to have what, if that is not under way."""
+    """Request a new assignment, unless one is under way."""
     push.rebalancing = True
-    context.ledger.note(push)
+    context.ledger.mark_changed(push)
     push.again = False
     if push.dividing >= 0:
         push.again = True
@@ -152,14 +154,14 @@ def divide(context: Context, push: PushGroup) -> None:
 
 
 def on_divided(context: Context, event: PartitionsDivided) -> None:
-    """It is known who is to have what."""
+    """Take over a computed assignment, and select the members that have to move."""
     group = context.find(event.group_id)
     push = None if group is None else group.under(PushGroup)
     if push is None or push.dividing != event.ticket:
         return
     push.dividing = -1
     if event.failure is not None:
-        context.tell(push.group_id, f"its partitions can't be divided: {event.failure}", Level.ERROR)
+        context.log(push.group_id, f"assignment not computed: {event.failure}", Level.ERROR)
         try_again(context, push)
         return
     push.matched = event.matched
@@ -176,98 +178,100 @@ def on_divided(context: Context, event: PartitionsDivided) -> None:
 
 
 def is_needed(push: PushGroup, targets: dict[str, Pairs]) -> bool:
-    """The text's four conditions: no owner is known, a partition has none, or is no more, or another owner.
+    """Return whether any member has to move: the four conditions of the specification.
 
-    Source: spec 4.7.
+    No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
     """
     return any(must_move(push, member_id, want) for member_id, want in targets.items())
 
 
 def must_move(push: PushGroup, member_id: str, want: Pairs) -> bool:
-    """Whether a member is to have something else than it has, or has stopped, or is about to: its Stop is out."""
+    """Return whether a member has to be stopped and started: other partitions, stopped or stopping, or unregistered."""
     member = push.present[member_id]
-    stops = member.stopped or member.asked is Asking.STOP
+    stops = member.stopped or member.asked is PushRequestKind.STOP
     return want != push.owned_by(member_id) or stops or member_id in push.unregistered
 
 
 def attempt_ms(push: PushGroup) -> int:
-    """How long an attempt may take: what the slowest member has for an answer, for each of Stop, Ping and Start."""
+    """Return the time limit of an attempt: the slowest member's for each of Stop, Ping and Start."""
     return 3 * max(requests.interval_ms(saved) for saved in push.members.values())
 
 
 def look_whether_done(context: Context, push: PushGroup) -> None:
-    """A rebalance is done when everyone has been started; what was marked meanwhile is looked at."""
+    """Complete the rebalance if all members have been started; start another one if something changed meanwhile."""
     if not push.rebalancing or push.dividing >= 0 or push.moving or push.backoff.due_ms is not None:
         return
     began_ms, still, again = push.began_ms, push.still, push.again
     end(push)
-    context.ledger.note(push)
+    context.ledger.mark_changed(push)
     context.rebalanced(push.group_id, "push", began_ms, still, len(push.members))
     if again:
-        look(context, push, "it changed meanwhile")
+        look(context, push, "something changed during the last rebalance")
 
 
 def went_on(context: Context, push: PushGroup) -> None:
-    """Someone whom others may have waited for is out: they have time to be started, if there are any."""
+    """Restart the time limit of the attempt after an eviction, for members that waited for the evicted one."""
     if push.attempts.due_ms is not None and push.members:
         context.run(push.attempts, attempt_ms(push))
     look_whether_done(context, push)
 
 
 def start_again(context: Context, push: PushGroup, member_id: str) -> None:
-    """A member that works on something else than it was told is stopped, and started with what it owns."""
+    """Stop a member that may read other partitions than its own, and start it with those that it owns."""
     push.to_move(push.moving | {member_id: push.owned_by(member_id)})
     if not push.rebalancing:
         push.rebalancing = True
-        context.ledger.note(push)
+        context.ledger.mark_changed(push)
         push.attempt, push.began_ms, push.still = 0, context.now.mono_ms, []
         context.run(push.attempts, attempt_ms(push))
 
 
 def on_attempt_end(context: Context, push: PushGroup, _subject: str) -> None:
-    """Not all have been started in time."""
+    """Retry the rebalance because an attempt took too long."""
     if push.rebalancing:
         late = ", ".join(sorted(push.moving)[:5])
-        context.tell(push.group_id, f"attempt {push.attempt + 1} at a rebalance took too long: {late}")
+        context.log(push.group_id, f"rebalance attempt {push.attempt + 1} timed out; waiting for {late}")
         try_again(context, push)
 
 
 def try_again(context: Context, push: PushGroup) -> None:
-    """Another attempt after the backoff, or none any more."""
+    """Retry the rebalance after the backoff, or let it fail."""
     push.attempts.cancel()
     push.attempt += 1
     if push.attempt > context.config.push_rebalance_retries:
-        give_up(context, push)
+        fail_rebalance(context, push)
     context.run(push.backoff, context.config.push_rebalance_backoff_ms)
 
 
-def give_up(context: Context, push: PushGroup) -> None:
-    """A rebalance has failed: whoever did not answer loses its connection, and its place when its session is over."""
+def fail_rebalance(context: Context, push: PushGroup) -> None:
+    """Let the rebalance fail: members without an answer are disconnected, and evicted when their sessions end."""
     silent = [
         member_id
         for member_id in push.moving
-        if not push.present[member_id].is_gone and push.present[member_id].asked in (Asking.STOP, Asking.START)
+        if not push.present[member_id].is_gone
+        and push.present[member_id].asked in (PushRequestKind.STOP, PushRequestKind.START)
     ]
-    context.tell(
+    context.log(
         push.group_id,
-        f"a rebalance failed {push.attempt} times and is given up (ConsumerRebalanceFailedException); "
-        f"not answered: {', '.join(silent[:10]) or 'nobody'}",
+        f"rebalance failed after {push.attempt} attempts (ConsumerRebalanceFailedException); "
+        f"no answer from {', '.join(silent[:10]) or 'nobody'}",
         Level.ERROR,
     )
     context.count(Meter.PUSH_FAILED)
     push.attempt = 0
     for member_id in silent:
-        registration.lose(context, push, push.present[member_id], f"{member_id} did not answer in a rebalance")
+        text = f"member {member_id} disconnected: no answer during a rebalance"
+        registration.lose(context, push, push.present[member_id], text)
 
 
 def pause(context: Context, push: PushGroup) -> None:
-    """What is under way can't go on for now: it is tried again after the backoff."""
+    """Retry the current step after the backoff, because it cannot continue now."""
     if push.backoff.due_ms is None:
         context.run(push.backoff, context.config.push_rebalance_backoff_ms)
 
 
 def on_backoff_end(context: Context, push: PushGroup, _subject: str) -> None:
-    """Another attempt; also those who wait for offsets ask again."""
+    """Begin another attempt; members that wait for offsets request them again."""
     if push.members:
         if push.began_ms is None:
             push.began_ms = context.now.mono_ms
@@ -277,9 +281,9 @@ def on_backoff_end(context: Context, push: PushGroup, _subject: str) -> None:
 
 
 def on_image(context: Context, push: PushGroup, change: ImageChange) -> None:
-    """The topics changed: a group that reads one of them, or may, is looked at.
+    """Rebalance after a change of topics that the group reads, or may read.
 
-    An expression that was not matched yet may find any: a division that is under way knows the topics as they were.
+    An unresolved expression may match any topic: an assignment under way uses the topics as they were.
     """
     if not push.members:
         return

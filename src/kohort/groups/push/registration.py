@@ -1,13 +1,13 @@
-"""Consumers come, come back, and go. Source: spec 4.4, 4.12.
+"""Registration of push consumers: they join, return, and leave. Source: spec 4.4, 4.12.
 
-| who registers | what happens |
+| a registration of | what happens |
 |---|---|
-| a new id | it is a member, and the group is looked at |
-| the id of a member whose connection has ended, or that the journal knows | it goes on with what it owns |
-| the id of a member whose connection seems open | that one is pinged: if it answers, the other is refused |
+| a new id | it becomes a member, and a rebalance follows |
+| the id of a member whose connection has ended, or that the journal knows | it continues with its partitions |
+| the id of a member whose connection seems open | that one is pinged; if it answers, the registration is refused |
 
-A consumer is out when its session is over, when it leaves (LeaveGroup, which kohort's own clients send), or when the
-process that it registered from has ended. A connection's end alone says nothing: it may work on behind it.
+A consumer is evicted when its session times out or the process that it registered from has ended. It may also leave
+(LeaveGroup, which kohort's own clients send). The end of a connection alone shows nothing: the consumer may work on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kohort.groups.step import Context
 
 
 def register(context: Context, event: RegisterConsumer) -> None:
-    """A consumer asks to be a member."""
+    """Process a registration."""
     error = check(context, event)
     made = error if error is not ErrorCode.NONE else make_push_group(context, event.group_id)
     if not isinstance(made, PushGroup):
@@ -34,7 +34,7 @@ def register(context: Context, event: RegisterConsumer) -> None:
     if member is None:
         admit(context, made, event)
     elif member.is_gone:
-        come_back(context, made, member, event)
+        register_again(context, made, member, event)
     elif member.claim is not None:
         context.reply(event.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
     else:
@@ -45,7 +45,7 @@ def register(context: Context, event: RegisterConsumer) -> None:
 
 
 def check(context: Context, event: RegisterConsumer) -> ErrorCode:
-    """What a registration itself may get wrong, whatever the group."""
+    """Return the error in a registration itself, whatever the group."""
     config = context.config
     if "push" not in config.rebalance_protocols:
         return ErrorCode.UNSUPPORTED_VERSION
@@ -59,7 +59,7 @@ def check(context: Context, event: RegisterConsumer) -> ErrorCode:
 
 
 def saved_of(event: RegisterConsumer) -> PushMemberSaved:
-    """What it said, as its record."""
+    """Return a registration as its record."""
     return PushMemberSaved(
         group_id=event.group_id,
         member_id=event.member_id,
@@ -76,7 +76,7 @@ def saved_of(event: RegisterConsumer) -> PushMemberSaved:
 
 
 def admit(context: Context, push: PushGroup, event: RegisterConsumer) -> None:
-    """A new member."""
+    """Add a new member."""
     if len(push.members) >= context.config.group_max_size:
         context.reply(event.request, RegisterConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
         return
@@ -87,19 +87,19 @@ def admit(context: Context, push: PushGroup, event: RegisterConsumer) -> None:
     member.stopped = True
     take_connection(context, push, member, event)
     context.run(member.ping, requests.first_ping_ms(push.members[event.member_id]))
-    rebalance.look(context, push, f"{event.member_id} came")
+    rebalance.look(context, push, f"member {event.member_id} joined")
 
 
 def take_connection(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
-    """The member is heard on the connection that it registered on."""
+    """Bind a member to the connection that it registered on, and restart its session."""
     member.bind(context, event.connection)
     member.process = event.client.process
     member.alive(context, requests.bound_ms(context, push.members[event.member_id]))
     context.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
 
-def come_back(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
-    """A member registers again: it is pinged, then started with what it owns, unless it is to have something else."""
+def register_again(context: Context, push: PushGroup, member: PushMember, event: RegisterConsumer) -> None:
+    """Take back a member that registers again: ping it, then start it with its partitions, unless they change."""
     saved = saved_of(event)
     before = push.members[event.member_id]
     if saved != before:
@@ -109,19 +109,20 @@ def come_back(context: Context, push: PushGroup, member: PushMember, event: Regi
     member.back = True
     member.refusals = 0
     take_connection(context, push, member, event)
-    context.tell(push.group_id, f"{event.member_id} is back, with {len(push.owned_by(event.member_id))} partitions")
+    partitions = len(push.owned_by(event.member_id))
+    context.log(push.group_id, f"member {event.member_id} registered again with {partitions} partitions")
     if (saved.topics, saved.regex, saved.excluding, saved.streams) != (
         before.topics,
         before.regex,
         before.excluding,
         before.streams,
     ):
-        rebalance.look(context, push, f"{event.member_id} reads other topics")
+        rebalance.look(context, push, f"member {event.member_id} reads other topics")
     requests.advance(context, push, event.member_id)
 
 
-def refuse_claim(context: Context, member: PushMember) -> None:
-    """Whoever wants the id of a member that is there gets it not."""
+def refuse_conflicting(context: Context, member: PushMember) -> None:
+    """Refuse a conflicting registration, because the member is alive."""
     claim, member.claim = member.claim, None
     if claim is not None:
         if claim.connection != member.connection:
@@ -130,30 +131,30 @@ def refuse_claim(context: Context, member: PushMember) -> None:
 
 
 def replace(context: Context, push: PushGroup, member: PushMember) -> None:
-    """A member whose connection seemed open did not answer while another wants its id."""
-    lose(context, push, member, f"{member.session.subject} has not answered, and is back on another connection")
+    """Disconnect a member that did not answer, in favour of the conflicting registration."""
+    lose(context, push, member, f"member {member.session.subject} disconnected: no answer, and its id registered again")
 
 
 def lose(context: Context, push: PushGroup, member: PushMember, why: str) -> None:
-    """Its connection says nothing any more: it ends; the session runs on."""
-    context.tell(push.group_id, why, Level.WARNING)
+    """End a member's connection; its session runs on."""
+    context.log(push.group_id, why, Level.WARNING)
     requests.dismiss(context, push, member, why)
     member.unbind(context)
     disconnect(context, push, member)
 
 
 def disconnect(context: Context, push: PushGroup, member: PushMember) -> None:
-    """It can't be reached; whoever wants its id has it."""
+    """Mark a member as unreachable; a conflicting registration takes its place."""
     member.gone_ms = context.now.mono_ms
     member.asked, member.out, member.finding = None, 0, -1
     member.ping.cancel()
     claim, member.claim = member.claim, None
     if claim is not None:
-        come_back(context, push, member, claim)
+        register_again(context, push, member, claim)
 
 
 def on_connection_lost(context: Context, push: PushGroup, member_id: str, event: ConnectionLost) -> None:
-    """A hint of death. That its process has ended is death."""
+    """Handle the end of a connection: evict the member if its process has ended, else let its session run."""
     member = push.present.get(member_id)
     if member is None:
         return
@@ -163,34 +164,36 @@ def on_connection_lost(context: Context, push: PushGroup, member_id: str, event:
         disconnect(context, push, member)
         is_dead = event.ended != "" and event.ended == member.process
         if is_dead and push.present[member_id].is_gone:
-            evict(context, push, member_id, f"the process of {member_id} has ended")
+            evict(context, push, member_id, f"member {member_id} evicted: its process has ended")
 
 
 def on_session_end(context: Context, push: PushGroup, member_id: str) -> None:
-    """It has answered nothing for so long that it has stopped by its own clock."""
+    """Evict a member that has answered nothing for its whole session and so has stopped by its own clock."""
     member = push.present[member_id]
     saved = push.members[member_id]
     seen = member.last_seen(context, saved.client_id, saved.client_host)
-    evict(context, push, member_id, f"{member_id} is out: {seen}")
+    evict(context, push, member_id, f"member {member_id} evicted: session timed out ({seen})")
 
 
 def leave(context: Context, push: PushGroup, event: LeaveGroup) -> None:
-    """Members leave, or an administrator removes them: they are known to read nothing more, or said to be."""
+    """Remove members that leave or that an administrator removes: they read nothing more, or are said not to."""
     left = tuple(leave_one(context, push, leaving) for leaving in event.members)
     context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, left))
 
 
 def leave_one(context: Context, push: PushGroup, leaving: LeavingMember) -> LeftMember:
-    """One of them."""
+    """Remove one member."""
     if leaving.member_id not in push.members:
         return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
-    evict(context, push, leaving.member_id, f"{leaving.member_id} leaves: {leaving.reason or 'no reason given'}")
+    evict(
+        context, push, leaving.member_id, f"member {leaving.member_id} left (reason: {leaving.reason or 'not given'})"
+    )
     return LeftMember(leaving.member_id, leaving.instance_id, ErrorCode.NONE)
 
 
 def evict(context: Context, push: PushGroup, member_id: str, why: str) -> None:
-    """A member is out: what it had is free, its connection ends, and the group is looked at."""
-    context.tell(push.group_id, why)
+    """Remove a member: free its partitions, end its connection, and rebalance."""
+    context.log(push.group_id, why)
     member = push.present[member_id]
     requests.dismiss(context, push, member, why)
     member.session.cancel()
@@ -211,11 +214,11 @@ def evict(context: Context, push: PushGroup, member_id: str, why: str) -> None:
 
 
 def load(context: Context, push: PushGroup) -> None:
-    """After a replay members are awaited for a session each; the group is looked at."""
+    """Wait for each member for one session after a replay, and rebalance."""
     push.loaded = True
     for member_id, saved in push.members.items():
         member = push.present[member_id] = PushMember(push.group_id, member_id)
         member.alive(context, requests.bound_ms(context, saved))
         member.gone_ms = context.now.mono_ms
     if push.members:
-        rebalance.look(context, push, "it was loaded")
+        rebalance.look(context, push, "the shard was loaded")

@@ -1,19 +1,19 @@
-"""What a consumer is asked, one thing at a time: Ping, Stop, Start; and what its answers mean. Source: spec 4.5, 4.6.
+"""Requests to push consumers, one at a time: Ping, Stop, Start; and the effect of their answers. Source: spec 4.5, 4.6.
 
-Answers have no number, so that one request is unanswered at a time and only a Ping is ever repeated. A request that
-repeats nothing tells the consumer that all its answers have come, and its lease counts from the last of them; so each
-is one that the consumer may go on for.
+Answers have no number. So only one request is unanswered at a time, and only a Ping is ever repeated. A request that is
+not a repetition tells the consumer that all its answers have arrived. The consumer's lease counts from the last of
+them, so every such request permits it to go on.
 
-What is asked next, `advance` decides, whenever nothing is unanswered:
+If nothing is unanswered, `advance` chooses the next request:
 
-| the consumer | is asked |
+| the consumer | request |
 |---|---|
-| has a rival for its id | Ping: if it answers, the rival is refused |
-| has answered a Stop | Ping, which brings its last positions; then it owns nothing |
-| has registered again | Ping, which brings its positions |
-| is to be started with other partitions, and its fetchers may run | Stop |
-| is to be started, has stopped, and nobody else owns the partitions | Start, once their offsets are known |
-| has registered again, and nothing else is to be done | Start of what it owns |
+| has a conflicting registration of its id | Ping: an answer refuses the registration |
+| has answered a Stop | Ping, for its last positions; then it owns nothing |
+| has registered again | Ping, for its positions |
+| has to be started with other partitions, and may still fetch | Stop |
+| has to be started, has stopped, and nobody else owns the partitions | Start, once their offsets are known |
+| has registered again, and nothing else is due | Start with its own partitions |
 | else | Ping, a third of its session after its last answer |
 """
 
@@ -32,7 +32,7 @@ from kohort.groups.effects import (
     StartConsumer,
     StopConsumer,
 )
-from kohort.groups.events import Asking, ConsumerAnswered, OffsetsFound, Position
+from kohort.groups.events import ConsumerAnswered, OffsetsFound, Position, PushRequestKind
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.push import rebalance, registration
 from kohort.groups.push.group import PushGroup, PushMember
@@ -41,32 +41,32 @@ from kohort.groups.step import Context
 from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3
-"""A consumer is asked something so often in its session."""
+"""The number of requests to a consumer in one session."""
 SPREAD = 1_000
-"""Pings that follow a Start are spread over so many moments of half an interval, by the members' ids."""
+"""The number of moments, within half an interval, over which the Pings after a Start are spread by member id."""
 
 
 def interval_ms(saved: PushMemberSaved) -> int:
-    """From an answer to the next Ping, and how long an answer may take."""
+    """Return the time from an answer to the next Ping, which is also the time limit of an answer."""
     return max(1, saved.session_timeout_ms // PARTS)
 
 
 def bound_ms(context: Context, saved: PushMemberSaved) -> int:
-    """A consumer is out when it has answered nothing for so long: its session, and so many requests."""
+    """Return the silence after which a consumer is evicted: its session, or the limit of failed requests if longer."""
     return max(saved.session_timeout_ms, context.config.push_failed_requests_max * interval_ms(saved))
 
 
 def first_ping_ms(saved: PushMemberSaved) -> int:
-    """When a member is pinged that was started now, with many others perhaps."""
+    """Return the delay of the first Ping after a Start, which many other members may have got at the same time."""
     interval = interval_ms(saved)
     return interval - interval * (zlib.crc32(saved.member_id.encode()) % SPREAD) // (2 * SPREAD)
 
 
-# -- asking
+# -- requests
 
 
 def advance(context: Context, push: PushGroup, member_id: str) -> None:
-    """Ask what is to be asked next, if nothing is unanswered and the consumer can be reached."""
+    """Send the next request if nothing is unanswered and the consumer is connected."""
     member = push.present[member_id]
     if member.asked is not None or member.is_gone:
         return
@@ -87,10 +87,10 @@ def send(
     context: Context,
     push: PushGroup,
     member: PushMember,
-    asking: Asking,
+    asking: PushRequestKind,
     value: PingConsumer | StopConsumer | StartConsumer,
 ) -> None:
-    """Ask, and look after an interval whether it was answered."""
+    """Send a request, and set the timer for its answer."""
     member.asked = asking
     member.out += 1
     context.out.pushes.append(Push(member.connection, value))
@@ -98,22 +98,22 @@ def send(
 
 
 def ping(context: Context, push: PushGroup, member: PushMember, retries: int = 0) -> None:
-    """Is it alive, and where is it?"""
+    """Send a Ping, which asks whether a consumer is alive and for its positions."""
     saved = push.members[member.session.subject]
     value = PingConsumer(push.group_id, saved.member_id, saved.auto_commit, retries)
     member.proves = member.claim is not None
-    send(context, push, member, Asking.PING, value)
+    send(context, push, member, PushRequestKind.PING, value)
 
 
 def stop(context: Context, push: PushGroup, member: PushMember) -> None:
-    """It is to read nothing more."""
-    send(context, push, member, Asking.STOP, StopConsumer(push.group_id, member.session.subject))
+    """Send a Stop, after which the consumer reads nothing more."""
+    send(context, push, member, PushRequestKind.STOP, StopConsumer(push.group_id, member.session.subject))
 
 
 def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) -> None:
-    """It is to read these; what it owns is durable before it hears of it.
+    """Send a Start with partitions; the ownership is durable before the consumer learns of it.
 
-    First all of them need a position, unless the member finds it itself where there is none.
+    First all partitions need a position, unless the consumer finds missing ones itself.
     """
     member_id = member.session.subject
     saved = push.members[member_id]
@@ -127,11 +127,11 @@ def start(context: Context, push: PushGroup, member: PushMember, want: Pairs) ->
         context.emit(PushOwned(push.group_id, member_id, pack(named.values())))
     at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
     positions = tuple(Position(part.topic, part.partition, offset) for part, offset in at.items())
-    send(context, push, member, Asking.START, StartConsumer(push.group_id, member_id, positions))
+    send(context, push, member, PushRequestKind.START, StartConsumer(push.group_id, member_id, positions))
 
 
 def named_pairs(context: Context, pairs: Pairs) -> dict[TopicPartition, Pair]:
-    """Partitions by name and number, ascending; those of topics that are gone are left out."""
+    """Return partitions by name and number, ascending, without those of deleted topics."""
     names = context.topics_by_id()
     found = {
         TopicPartition(names[topic_id].name, number): (topic_id, number)
@@ -144,7 +144,7 @@ def named_pairs(context: Context, pairs: Pairs) -> dict[TopicPartition, Pair]:
 def find(
     context: Context, push: PushGroup, member: PushMember, missing: list[TopicPartition], *, from_begin: bool
 ) -> None:
-    """Have begin or end of these found, if that is not under way."""
+    """Request the begin or end of partitions, unless that is under way."""
     if member.finding >= 0:
         return
     member.finding = context.ticket()
@@ -153,7 +153,7 @@ def find(
 
 
 def on_found(context: Context, event: OffsetsFound) -> None:
-    """Begin or end of partitions: written as their positions, so that they are the same for whoever is started next."""
+    """Write found offsets as positions, so that every later consumer starts from the same ones."""
     group = context.find(event.group_id)
     push = None if group is None else group.under(PushGroup)
     member = None if push is None else push.present.get(event.member_id)
@@ -164,7 +164,7 @@ def on_found(context: Context, event: OffsetsFound) -> None:
         if (topic, partition) not in group.offsets and topic in context.image.topics:
             commit(context, push, Position(topic, partition, offset))
     if event.failure is not None:
-        context.tell(push.group_id, f"{event.member_id} can't be started: {event.failure}", Level.WARNING)
+        context.log(push.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
         rebalance.pause(context, push)
     else:
         advance(context, push, event.member_id)
@@ -181,7 +181,7 @@ def commit(context: Context, push: PushGroup, position: Position) -> None:
 
 
 def on_answered(context: Context, event: ConsumerAnswered) -> None:
-    """The oldest of what a consumer was asked is answered. One that came on another connection says nothing."""
+    """Process the answer to a consumer's oldest request; ignore one from a former connection."""
     group = context.find(event.group_id)
     push = None if group is None else group.under(PushGroup)
     member = None if push is None else push.present.get(event.member_id)
@@ -190,17 +190,17 @@ def on_answered(context: Context, event: ConsumerAnswered) -> None:
     member.out -= 1
     saved = push.members[event.member_id]
     member.alive(context, bound_ms(context, saved))
-    if event.asked is Asking.PING and saved.auto_commit:
+    if event.asked is PushRequestKind.PING and saved.auto_commit:
         take_positions(context, push, event)
     if member.out:
-        return  # a Ping was repeated: what follows waits for all its answers
+        return  # a Ping was repeated: the next request waits for all its answers
     member.asked = None
-    context.run(member.ping, interval_ms(saved) if event.asked is Asking.PING else first_ping_ms(saved))
+    context.run(member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved))
     if event.error is not ErrorCode.NONE:
         refused(context, push, member, event)
-    elif event.asked is Asking.PING:
+    elif event.asked is PushRequestKind.PING:
         pinged(context, push, member)
-    elif event.asked is Asking.STOP:
+    elif event.asked is PushRequestKind.STOP:
         member.refusals, member.stopped, member.ending, member.told = 0, True, True, None
         member.still_ms = context.now.mono_ms if push.owned_by(event.member_id) else None
     else:
@@ -210,7 +210,7 @@ def on_answered(context: Context, event: ConsumerAnswered) -> None:
 
 
 def take_positions(context: Context, push: PushGroup, event: ConsumerAnswered) -> None:
-    """Auto commit: of what the consumer owns by the coordinator's word, where it has moved on or back."""
+    """Auto commit the positions of partitions that the coordinator assigned to the consumer, if they have changed."""
     topics, offsets = context.image.topics, context.ledger.groups[push.group_id].offsets
     for position in event.positions:
         topic = topics.get(position.topic)
@@ -224,34 +224,35 @@ def take_positions(context: Context, push: PushGroup, event: ConsumerAnswered) -
 
 
 def refused(context: Context, push: PushGroup, member: PushMember, event: ConsumerAnswered) -> None:
-    """A Stop or a Start was answered with an error: as if the Stop had not been answered.
+    """Handle an error in the answer to a Stop or a Start: stop the consumer again.
 
-    A consumer that goes on so is not asked any more: its session ends it.
+    A consumer that repeats the error is disconnected, and its session timeout evicts it.
     """
     member.refusals += 1
     member.stopped = False
-    what = f"{event.member_id} answers {event.asked.name.capitalize()} with {event.error.name}"
+    answer = f"answered {event.asked.name.capitalize()} with {event.error.name}"
     if member.refusals < context.config.push_failed_requests_max:
-        context.tell(push.group_id, f"{what}: it is stopped again", Level.WARNING)
+        context.log(push.group_id, f"member {event.member_id} {answer}; stopping it again", Level.WARNING)
         if event.member_id not in push.moving:
             rebalance.start_again(context, push, event.member_id)
     else:
-        registration.lose(context, push, member, f"{what} for the {member.refusals}th time")
+        text = f"member {event.member_id} disconnected: {answer}, {member.refusals} times in a row"
+        registration.lose(context, push, member, text)
 
 
 def pinged(context: Context, push: PushGroup, member: PushMember) -> None:
-    """It is alive: a rival that came before it was asked is refused; what it had is free if it has stopped."""
+    """Handle a Ping's answer: refuse a conflicting registration, and free the partitions of a stopped member."""
     member_id = member.session.subject
     member.back = False
     if member.proves:
-        registration.refuse_claim(context, member)
+        registration.refuse_conflicting(context, member)
     if member.ending:
         member.ending = False
         release(context, push, member_id)
 
 
 def release(context: Context, push: PushGroup, member_id: str) -> None:
-    """What a member had is nobody's: whoever waits for it may be started."""
+    """Free a member's partitions, and advance the members that wait for them."""
     pairs = push.owned_by(member_id)
     if not pairs:
         return
@@ -262,7 +263,7 @@ def release(context: Context, push: PushGroup, member_id: str) -> None:
 
 
 def started(context: Context, push: PushGroup, member: PushMember) -> None:
-    """It reads what it was started with."""
+    """Record that a member reads the partitions of its Start."""
     member_id = member.session.subject
     member.refusals, member.stopped = 0, False
     owned = member.told = push.owned_by(member_id)
@@ -276,7 +277,7 @@ def started(context: Context, push: PushGroup, member: PushMember) -> None:
 
 
 def on_ping_due(context: Context, push: PushGroup, member_id: str) -> None:
-    """Nothing was unanswered for an interval, or the answer is late: only a Ping is repeated."""
+    """Ping a member that had no request for an interval, or repeat a late Ping; nothing else is repeated."""
     member = push.present.get(member_id)
     if member is None or member.is_gone:
         return
@@ -285,14 +286,14 @@ def on_ping_due(context: Context, push: PushGroup, member_id: str) -> None:
         ping(context, push, member)
     elif member.claim is not None:
         registration.replace(context, push, member)
-    elif member.asked is Asking.PING and member.out <= context.config.push_failed_requests_max:
+    elif member.asked is PushRequestKind.PING and member.out <= context.config.push_failed_requests_max:
         ping(context, push, member, member.out)
     else:
         context.run(member.ping, interval_ms(saved))
 
 
 def dismiss(context: Context, push: PushGroup, member: PushMember, why: str) -> None:
-    """End its connection, if it has one."""
+    """End a member's connection, if it has one."""
     if not member.is_gone:
         value = DismissConsumer(push.group_id, member.session.subject, why)
         context.out.pushes.append(Push(member.connection, value))
