@@ -1,4 +1,4 @@
-"""What operators ask: quorum, features, telemetry, disks, elections, reassignments, quotas.
+"""Messages of administration: quorum, features, telemetry, disks, elections, reassignments, quotas.
 
 Source: Kafka 4.4, message schemas.
 """

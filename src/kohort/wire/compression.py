@@ -1,7 +1,7 @@
-"""The codecs of record batches, with a bound on what comes out.
+"""The codecs of record batches, with a limit on the decompressed size.
 
-Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and
-the reader must find that out before its memory is gone.
+Decompression goes into buffers that grow up to a limit. A batch of a megabyte can claim to hold gigabytes, and the
+reader must find that out before its memory is exhausted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
 _SNAPPY_RATIO_MAX = 32
-"""Three bytes of a block stand for 64 at most: one that states more than it can hold gets no memory."""
+"""Three bytes of a block stand for at most 64: a block that claims a larger size gets no memory."""
 
 
 class CodecError(CorruptDataError):

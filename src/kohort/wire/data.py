@@ -1,4 +1,4 @@
-"""Records in and out, and where a log starts and ends.
+"""Messages about records: produce, fetch, and where a log starts and ends.
 
 Source: Kafka 4.4, message schemas.
 """

@@ -1,4 +1,4 @@
-"""What a cluster is: brokers, API versions, topics and configurations.
+"""Messages about the cluster: brokers, API versions, topics and configurations.
 
 Source: Kafka 4.4, message schemas.
 """

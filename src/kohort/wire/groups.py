@@ -1,4 +1,4 @@
-"""Membership: the classic protocol, KIP-848, what members tell each other, and what tools ask.
+"""Messages of groups: the classic protocol, KIP-848, and the requests of administration tools.
 
 Source: Kafka 4.4, message schemas.
 """

@@ -1,4 +1,4 @@
-"""Records of the internal topics: what Kafka stores of groups, offsets and transactions.
+"""Records of the internal topics: the groups, offsets and transactions that Kafka stores.
 
 A key is written as its kind (int16) and its fields, a value as its version (int16) and its fields.
 
@@ -186,7 +186,7 @@ class ConsumerGroupCurrentMemberAssignmentKey(Message, key=8, versions=(0, 0)):
 
 
 class ConsumerGroupCurrentMemberAssignmentValue(Message, key=8, versions=(0, 0), flexible=0):
-    """What one member owns, what it must still revoke, and its epochs."""
+    """One member's owned partitions, those it must still revoke, and its epochs."""
 
     class TopicPartitions(Struct):
         """Part of ConsumerGroupCurrentMemberAssignmentValue."""

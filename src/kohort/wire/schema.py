@@ -44,7 +44,7 @@ class WireError(CorruptDataError):
 
 
 class Facts(TypedDict, total=False):
-    """What may be said of a field; see the head of this module."""
+    """The optional facts of a field, which the module's docstring explains."""
 
     since: int
     until: int

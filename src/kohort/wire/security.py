@@ -1,4 +1,4 @@
-"""Who may connect, and who may do what.
+"""Messages of authentication and authorization: SASL, ACLs, SCRAM credentials and delegation tokens.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -260,14 +260,14 @@ class CreateDelegationTokenResponse(Message, key=38, versions=(1, 3), flexible=2
 
 
 class RenewDelegationTokenRequest(Request["RenewDelegationTokenResponse"], key=39, versions=(1, 2), flexible=2):
-    """Lets a token hold longer."""
+    """A request to extend a token's validity."""
 
     hmac: bytes = binary()
     renew_period_ms: int = int64()
 
 
 class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2):
-    """Until when it holds."""
+    """The token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()
@@ -275,14 +275,14 @@ class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2)
 
 
 class ExpireDelegationTokenRequest(Request["ExpireDelegationTokenResponse"], key=40, versions=(1, 2), flexible=2):
-    """Lets a token hold no longer than a time."""
+    """A request to expire a token at a given time."""
 
     hmac: bytes = binary()
     expiry_time_period_ms: int = int64()
 
 
 class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2):
-    """Until when it holds."""
+    """The token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()
