@@ -19,7 +19,7 @@ class RoundRobin(Stateless):
     cooperative = False
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what."""
+        """Divide the partitions."""
         order = member_order(members)
         place = {member: number for number, member in enumerate(order)}
         result: Assignment = {member: [] for member in order}

@@ -1,7 +1,7 @@
-"""The decoder in plain Python: what the kernel is compared with, and what runs where it could not be built.
+"""The decoder in plain Python: the reference for the kernel, and its replacement where it could not be built.
 
-Written for reading: one record at a time, each rule where it applies. The kernel has the same rules in the same order,
-so that damaged input gives the same rows and the same `Damage` in both.
+The code is written for reading: one record at a time, each rule where it applies. The kernel has the same rules in the
+same order, so that damaged input gives the same rows and the same `Damage` in both.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ CONTROL = 0x20
 ABORT_MARKER = 0
 
 _ROW_BYTES, _HEADER_BYTES = 36, 8
-"""Of the columns of the compiled decoder: numbers and ends of a row, ends of a header."""
+"""The bytes that the compiled decoder's columns take: numbers and ends of a row, ends of a header."""
 _PER_MS = {"ms": 1, "us": 1000}
 
 
 class DamagedError(Exception):
-    """Ends a record set; never leaves this module."""
+    """The damage that ends a record set; never leaves this module."""
 
     def __init__(self, kind: DamageKind) -> None:
         self.kind = kind
@@ -63,7 +63,7 @@ class DamagedError(Exception):
 
 @dataclass(slots=True)
 class Batch:
-    """One batch found in a record set: its header's fields and its records' bytes."""
+    """One batch of a record set: its header's fields and its records' bytes."""
 
     base_offset: int
     leader_epoch: int
@@ -86,7 +86,7 @@ class Batch:
 
 
 class Reader:
-    """Reads varints and bytes from one record, never past its end."""
+    """A reader of varints and bytes from one record, never past its end."""
 
     __slots__ = ("at", "buffer", "end")
 
@@ -150,7 +150,7 @@ class Rows:
         )
 
     def cut(self, length: int) -> None:
-        """Forget the rows from `length` on."""
+        """Remove the rows from `length` on."""
         for column in self.lists():
             del column[length:]
 
@@ -197,7 +197,7 @@ class Rows:
             "timestampType": self.timestamp_type,
             "headers": [[{"key": name, "value": content} for name, content in row] or None for row in self.headers],
         }
-        return [pa.array(columns[one.name], type=one.type) for one in schema(options)]
+        return [pa.array(columns[field.name], type=field.type) for field in schema(options)]
 
 
 def _scaled(ms: int, unit: str) -> int:
@@ -208,12 +208,12 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """As 64-bit arithmetic leaves it."""
+    """Return a number as 64-bit arithmetic leaves it."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def header_key(raw: bytes) -> str:
-    """A header's name; one that is no UTF-8 keeps its length, every byte above 0x7F shown as a question mark."""
+    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -221,7 +221,7 @@ def header_key(raw: bytes) -> str:
 
 
 class Limits:
-    """What the options still allow; `spent` once something did not fit."""
+    """The remaining limits of the options; `spent` once a record or batch exceeded one."""
 
     def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
         self.rows = row_limit(sets, options)
@@ -230,7 +230,7 @@ class Limits:
         self.spent = False
 
     def admit(self, size: int) -> bool:
-        """Whether a batch of this many decompressed bytes may still be decoded."""
+        """Return whether a batch of this many decompressed bytes may still be decoded."""
         if self.any and size > self.bytes:
             self.spent = True
             return False
@@ -240,7 +240,7 @@ class Limits:
 
 
 class SetDecoder:
-    """Decodes one record set into the rows."""
+    """The decoder of one record set into the rows."""
 
     def __init__(self, given: RecordSet, options: DecodeOptions, rows: Rows, limits: Limits) -> None:
         self.given = given
@@ -272,7 +272,7 @@ class SetDecoder:
         )
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches up to the first damaged header or incomplete batch."""
+        """Yield the batches up to the first damaged header or incomplete batch."""
         view = memoryview(self.given.buffer).cast("B")
         at = 0
         while at < len(view):
@@ -301,7 +301,7 @@ class SetDecoder:
             at += OVERHEAD + length
 
     def _decode(self, batch: Batch) -> bool:
-        """Take one batch over; False ends the record set."""
+        """Decode one batch; False ends the record set."""
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
             return False
@@ -325,7 +325,7 @@ class SetDecoder:
         return True
 
     def _dropped(self, batch: Batch) -> bool:
-        """Whether a batch is a control batch or part of an aborted transaction."""
+        """Return whether a batch is a control batch or part of an aborted transaction."""
         if not self.options.read_committed:
             return batch.control
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
@@ -381,7 +381,7 @@ class SetDecoder:
     def _record(self, batch: Batch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
         """Read one record.
 
-        Returns where the next starts, and None, or -1 for the end offset, or the offset that no longer fits.
+        Returns the start of the next record, and None, or -1 for the end offset, or the offset that no longer fits.
         """
         reader = Reader(body, at, len(body))
         length = reader.varint()
@@ -425,7 +425,7 @@ class SetDecoder:
 
 
 def _control_type(batch: Batch) -> int:
-    """The type in a control record's key; -1 if there is none."""
+    """Return the type in a control record's key; -1 if there is none."""
     try:
         reader = Reader(batch.body, 0, len(batch.body))
         reader.varint()
@@ -450,14 +450,14 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
 
 
 def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], Rows]:
-    """As `kohort.columns.decode`, in its two parts."""
+    """Decode as `kohort.columns.decode` does; return its two parts."""
     rows = Rows(columns=options.columns, unit=options.timestamp_unit)
     limits = Limits(sets, options)
     return [SetDecoder(given, options, rows, limits).run() for given in sets], rows
 
 
 def extent(buffer: BytesLike) -> Extent:
-    """Walk the headers; stops at the first that makes no sense, which decoding will name."""
+    """Read the batch headers, up to the first invalid one, which decoding reports."""
     at, end, next_offset, records, epoch = 0, len(buffer), -1, 0, -1
     while at + HEADER.size <= end:
         fields = HEADER.unpack_from(buffer, at)

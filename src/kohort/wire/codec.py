@@ -138,8 +138,8 @@ def min_size(field: Field, version: int, flexible: bool) -> int:
     if field.kind == "uuid":
         return 16
     if field.struct is not None:
-        present = (each for each in field.struct.FIELDS if each.present(version) and each.tag is None)
-        return sum(min_size(each, version, flexible) for each in present) + flexible
+        present = (part for part in field.struct.FIELDS if part.present(version) and part.tag is None)
+        return sum(min_size(part, version, flexible) for part in present) + flexible
     if flexible:
         return 1
     return 2 if field.kind == "string" else 4

@@ -41,16 +41,16 @@ class TooLargeError(CodecError):
 
 
 def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
-    """The records of a compressed batch.
+    """Return the decompressed records of a batch.
 
     Args:
         codec: The number in the batch's attributes.
-        data: What follows the batch header.
-        limit: Most bytes that may come out.
+        data: The bytes after the batch header.
+        limit: The maximum decompressed size in bytes.
 
     Raises:
-        TooLargeError: more than `limit` bytes would come out.
-        CodecError: unknown codec, or damaged.
+        TooLargeError: the data decompresses to more than `limit` bytes.
+        CodecError: the codec is unknown, or the data is damaged.
     """
     if codec == 1:
         return _grow(cramjam.gzip.decompress_into, data, limit)
@@ -78,9 +78,9 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
 
 
 def _lz4(data: memoryview, limit: int) -> memoryview:
-    """A frame of one block, as small batches are.
+    """Decompress a frame of one block, the form of small batches.
 
-    Without the decoder of whole frames, whose set-up costs thirty times the work.
+    Frames of several blocks go to cramjam's frame decoder, whose set-up costs thirty times as much as one block.
     """
     block = _lz4_block(data)
     if block is None:
@@ -106,9 +106,9 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
 
 
 def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
-    """The block of a frame that has exactly one: (stored as it is, start, bytes, most bytes out).
+    """Return the block of a frame that has exactly one, or None for other frames.
 
-    None for other frames.
+    The tuple is (stored uncompressed, start, size, most decompressed bytes).
     """
     if len(data) < 15 or data[:4] != _LZ4_HEADER[:4]:
         return None
@@ -179,12 +179,12 @@ def _snappy_into(block: memoryview, out: bytearray) -> int:
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """Records compressed as Kafka's own reader expects them.
+    """Return the records compressed in the form that Kafka's own reader expects.
 
     Args:
         codec: The number in the batch's attributes, 0 to 4.
         data: The records.
-        level: The codec's own level; None its default. Snappy has none.
+        level: The codec's own level; None is its default. Snappy has none.
     """
     if codec == 0:
         return data

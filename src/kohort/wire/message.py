@@ -108,7 +108,7 @@ class Encoder(Source):
         if field.struct is not None:
             inner = field.struct.FIELDS
             return f"{here} is None or " + " or ".join(
-                f"({self.differs(each, f'{here}.{each.name}')})" for each in inner
+                f"({self.differs(part, f'{here}.{part.name}')})" for part in inner
             )
         if field.kind in ("array", "bytes"):
             return here if field.null_since > self.version else f"{here} is None or len({here})"
@@ -335,8 +335,8 @@ class Decoder(Source):
             assert field.struct is not None
             inner = self.name("s")
             self.put(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
-            for each in field.struct.FIELDS:
-                self.default(each, f"{inner}.{each.name}")
+            for part in field.struct.FIELDS:
+                self.default(part, f"{inner}.{part.name}")
             self.put(f"{here} = {inner}")
 
     def value(self, field: Field, here: str) -> None:
@@ -403,8 +403,10 @@ class Decoder(Source):
         return f"bytes({piece})" if field.kind == "bytes" and self.views else piece
 
     def compact_text(self, field: Field, here: str) -> None:
-        """Read a string, bytes or a record set of a flexible version: its length is one more than its size, zero for
-        null."""
+        """Read a string, bytes or a record set of a flexible version.
+
+        Its length is one more than its size, and zero for null.
+        """
         self.flush()
         number, stop = self.name("n"), self.name("e")
         name = f"{self.owner}.{field.name}"

@@ -316,25 +316,26 @@ def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes
 def decode_ping_answer(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
     """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
     reader = _Reader(frame, "PingResponse")
-    found = _decode_partitions(reader) if auto_commit or reader.left else ()
+    positions = _decode_partitions(reader) if auto_commit or reader.left else ()
     reader.end()
-    return found
+    return positions
 
 
 def _encode_partitions(partitions: Sequence[PositionedPartition]) -> bytes:
     parts = [_number(len(partitions), "partitions")]
-    for each in partitions:
-        parts += (_text(each.topic), _text(f"{each.leader}-{each.partition}"), _INT64.pack(each.offset))
+    for position in partitions:
+        name = f"{position.leader}-{position.partition}"
+        parts += (_text(position.topic), _text(name), _INT64.pack(position.offset))
     return b"".join(parts)
 
 
 def _decode_partitions(reader: _Reader) -> tuple[PositionedPartition, ...]:
-    found = []
+    positions = []
     for _ in range(reader.count()):
         topic, text, offset = reader.string(), reader.string(), reader.number(_INT64)
         leader, partition = read_partition(text, reader.what)
-        found.append(PositionedPartition(topic, leader, partition, offset))
-    return tuple(found)
+        positions.append(PositionedPartition(topic, leader, partition, offset))
+    return tuple(positions)
 
 
 def read_partition(text: str, what: str = "a partition") -> tuple[int, int]:
@@ -394,14 +395,14 @@ def read_topic_count(text: str) -> TopicCount:
     return TopicCount(found)
 
 
-def write_topic_count(wanted: TopicCount) -> str:
+def write_topic_count(subscription: TopicCount) -> str:
     """Return the text form of a subscription."""
-    if wanted.regex is None:
-        return json.dumps(dict(wanted.topics), separators=(",", ":"), sort_keys=True)
-    mark = "!" if wanted.excluding else "*"
-    return f"{mark}{wanted.streams}{mark}{wanted.regex}"
+    if subscription.regex is None:
+        return json.dumps(dict(subscription.topics), separators=(",", ":"), sort_keys=True)
+    mark = "!" if subscription.excluding else "*"
+    return f"{mark}{subscription.streams}{mark}{subscription.regex}"
 
 
-def partition_of(each: PositionedPartition) -> TopicPartition:
+def partition_of(position: PositionedPartition) -> TopicPartition:
     """Return the partition without its position."""
-    return TopicPartition(each.topic, each.partition)
+    return TopicPartition(position.topic, position.partition)
