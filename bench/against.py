@@ -101,7 +101,7 @@ def _brokers(other: Path) -> Iterator[dict[str, OtherBroker]]:
 
 
 def _of_coordinators(other: Path, options: Options, console: Console) -> Iterator[Figure]:
-    wanted = [one for one in scenarios() if any(part in one.title for part in _COORDINATOR)]
+    wanted = [candidate for candidate in scenarios() if any(part in candidate.title for part in _COORDINATOR)]
     for scenario in wanted:
         if options.only in scenario.title:
             with _brokers(other) as brokers:

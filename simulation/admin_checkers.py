@@ -206,11 +206,11 @@ class DescriptionChecker(AdminChecker):
                 for described in value.groups:
                     self._check_classic(described)
             elif isinstance(value, ConsumerGroupDescribeReply):
-                for each in value.groups:
-                    self._check_consumer(each)
+                for group in value.groups:
+                    self._check_consumer(group)
 
     def _check_list(self, event: ListGroups, reply: ListGroupsReply) -> None:
-        listed = {one.group_id: one for one in reply.groups}
+        listed = {group.group_id: group for group in reply.groups}
         lines = [self._line(group_id, journal) for group_id, journal in self.journal.groups.items()]
         states, types = {state.lower() for state in event.states}, {kind.lower() for kind in event.types}
         expected = {
@@ -253,20 +253,24 @@ class DescriptionChecker(AdminChecker):
     def _check_push(self, described: DescribedGroup, group: Group, journal: PushJournal) -> None:
         assert self._machine is not None
         names = {topic.id: topic for topic in self._machine.context.image.topics.values()}
-        for one in described.members:
-            owned = journal.owned.get(one.member_id, frozenset())
+        for member in described.members:
+            owned = journal.owned.get(member.member_id, frozenset())
             there = {(names[topic].name, number) for topic, number in owned if topic in names}
-            assignment = read_assignment(one.assignment)
-            told = set() if assignment is None else {(each.topic, each.partition) for each in assignment.partitions}
+            assignment = read_assignment(member.assignment)
+            told = (
+                set()
+                if assignment is None
+                else {(partition.topic, partition.partition) for partition in assignment.partitions}
+            )
             if told != there:
-                self.fail(f"described is {described}, {one.member_id} owns {there}")
-            saved = journal.members.get(one.member_id)
+                self.fail(f"described is {described}, {member.member_id} owns {there}")
+            saved = journal.members.get(member.member_id)
             if saved is not None and saved.regex is None:
-                read = set(read_topics(one.metadata) or ())
+                read = set(read_topics(member.metadata) or ())
                 if read != {topic for topic, _ in saved.topics}:
-                    self.fail(f"described is {described}, {one.member_id} reads {saved.topics}")
+                    self.fail(f"described is {described}, {member.member_id} reads {saved.topics}")
         state = self._push_state(group, journal)
-        members = {one.member_id for one in described.members}
+        members = {member.member_id for member in described.members}
         head = (described.error, described.state, described.protocol_type, described.protocol, members)
         protocol = "push" if journal.members else ""
         if head != (ErrorCode.NONE, state, CONSUMER_PROTOCOL_TYPE, protocol, set(journal.members)):
@@ -292,10 +296,18 @@ class DescriptionChecker(AdminChecker):
             if described.protocol or any(member.metadata for member in members.values()):
                 self.fail(f"{described} says which protocol, and is not stable")
             return
-        told = {name: (one.instance_id, one.client_id, one.metadata, one.assignment) for name, one in members.items()}
+        told = {
+            name: (listed_member.instance_id, listed_member.client_id, listed_member.metadata, listed_member.assignment)
+            for name, listed_member in members.items()
+        }
         saved = {
-            one.member_id: (one.instance_id, one.client_id, one.subscription, one.assignment)
-            for one in journal.saved.members
+            saved_member.member_id: (
+                saved_member.instance_id,
+                saved_member.client_id,
+                saved_member.subscription,
+                saved_member.assignment,
+            )
+            for saved_member in journal.saved.members
         }
         named = (described.protocol_type, described.protocol)
         if told != saved or named != (journal.saved.protocol_type, journal.saved.protocol or ""):

@@ -126,8 +126,10 @@ class HidesWhatIsGivenUp(Swapped):
             if consumer is None:
                 return described
             names = {topic.id: topic.name for topic in context.image.topics.values()}
-            kept = {one.member_id: consumer.current_assignment(one.member_id).assigned for one in described.members}
-            members = [replace(one, assignment=named(kept[one.member_id], names)) for one in described.members]
+            kept = {
+                member.member_id: consumer.current_assignment(member.member_id).assigned for member in described.members
+            }
+            members = [replace(member, assignment=named(kept[member.member_id], names)) for member in described.members]
             return replace(described, members=tuple(members))
 
         return describe

@@ -91,7 +91,7 @@ def assign(
                 disputed.discard(partition)
             holder[partition] = member
     everything = sorted(set(partitions))
-    readers = {topic: sorted(each for each in members if topic in read[each]) for topic, _ in everything}
+    readers = {topic: sorted(reader for reader in members if topic in read[reader]) for topic, _ in everything}
     room = rooms(readers, everything, sorted(members))
     given: dict[str, set[TopicPartition]] = {member: set() for member in members}
     left = []

@@ -294,7 +294,7 @@ class AnswerChecker(Checker):
                     waits = (presence.waiting, presence.held, presence.joining)
                     known.update(event.request for event in waits if event is not None)
             elif isinstance(membership, PushGroup):
-                claims = (one.claim for one in membership.present.values())
+                claims = (presence.claim for presence in membership.present.values())
                 known.update(claim.request for claim in claims if claim is not None)
         for token, (event, _, _) in waiting.items():
             if token not in known:
@@ -339,10 +339,14 @@ def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str |
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
         for member in living:
-            unread = [str(each) for each in sorted(member.held) if each.topic not in member.topics]
+            unread = [str(partition) for partition in sorted(member.held) if partition.topic not in member.topics]
             if unread:
                 return f"{member.name} of {group_id} holds {', '.join(unread)}, which it does not read"
-            gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
+            gone = [
+                str(partition)
+                for partition in sorted(member.held)
+                if partition.partition >= partitions.get(partition.topic, 0)
+            ]
             if gone:
                 return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
         for topic in sorted({topic for member in living for topic in member.topics}):

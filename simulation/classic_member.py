@@ -117,7 +117,7 @@ class ClassicMember(Process):
 
     def _drop_unread(self) -> None:
         """Give up what it does not read any more, as cooperative clients do before they join."""
-        unread = frozenset(each for each in self.held if each.topic not in self.topics)
+        unread = frozenset(partition for partition in self.held if partition.topic not in self.topics)
         if unread:
             self._commit(unread)
             self._hold(self.held - unread)

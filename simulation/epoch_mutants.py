@@ -125,7 +125,7 @@ class CountsNoConsumerRebalances(GroupMachine):
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
         meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
         dropped = [*mine, *meters[: len(mine)]]
-        outcome.notes = [note for note in outcome.notes if not any(note is each for each in dropped)]
+        outcome.notes = [note for note in outcome.notes if not any(note is dropped_note for dropped_note in dropped)]
         return outcome
 
 
@@ -158,7 +158,7 @@ class IgnoresClaims(Swapped):
         """As if no one had claimed anything."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(claimed=frozenset()) for one in members])
+            shares: list[tuple[MemberSaved, Pairs]] = real([member._replace(claimed=frozenset()) for member in members])
             return shares
 
         return share_out
@@ -220,7 +220,9 @@ class ForgetsAssignments(Swapped):
         """As if no one had been assigned anything."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(assigned=frozenset()) for one in members])
+            shares: list[tuple[MemberSaved, Pairs]] = real(
+                [member._replace(assigned=frozenset()) for member in members]
+            )
             return shares
 
         return share_out

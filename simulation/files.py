@@ -371,8 +371,8 @@ class Files:
             return
         folder.sync()
         if folder is self.volume.folders[self.volume.root]:
-            for each in self.volume.folders.values():
-                each.made = True
+            for parent in self.volume.folders.values():
+                parent.made = True
 
 
 def _missing(path: StrPath) -> FileNotFoundError:

@@ -208,7 +208,7 @@ class LiteralPushMember(Process):
 
     def _started_with(self, asked: Asked) -> ErrorCode:
         """Another map than it reads, and it was not stopped: nothing is read by it."""
-        wanted = {partition_of(each): each.offset for each in asked.partitions}
+        wanted = {partition_of(partition): partition.offset for partition in asked.partitions}
         if self.fetching and wanted.keys() != self.reads.keys():
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if not self.fetching:

@@ -91,9 +91,11 @@ class TakesAnyCommit(GroupMachine):
 
     @staticmethod
     def _take(context: Context, event: OffsetCommit) -> None:
-        for one in event.offsets:
+        for offset in event.offsets:
             context.emit(
-                OffsetCommitted(event.group_id, one.topic, one.partition, one.offset, -1, "", context.now.wall_ms)
+                OffsetCommitted(
+                    event.group_id, offset.topic, offset.partition, offset.offset, -1, "", context.now.wall_ms
+                )
             )
         context.reply(event.request, OffsetCommitReply((ErrorCode.NONE,) * len(event.offsets)))
 
@@ -298,7 +300,7 @@ class LetsReadsPass(Shard):
 
     def _run(self) -> None:
         if self._machine is not None and self._appends is not None and self._appends.waiting:
-            for event in [each for each in self._queue if isinstance(each, OffsetFetch)]:
+            for event in [queued for queued in self._queue if isinstance(queued, OffsetFetch)]:
                 self._queue.remove(event)
                 self._release([(event, self._machine.step(event, self._driver.now()))])
         super()._run()

@@ -67,7 +67,9 @@ class DurabilityChecker(Checker):
             keys = [record.key for record in outcome.records if isinstance(record, Tombstone)]
             self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
         elif isinstance(event, OffsetCommit | TxnOffsetCommit):
-            self._decided[event.request] = {one.offset: self._order.get(one.offset, 0) for one in event.offsets}
+            self._decided[event.request] = {
+                offset.offset: self._order.get(offset.offset, 0) for offset in event.offsets
+            }
         elif isinstance(event, OffsetFetch):  # decided now: its reply may leave after a later deletion or commit
             values = [value for _, value in outcome.replies if isinstance(value, OffsetFetchReply)]
             shown = [found for value in values for found in value.offsets]
@@ -83,7 +85,13 @@ class DurabilityChecker(Checker):
             self._drop(lambda slot: slot[0] in gone)
         elif isinstance(event, OffsetDelete) and isinstance(value, OffsetDeleteReply) and not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
-            self._clear({(event.group_id, one.topic, one.partition) for one, error in paired if not error})
+            self._clear(
+                {
+                    (event.group_id, deleted_offset.topic, deleted_offset.partition)
+                    for deleted_offset, error in paired
+                    if not error
+                }
+            )
 
     def _clear(self, slots: set[Slot]) -> None:
         if slots:

@@ -226,10 +226,10 @@ class OwnMember(Process):
         if self._cluster is None or self._membership is None:
             return
         replaced = self._membership.replaced()  # of those a consumer has no position
-        kept = sorted(each for each in partitions - self.unplaced if each.topic not in replaced)
+        kept = sorted(partition for partition in partitions - self.unplaced if partition.topic not in replaced)
         if not kept:
             return
-        values = {each: OffsetAndMetadata(self.checkers.fresh_offset()) for each in kept}
+        values = {partition: OffsetAndMetadata(self.checkers.fresh_offset()) for partition in kept}
         with suppress(KafkaError):  # the checkers look at what was acknowledged
             await commit_offsets(self._cluster, self.group_id, values, self._membership.identity(), 5_000)
 

@@ -77,7 +77,7 @@ class ChangeChecker(Checker):
             at_rest = push is not None and not push.rebalancing and push.backoff.due_ms is None
             if not at_rest or journal is None or journal.push is None:
                 continue
-            readable = {name: frozenset(read_by(one, topics)) for name, one in journal.push.members.items()}
+            readable = {name: frozenset(read_by(member, topics)) for name, member in journal.push.members.items()}
             owned = [(name, pairs) for name, pairs in journal.push.owned.items() if pairs]
             for name, pairs in owned:
                 if not pairs <= readable.get(name, frozenset()):

@@ -145,8 +145,8 @@ class StartsFromTheFirst(GroupMachine):
         for at, (connection, value) in enumerate(outcome.pushes):
             if isinstance(value, StartConsumer):
                 positions = tuple(
-                    each._replace(offset=self._first.setdefault((value.group_id, *each[:2]), each.offset))
-                    for each in value.positions
+                    position._replace(offset=self._first.setdefault((value.group_id, *position[:2]), position.offset))
+                    for position in value.positions
                 )
                 outcome.pushes[at] = Push(connection, value._replace(positions=positions))
         return outcome
@@ -188,7 +188,7 @@ class StartsWhoFindsAtTheBegin(GroupMachine):
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):
             if isinstance(value, StartConsumer):
-                positions = tuple(each._replace(offset=max(0, each.offset)) for each in value.positions)
+                positions = tuple(position._replace(offset=max(0, position.offset)) for position in value.positions)
                 outcome.pushes[at] = Push(connection, value._replace(positions=positions))
         return outcome
 

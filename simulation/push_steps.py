@@ -155,32 +155,32 @@ class PushSteps:
         elif self.living:
             self.trouble_member(at_ms, what, chance.choice(self.living))
 
-    def trouble_member(self, at_ms: int, what: str, one: PushKnown) -> None:
+    def trouble_member(self, at_ms: int, what: str, member: PushKnown) -> None:
         """One step about one member."""
         chance = self.chance
         if what == "twin":
-            self.twin(at_ms, one)
+            self.twin(at_ms, member)
         elif what == "half_open":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice(HALF_OPEN_MS), up=chance.likely(0.6))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice(HALF_OPEN_MS), up=chance.likely(0.6))
         elif what == "freeze":
-            self._add(at_ms, what, name=one.name, looks=1 + chance.upto(4), duration_ms=chance.choice(PAUSES_MS))
+            self._add(at_ms, what, name=member.name, looks=1 + chance.upto(4), duration_ms=chance.choice(PAUSES_MS))
         elif what == "pause":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice(PAUSES_MS))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice(PAUSES_MS))
         elif what == "cut_off":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice((2_000, 6_000, 15_000)))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice((2_000, 6_000, 15_000)))
         elif what == "subscribe":
-            self._add(at_ms, what, name=one.name, topics=self._some_topics())
+            self._add(at_ms, what, name=member.name, topics=self._some_topics())
         else:
-            self._add(at_ms, what, name=one.name)
+            self._add(at_ms, what, name=member.name)
             if what in ("crash", "leave"):
-                self.living.remove(one)
+                self.living.remove(member)
 
-    def twin(self, at_ms: int, one: PushKnown) -> None:
+    def twin(self, at_ms: int, member: PushKnown) -> None:
         """Another process with the id of one, that has not ended, or is about to."""
-        if one.habits.consumer_id is not None:
+        if member.habits.consumer_id is not None:
             if self.chance.likely(0.4):
-                self._add(at_ms, self.chance.choice(("crash", "cut")), name=one.name)
-            self.start(at_ms + self.chance.upto(500), one.habits.group_id, one.habits.consumer_id)
+                self._add(at_ms, self.chance.choice(("crash", "cut")), name=member.name)
+            self.start(at_ms + self.chance.upto(500), member.habits.group_id, member.habits.consumer_id)
 
     def visit(self, at_ms: int, group_id: str, others: Sequence[str]) -> None:
         """Someone of another protocol asks to be in a group for a while, sometimes one that all members leave."""
@@ -193,9 +193,9 @@ class PushSteps:
         else:
             habits, kind = Habits(group_id, self.topics, heartbeat_ms=1_500), chance.choice(OTHERS)
             if chance.likely(0.4):
-                for one in [each for each in self.living if each.habits.group_id == group_id]:
-                    self._add(at_ms, "leave", name=one.name)
-                    self.living.remove(one)
+                for member in [known for known in self.living if known.habits.group_id == group_id]:
+                    self._add(at_ms, "leave", name=member.name)
+                    self.living.remove(member)
                 self.start(at_ms + stay_ms + chance.upto(3_000), group_id)
                 at_ms += chance.choice((0, 2_000, 10_000))
         self._add(at_ms, "visit", name=name, kind=kind, habits=habits, stay_ms=stay_ms)

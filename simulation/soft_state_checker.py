@@ -164,7 +164,7 @@ def is_fresh(presence: Presence) -> bool:
     flags = (presence.lost, presence.overdue, presence.interval_ms)
     return (
         not any(flags)
-        and all(each is None for each in waits)
+        and all(wait is None for wait in waits)
         and all(timer is None or timer.due_ms is None for timer in timers)
     )
 

@@ -32,7 +32,7 @@ def rewired(protocol: Protocol[Any], real: Any, other: Any) -> Protocol[Any]:
         if cell is real:
             changed[field.name] = other
         elif isinstance(cell, Mapping) and real in cell.values():
-            changed[field.name] = {key: other if each is real else each for key, each in cell.items()}
+            changed[field.name] = {key: other if function is real else function for key, function in cell.items()}
     return replace(protocol, **changed)
 
 

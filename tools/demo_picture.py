@@ -71,7 +71,7 @@ def draw(shown: list[str], *options: str) -> str:
 def main() -> int:
     """Writes the picture."""
     options = [REGION] if REGION in sys.argv[1:] else []
-    saved = [one for one in sys.argv[1:] if one != REGION]
+    saved = [argument for argument in sys.argv[1:] if argument != REGION]
     printed = Path(saved[0]).read_text(encoding="utf-8") if saved else run_demo(*options)
     picture = DOCS / ("demo-region.svg" if options else "demo.svg")
     picture.write_text(draw(lines(printed), *options), encoding="utf-8")

@@ -68,7 +68,7 @@ def type_of(setting: Setting) -> str:
 def _annotation(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        return " | ".join(_annotation(each) for each in arguments)
+        return " | ".join(_annotation(argument) for argument in arguments)
     if origin is tuple:
         return f"Sequence[{_annotation(arguments[0])}]"
     if origin is Callable:

@@ -53,8 +53,8 @@ def name(state: str) -> str:
 def arrows(table: Iterable[Transition]) -> list[str]:
     """One arrow for each pair of states, with the events that lead along it."""
     events: dict[tuple[str, str], list[str]] = {}
-    for each in table:
-        events.setdefault((each.state, each.to), []).append(each.event)
+    for transition in table:
+        events.setdefault((transition.state, transition.to), []).append(transition.event)
     return [f"    {name(state)} --> {name(to)}: {', '.join(dict.fromkeys(by))}" for (state, to), by in events.items()]
 
 
@@ -62,9 +62,11 @@ def section(title: str, table: tuple[Transition, ...]) -> str:
     """A machine's diagram and table."""
     lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows(table), "```", ""]
     lines += ["| state | event | next | when |", "|---|---|---|---|"]
-    states = list(dict.fromkeys(each.state for each in table))
-    ordered = sorted(table, key=lambda each: states.index(each.state))
-    lines += [f"| {each.state} | {each.event} | {each.to} | {each.why} |" for each in ordered]
+    states = list(dict.fromkeys(transition.state for transition in table))
+    ordered = sorted(table, key=lambda transition: states.index(transition.state))
+    lines += [
+        f"| {transition.state} | {transition.event} | {transition.to} | {transition.why} |" for transition in ordered
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -86,7 +88,7 @@ def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
                     ways.setdefault((state.name, to.name), []).append(event.__name__)
         for (why, to), states in by_why.items():
             told = "all" if len(states) == len(rows) else ", ".join(states)
-            lines.append(f"| {event.__name__} | {told} | {', '.join(each.name for each in to) or '-'} | {why} |")
+            lines.append(f"| {event.__name__} | {told} | {', '.join(target.name for target in to) or '-'} | {why} |")
     arrows = [f"    {state} --> {to}: {', '.join(by)}" for (state, to), by in ways.items()]
     drawn = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows, "```", ""]
     return "\n".join([*drawn, "| event | in | may lead to | what it does |", "|---|---|---|---|", *lines]) + "\n"
@@ -101,11 +103,11 @@ def short() -> str:
     """What ARCHITECTURE.md shows: for each state, where each event leads."""
     lines = [BEGIN, "", "| | state | what leads where |", "|---|---|---|"]
     for title, table in MACHINES:
-        for state in dict.fromkeys(each.state for each in table):
+        for state in dict.fromkeys(row.state for row in table):
             ways: dict[str, list[str]] = {}
-            for each in table:
-                if each.state == state:
-                    ways.setdefault(each.to, []).append(each.event)
+            for transition in table:
+                if transition.state == state:
+                    ways.setdefault(transition.to, []).append(transition.event)
             told = "; ".join(f"{', '.join(dict.fromkeys(by))} → **{to}**" for to, by in ways.items())
             lines.append(f"| {title} | {state} | {told} |")
             title = ""

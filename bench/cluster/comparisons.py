@@ -116,11 +116,11 @@ def quiet(here: Site, options: Options, console: Console) -> Taken:
 def scales(options: Options, console: Console) -> Taken:
     """Short sessions: one coordinator for all members, two for half of them each."""
     each = [Quiet(name, options.records(_MEMBERS), _SHORT_MS, _WATCHED_S) for name in ("classic", "consumer")]
-    wanted = [one for one in each if options.only in scale.title_of(one)]
+    wanted = [quiet_load for quiet_load in each if options.only in scale.title_of(quiet_load)]
     if wanted:
         with site(shorter(_SHORT_MS)) as here:
-            for one in wanted:
-                yield scale.figure(here, one, options, console)
+            for quiet_load in wanted:
+                yield scale.figure(here, quiet_load, options, console)
 
 
 def _proofs_title(where: str) -> str:

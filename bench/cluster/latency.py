@@ -125,13 +125,13 @@ class Trial:
         """One who asks; the rate is one over the median."""
 
         def run() -> Sample:
-            used = {each: of.cpu_s() for each, of in self.processes.items()}
+            used = {process: of.cpu_s() for process, of in self.processes.items()}
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 seen, asked = runner.run(_one_at_a_time(servers, ask, self))
             p50, p99 = percentile(seen, 0.5), percentile(seen, 0.99)
             facts = {"p50_ms": round(p50 * 1e3, 2), "p99_ms": round(p99 * 1e3, 2)}
-            for each, of in self.processes.items():
-                facts[f"{each}, CPU µs each"] = round((of.cpu_s() - used[each]) / asked * 1e6)
+            for process, of in self.processes.items():
+                facts[f"{process}, CPU µs each"] = round((of.cpu_s() - used[process]) / asked * 1e6)
             return Sample(1.0, p50, facts)
 
         return Contender(name, run)

@@ -25,7 +25,7 @@ def on_coordinators(site: Site, quiet: Quiet, count: int) -> Sample:
     with ExitStack() as stack:
         running = [stack.enter_context(site.start(settings)) for _ in range(count)]
         until_spread(running)
-        return quiet.cost([as_coordinator(one) for one in running], site.kafka_cpu_s)
+        return quiet.cost([as_coordinator(process) for process in running], site.kafka_cpu_s)
 
 
 def figure(site: Site, quiet: Quiet, options: Options, console: Console) -> Figure:

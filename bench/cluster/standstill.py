@@ -109,7 +109,7 @@ def silent(site: Site, how: signal.Signals) -> Sample:
         running = [stack.enter_context(site.start(settings)) for _ in range(2)]
         until_spread(running)
         victim = owner_of(0, running)
-        other = next(one for one in running if one is not victim)
+        other = next(coordinator for coordinator in running if coordinator is not victim)
         address = host_and_port(other.address)
 
         async def where(_: str) -> Address:
@@ -140,7 +140,7 @@ async def _coordinating(site: Site) -> ApacheKafka:
     while time.monotonic() < until:
         at = await found(asked, new_group())
         parts = await partitions(asked, "__consumer_offsets")
-        if at is not None and parts and all(len(each.isr_nodes) == len(site.nodes) for each in parts):
+        if at is not None and parts and all(len(part.isr_nodes) == len(site.nodes) for part in parts):
             return next(node for node in site.nodes if host_and_port(node.bootstrap_servers) == at)
         await asyncio.sleep(LOOK_S)
     raise RunFailed("not all replicas are in sync")
@@ -233,19 +233,19 @@ async def _election(site: Site) -> dict[str, Sample]:
         before = (await described(ours.address)).shards[0]
         await _through(victim, list(watched.values()))
         after = (await described(ours.address)).shards[0]
-        samples = {name: Sample(1.0, one.gap, {"s": round(one.gap, 3)}) for name, one in watched.items()}
+        samples = {name: Sample(1.0, asking.gap, {"s": round(asking.gap, 3)}) for name, asking in watched.items()}
         samples[f"commit, {OURS}"].facts["reloads"] = after.term - before.term
         return samples
 
 
 async def _through(victim: ApacheKafka, watched: list[Asking]) -> None:
     """Ask before, during and after a node's death."""
-    tasks = [asyncio.create_task(one.run()) for one in watched]
+    tasks = [asyncio.create_task(asking.run()) for asking in watched]
     try:
         await _answered(watched, 0.0)
         await asyncio.sleep(_AROUND_S)
-        for one in watched:
-            one.gap = 0.0
+        for asking in watched:
+            asking.gap = 0.0
         killed = time.monotonic()
         await asyncio.to_thread(victim.kill)
         await _answered(watched, killed + _AROUND_S)
@@ -258,7 +258,7 @@ async def _through(victim: ApacheKafka, watched: list[Asking]) -> None:
 async def _answered(watched: list[Asking], since: float) -> None:
     """Return once all have been answered after a time."""
     until = time.monotonic() + _WITHIN_S
-    while not all(one.answered > since for one in watched):
+    while not all(asking.answered > since for asking in watched):
         if time.monotonic() > until:
             raise RunFailed("not all are answered again")
         await asyncio.sleep(LOOK_S)

@@ -50,9 +50,9 @@ async def partitions(asked: Address, topic: str) -> list[Partition]:
 
 async def leader(asked: Address, topic: str, partition: int) -> int:
     """The node that leads a partition, as another node knows; -1: nobody."""
-    for each in await partitions(asked, topic):
-        if each.partition_index == partition and each.error_code == 0:
-            return each.leader_id
+    for known in await partitions(asked, topic):
+        if known.partition_index == partition and known.error_code == 0:
+            return known.leader_id
     return -1
 
 

@@ -121,7 +121,11 @@ class Load:
     def living_stable(self, group: str) -> bool:
         """Whether all members that live have what they are to have, whoever has the rest."""
         members = self.groups[group]
-        return bool(members) and all(each.stable for each in members) and len({each.epoch for each in members}) == 1
+        return (
+            bool(members)
+            and all(member.stable for member in members)
+            and len({member.epoch for member in members}) == 1
+        )
 
     def stable(self) -> bool:
         return all(self.group_stable(group) for group in self.groups)

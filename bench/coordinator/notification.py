@@ -149,7 +149,7 @@ class Group:
         until = time.monotonic() + WITHIN_S
         while time.monotonic() < until:
             held = self.held(since_ns)
-            count = sum(len(each) for each, _ in held.values())
+            count = sum(len(holding) for holding, _ in held.values())
             if len(held) == len(self._logs) and partitions(count):
                 return max(at for _, at in held.values())
             await asyncio.sleep(LOOK_S)
@@ -184,7 +184,7 @@ class Group:
     async def settle(self, chance: random.Random) -> None:
         """Bring the members out of step, and let their coordinator learn their interval."""
         await asyncio.sleep(chance.random() * HEARTBEAT_MS / 1000)
-        await asyncio.gather(*(pause(each, chance.random() * HEARTBEAT_MS / 1000) for each in self._processes))
+        await asyncio.gather(*(pause(process, chance.random() * HEARTBEAT_MS / 1000) for process in self._processes))
         await asyncio.sleep(HEARTBEAT_MS / 1000)
         self._steady.append((time.monotonic_ns(), 0))
         await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)

@@ -79,7 +79,7 @@ class PushMember(Member):
         if found.error_code != ErrorCode.NONE:
             self.note(ErrorCode(found.error_code).name)
             raise ConnectionError("no coordinator")
-        return next((each.host, each.port) for each in found.brokers if each.id == found.coordinator_id)
+        return next((broker.host, broker.port) for broker in found.brokers if broker.id == found.coordinator_id)
 
     async def _live(self, link: Link) -> None:
         self.epoch = 0  # the protocol has none
@@ -114,7 +114,7 @@ class PushMember(Member):
         if asked.kind is PushType.STOP:
             self._stop_work()
             return _DONE
-        told = frozenset(each.partition for each in asked.partitions)
+        told = frozenset(partition.partition for partition in asked.partitions)
         if self._working and told != self.owned:
             self.note("another map without a Stop")
             return _REFUSED

@@ -79,7 +79,7 @@ def _receive_frame(sock: socket.socket, buffer: memoryview) -> memoryview:
 
 def _partitions_in(frame: memoryview) -> Iterator[Any]:
     _, answer = framing.decode_response(FetchResponse, _BY_NAME, frame)
-    return (part for one in answer.responses for part in one.partitions)
+    return (part for response in answer.responses for part in response.partitions)
 
 
 def kohort_arrow(servers: str, topic: str, count: int, **settings: Any) -> Timed:

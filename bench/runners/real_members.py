@@ -26,11 +26,11 @@ class _Holding(RebalanceListener):
         self._held: set[int] = set()
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self._held.update(each.partition for each in partitions)
+        self._held.update(partition.partition for partition in partitions)
         self._say()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._held.difference_update(each.partition for each in partitions)
+        self._held.difference_update(partition.partition for partition in partitions)
         self._say()
 
     def _say(self) -> None:

@@ -92,21 +92,23 @@ class Fleet:
     @property
     def waiting(self) -> dict[int, tuple[Any, Any, int]]:
         """Requests without an answer, anywhere."""
-        return {token: asked for one in self.coordinators for token, asked in one.waiting.items()}
+        return {token: asked for coordinator in self.coordinators for token, asked in coordinator.waiting.items()}
 
     @property
     def shard(self) -> Shard | None:
         """Any that is here."""
-        return next((one.shard for one in self.coordinators if one.shard is not None), None)
+        return next((coordinator.shard for coordinator in self.coordinators if coordinator.shard is not None), None)
 
     def start(self) -> None:
         """Come up, one after the other."""
-        for one in self.coordinators:
-            self.world.after(self.chance.upto(500), one.start)
+        for coordinator in self.coordinators:
+            self.world.after(self.chance.upto(500), coordinator.start)
 
     def crash(self, down_ms: int) -> None:
         """One of them dies: most often the one that serves; the others notice that it refuses connections."""
-        serving = [one for one in self.coordinators if one.shard is not None and one.life.alive]
+        serving = [
+            coordinator for coordinator in self.coordinators if coordinator.shard is not None and coordinator.life.alive
+        ]
         one = self.chance.choice(serving if serving and self.chance.likely(0.7) else self.coordinators)
         one.crash(down_ms)
         for other in self.coordinators:
@@ -121,5 +123,5 @@ class Fleet:
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
         """All hear of it."""
         self.image = image
-        for one in self.coordinators:
-            one.change_topics(image, deleted)
+        for coordinator in self.coordinators:
+            coordinator.change_topics(image, deleted)

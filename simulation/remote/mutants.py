@@ -144,7 +144,7 @@ class PushesWithoutProof(DiskMutant):
         """Of what was pushed, these need none."""
 
         def needs_proof(self: Appends, steps: Any) -> bool:
-            spared = [isinstance(each.value, cls.unproved) for _, outcome in steps for each in outcome.pushes]
+            spared = [isinstance(push.value, cls.unproved) for _, outcome in steps for push in outcome.pushes]
             answers = any(outcome.replies for _, outcome in steps)
             return bool(real(self, steps)) and (answers or bool(self._unproven) or not (spared and all(spared)))
 

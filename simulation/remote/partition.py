@@ -89,9 +89,9 @@ class Partition:
             if author.epoch < known.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             if author.epoch == known.epoch:
-                for one in known.batches:
-                    if one[:2] == (first, last):
-                        return ErrorCode.NONE, one[2]
+                for batch in known.batches:
+                    if batch[:2] == (first, last):
+                        return ErrorCode.NONE, batch[2]
                 if first != (known.batches[-1][1] + 1) % SEQUENCES:
                     return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
             elif first != 0:

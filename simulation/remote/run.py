@@ -127,7 +127,7 @@ class RemoteRun(Run):
 
     def _chosen(self, which: int) -> Any:
         """One by its number; one number more stands for whoever serves."""
-        serving = [one for one in self.fleet.coordinators if one.shard is not None]
+        serving = [coordinator for coordinator in self.fleet.coordinators if coordinator.shard is not None]
         everyone = self.fleet.coordinators
         return everyone[which] if which < len(everyone) else (serving or everyone)[0]
 
@@ -204,5 +204,5 @@ class RemoteRun(Run):
         for cut in (fleet.kafka.network.cut_off, fleet.kafka.network.deaf, fleet.zookeeper.cut_off):
             cut.clear()
         fleet.kafka.heal()
-        for one in fleet.coordinators:
-            one.wake()
+        for coordinator in fleet.coordinators:
+            coordinator.wake()

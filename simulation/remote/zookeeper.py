@@ -120,24 +120,24 @@ class ZooKeeper:
 
     def change(self, session: ServerSession, changes: tuple[Change, ...]) -> bool:
         """All or none."""
-        for one in changes:
-            node = self.nodes.get(one.path)
-            if (node is None) != (one.version is None):
+        for change in changes:
+            node = self.nodes.get(change.path)
+            if (node is None) != (change.version is None):
                 return False
-            if node is not None and one.version not in (-1, node.version):
+            if node is not None and change.version not in (-1, node.version):
                 return False
-        for one in changes:
-            node = self.nodes.get(one.path)
-            if one.delete:
-                self._delete(one.path)
-            elif one.data is None:
+        for change in changes:
+            node = self.nodes.get(change.path)
+            if change.delete:
+                self._delete(change.path)
+            elif change.data is None:
                 continue
             elif node is None:
-                self.nodes[one.path] = Node(one.data, 0, session.id if one.ephemeral else 0)
-                self._fire(one.path)
+                self.nodes[change.path] = Node(change.data, 0, session.id if change.ephemeral else 0)
+                self._fire(change.path)
             else:
-                self.nodes[one.path] = Node(one.data, node.version + 1, node.owner)
-                self._fire(one.path, children=False)
+                self.nodes[change.path] = Node(change.data, node.version + 1, node.owner)
+                self._fire(change.path, children=False)
         return True
 
 

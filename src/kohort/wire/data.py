@@ -140,8 +140,8 @@ class FetchRequest(Request["FetchResponse"], key=1, versions=(4, 18), flexible=1
 class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     """Record sets with high watermarks and the transactions aborted among them.
 
-    `damage` is not Kafka's: with CORRUPT_MESSAGE kohort's broker describes the damage, only to kohort's clients. Its tag
-    spells "kq" and is far above Kafka's tags, which are assigned consecutively.
+    `damage` is not Kafka's: with CORRUPT_MESSAGE kohort's broker describes the damage, only to kohort's clients. Its
+    tag spells "kq" and is far above Kafka's tags, which are assigned consecutively.
     """
 
     class FetchableTopicResponse(Struct):
