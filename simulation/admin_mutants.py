@@ -36,7 +36,7 @@ from simulation.swapped import Swapped, swapped
 
 
 class DeletesOffsetsThatAreRead(Swapped):
-    """Deletes offsets of topics that members of consumer groups read."""
+    """A coordinator that deletes offsets of topics that members of consumer groups read."""
 
     module, name = offsets, "delete_one"
 
@@ -52,21 +52,21 @@ class DeletesOffsetsThatAreRead(Swapped):
 
 
 class ForgetsPatterns(GroupMachine):
-    """Deletes offsets of topics that members read by a regular expression."""
+    """A coordinator that deletes offsets of topics that members read by a regular expression."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with a group that knows only the topics that are listed."""
+        """Act as the real coordinator, with a group that knows only the topics that are listed."""
         with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
             return super().step(event, now)
 
 
 class DeletesGroupsWithMembers(Swapped):
-    """Deletes a consumer group that has members."""
+    """A coordinator that deletes a consumer group that has members."""
 
     module, name = ConsumerGroup, "group_state"
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but all groups are empty for who deletes."""
+        """Act as the real coordinator, but all groups are empty for who deletes."""
         return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
 
     @staticmethod
@@ -76,7 +76,7 @@ class DeletesGroupsWithMembers(Swapped):
 
 
 class LeavesTracesOfGroups(Swapped):
-    """Deletes a group and leaves what its members had."""
+    """A coordinator that deletes a group and leaves what its members had."""
 
     module, name = machine, "delete_one"
 
@@ -93,7 +93,7 @@ class LeavesTracesOfGroups(Swapped):
 
 
 class DescribesWhatIsChosen(Swapped):
-    """Tells of a classic group the protocol and metadata of a round that is not over."""
+    """A coordinator that tells of a classic group the protocol and metadata of a round that is not over."""
 
     module, name = machine, "describe_one"
 
@@ -111,7 +111,7 @@ class DescribesWhatIsChosen(Swapped):
 
 
 class HidesWhatIsGivenUp(Swapped):
-    """Leaves out of a description what a member has still to give up."""
+    """A coordinator that leaves out of a description what a member has still to give up."""
 
     module, name = machine, "describe_consumer_group"
 
@@ -136,7 +136,7 @@ class HidesWhatIsGivenUp(Swapped):
 
 
 class ListsAllAsStable(Swapped):
-    """Lists every consumer group as stable."""
+    """A coordinator that lists every consumer group as stable."""
 
     module, name = machine, "list_one"
 
@@ -152,7 +152,7 @@ class ListsAllAsStable(Swapped):
 
 
 class TellsLeadersOfFewer(Swapped):
-    """Leaves the last of three or more members out of what the leader is told."""
+    """A coordinator that leaves the last of three or more members out of what the leader is told."""
 
     module, name = rebalance, "all_members"
 

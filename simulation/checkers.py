@@ -423,12 +423,12 @@ class Checkers:
         return self._offset
 
     def on_hold(self, member: Holder) -> None:
-        """As `Checker.on_hold`."""
+        """Pass `Checker.on_hold` on to the checkers that override it."""
         for hook in self._hooks["on_hold"]:
             hook(member)
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        """As `Checker.on_stepped`."""
+        """Pass `Checker.on_stepped` on to the checkers that override it."""
         hooks = self._on_step.get(type(event))
         if hooks is None:
             wanted = [checker.on_stepped for checker in self._checkers if type(event) not in checker.skips]
@@ -440,58 +440,58 @@ class Checkers:
             self._journal.take(outcome.records)
 
     def on_released(self, event: Any, value: Any) -> None:
-        """As `Checker.on_released`."""
+        """Pass `Checker.on_released` on to the checkers that override it."""
         for hook in self._hooks["on_released"]:
             hook(event, value)
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """As `Checker.on_overtaken`."""
+        """Pass `Checker.on_overtaken` on to the checkers that override it."""
         for hook in self._hooks["on_overtaken"]:
             hook(event, value, came_ms, since_ms)
 
     def on_journal(self, records: list[Record]) -> None:
-        """As `Checker.on_journal`."""
+        """Pass `Checker.on_journal` on to the checkers that override it."""
         for hook in self._hooks["on_journal"]:
             hook(records)
 
     def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
-        """As `Checker.on_doors`."""
+        """Pass `Checker.on_doors` on to the checkers that override it."""
         for hook in self._hooks["on_doors"]:
             hook(coordinators, zookeeper, at_end=at_end)
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
-        """As `Checker.on_refused`."""
+        """Pass `Checker.on_refused` on to the checkers that override it."""
         for hook in self._hooks["on_refused"]:
             hook(event, code, phase)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """As `Checker.on_durable`."""
+        """Pass `Checker.on_durable` on to the checkers that override it."""
         for hook in self._hooks["on_durable"]:
             hook(machine, records, waiting)
 
     def on_replayed(self, machine: GroupMachine) -> None:
-        """As `Checker.on_replayed`."""
+        """Pass `Checker.on_replayed` on to the checkers that override it."""
         self._journal.rebuild(machine.snapshot())
         for hook in self._hooks["on_replayed"]:
             hook(machine)
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
-        """As `Checker.on_loaded`."""
+        """Pass `Checker.on_loaded` on to the checkers that override it."""
         for hook in self._hooks["on_loaded"]:
             hook(machine, outcome)
         self._journal.take(outcome.records)
 
     def on_worked(self, work: Any, event: Any) -> None:
-        """As `Checker.on_worked`."""
+        """Pass `Checker.on_worked` on to the checkers that override it."""
         for hook in self._hooks["on_worked"]:
             hook(work, event)
 
     def on_deleted(self, topic: str) -> None:
-        """As `Checker.on_deleted`."""
+        """Pass `Checker.on_deleted` on to the checkers that override it."""
         for hook in self._hooks["on_deleted"]:
             hook(topic)
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        """As `Checker.at_end`."""
+        """Pass `Checker.at_end` on to the checkers that override it."""
         for hook in self._hooks["at_end"]:
             hook(waiting, partitions)

@@ -279,7 +279,7 @@ class DiskJournal:
         return self.log.leader_epoch + 1
 
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
-        """See `Journal`."""
+        """Implement `Journal.begin`."""
         self.abandon()
         replay = self._journal.begin(term, owner)
         self._term, self._owner = term, owner
@@ -300,7 +300,7 @@ class DiskJournal:
         disk.records = found
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
-        """See `Journal`."""
+        """Implement `Journal.append`."""
         if not self.disk.late_ms or self._chance.likely(WAITS):
             self._write(term, records, now_ms)
             return None

@@ -36,7 +36,7 @@ from simulation.target_checkers import CountChecker, HandoverChecker, TargetChec
 
 
 class FetchesForAnyEpoch(Swapped):
-    """Tells offsets to a member that says an older epoch."""
+    """A coordinator that tells offsets to a member that says an older epoch."""
 
     module, name = handlers, "may_fetch"
 
@@ -54,7 +54,7 @@ class FetchesForAnyEpoch(Swapped):
 
 
 class ForgivesAnyEpoch(Swapped):
-    """Takes a heartbeat of any older epoch for one whose answer was lost."""
+    """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
 
     module, name = consumer, "check_epoch"
 
@@ -101,7 +101,7 @@ class SyncsInAnOlderEpoch(Swapped):
 
 
 class TakesAnyTarget(Swapped):
-    """Takes the result of work that was called off, or that an earlier coordinator asked for."""
+    """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
 
     module, name = assignment, "take"
 
@@ -117,10 +117,10 @@ class TakesAnyTarget(Swapped):
 
 
 class CountsNoConsumerRebalances(GroupMachine):
-    """Does not count the rebalances of consumer groups."""
+    """A coordinator that does not count the rebalances of consumer groups."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without those notes."""
+        """Act as the real coordinator, without those notes."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
         meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
@@ -130,7 +130,7 @@ class CountsNoConsumerRebalances(GroupMachine):
 
 
 class CountsTwice(Swapped):
-    """Counts a rebalance again when a member is back in its place."""
+    """A coordinator that counts a rebalance again when a member is back in its place."""
 
     module, name = membership, "note_settled"
 
@@ -165,7 +165,7 @@ class IgnoresClaims(Swapped):
 
 
 class BeginsTicketsAnew(GroupMachine):
-    """Counts its work from one: results of what an earlier coordinator asked for pass for its own."""
+    """A coordinator that counts its work from one: results of what an earlier coordinator asked for pass for its own."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -174,7 +174,7 @@ class BeginsTicketsAnew(GroupMachine):
 
 
 class _TakesEarlier(GroupMachine):
-    """Takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
+    """A coordinator that takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
 
     kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
     waits: ClassVar[str]
@@ -186,7 +186,7 @@ class _TakesEarlier(GroupMachine):
         return super().on_loaded(*args)
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but an older result counts."""
+        """Act as the real coordinator, but an older result counts."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)
             consumer = None if group is None else group.under(ConsumerGroup)
@@ -196,13 +196,13 @@ class _TakesEarlier(GroupMachine):
 
 
 class TakesEarlierTargets(_TakesEarlier):
-    """Takes a target that an earlier coordinator asked for."""
+    """A coordinator that takes a target that an earlier coordinator asked for."""
 
     kind, waits = AssignmentComputed, "computing"
 
 
 class TakesEarlierTopics(_TakesEarlier):
-    """Takes topics of regular expressions that an earlier coordinator asked for."""
+    """A coordinator that takes topics of regular expressions that an earlier coordinator asked for."""
 
     kind, waits = RegexesResolved, "resolving"
 

@@ -256,7 +256,7 @@ class Files:
         return folder, name, inode
 
     def open(self, path: StrPath, flags: int, mode: int = 0o644, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.open`."""
         del mode
         self._check()
         whole = self.volume.folders.get(os.fspath(path))
@@ -278,16 +278,16 @@ class Files:
         return self._next
 
     def close(self, fd: int, /) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.close`."""
         del self._open[fd]
 
     def listdir(self, path: StrPath) -> list[str]:
-        """See `FileSystem`."""
+        """Implement `FileSystem.listdir`."""
         self._check()
         return list(self._folder(os.fspath(path)).names)
 
     def mkdir(self, path: StrPath, mode: int = 0o777) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.mkdir`."""
         del mode
         name = os.fspath(path)
         if name in self.volume.folders:
@@ -295,18 +295,18 @@ class Files:
         self._change("making a folder", lambda: self.volume.folders.update({name: Folder()}))
 
     def unlink(self, path: StrPath) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.unlink`."""
         folder, name, _ = self._present(path)
         self._change(f"removing {name}", lambda: folder.change(name, None, None))
 
     def replace(self, src: StrPath, dst: StrPath) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.replace`."""
         folder, name, inode = self._present(src)
         to = os.fspath(dst).rpartition("/")[2]
         self._change(f"renaming {name}", lambda: folder.change(name, to, inode))
 
     def stat(self, path: StrPath) -> os.stat_result:
-        """See `FileSystem`."""
+        """Implement `FileSystem.stat`."""
         self._check()
         if os.fspath(path) in self.volume.folders:
             return _facts(None)
@@ -315,13 +315,13 @@ class Files:
     # -- bytes
 
     def fstat(self, fd: int) -> os.stat_result:
-        """See `FileSystem`."""
+        """Implement `FileSystem.fstat`."""
         self._check()
         opened = self._open[fd]
         return _facts(None if opened.folder is not None else opened.inode)
 
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pread`."""
         self._check()
         opened = self._open[fd]
         if opened.folder is not None:
@@ -329,7 +329,7 @@ class Files:
         return bytes(opened.inode.data[offset : offset + length])
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.write`."""
         opened = self._open[fd]
         at = len(opened.inode.data) if opened.appends else opened.position
         taken = self._write(opened.inode, data, at)
@@ -337,19 +337,19 @@ class Files:
         return taken
 
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pwrite`."""
         return self._write(self._open[fd].inode, data, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[ReadBuffer], offset: int, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pwritev`."""
         return self._write(self._open[fd].inode, b"".join(buffers), offset)
 
     def ftruncate(self, fd: int, length: int, /) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.ftruncate`."""
         self._cut(self._open[fd].inode, length)
 
     def truncate(self, path: StrPath, length: int) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.truncate`."""
         self._cut(self._present(path)[2], length)
 
     def _cut(self, inode: Inode, length: int) -> None:
@@ -360,7 +360,7 @@ class Files:
         self._change("cutting a file off", cut)
 
     def fsync(self, fd: int) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.fsync`."""
         opened = self._open[fd]
         self._change("a sync", lambda: self._sync(opened))
 

@@ -182,7 +182,7 @@ class Server:
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
     def worked(self, work: Work, event: Any) -> None:
-        """See `Host`."""
+        """Implement `Host.worked`."""
         self.checkers.on_worked(work, event)
 
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:

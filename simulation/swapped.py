@@ -60,11 +60,11 @@ class Swapped(GroupMachine):
             self.context.protocols = protocols
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but for the function."""
+        """Act as the real coordinator, but for the function."""
         with self._swapped():
             return super().step(event, now)
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one, but for the function."""
+        """Act as the real coordinator, but for the function."""
         with self._swapped():
             return super().on_loaded(*args)

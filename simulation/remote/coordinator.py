@@ -50,12 +50,12 @@ class LifeDriver(VirtualDriver):
         self._life.turn(action)
 
     def shard_loaded(self, index: int) -> None:
-        """See `Tenures`."""
+        """Implement `Driver.shard_loaded`: pass the event on to the tenures."""
         self._coordinator.tenures.loaded(index)
         self._coordinator.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """See `Tenures`."""
+        """Implement `Driver.shard_ended`: pass the event on to the tenures."""
         self._world.tell(f"{self._coordinator.name}: the shard has ended: {error}")
         self._coordinator.tenures.lost(index, error)
 

@@ -30,7 +30,7 @@ from simulation.swapped import swapped
 
 
 class ReadsBeforeItFences(DiskMutant):
-    """Takes office by reading all that is there, and then writes its fence."""
+    """A coordinator that takes office by reading all that is there, and then writes its fence."""
 
     where, name = JournalTerm, "run"
 
@@ -74,7 +74,7 @@ async def latest(place: JournalPlace) -> int:
 
 
 class TakesTimeoutsForSuccess(DiskMutant):
-    """Takes an append that is not known to be written for one that is."""
+    """A coordinator that takes an append that is not known to be written for one that is."""
 
     where, name = JournalWriter, "_ask"
 
@@ -94,7 +94,7 @@ class TakesTimeoutsForSuccess(DiskMutant):
 
 
 class WritesHalves(DiskMutant):
-    """Writes what belongs together as two batches, one after the other."""
+    """A coordinator that writes what belongs together as two batches, one after the other."""
 
     @classmethod
     @contextmanager
@@ -123,7 +123,7 @@ class WritesHalves(DiskMutant):
 
 
 class HeartbeatsWithoutProof(DiskMutant):
-    """Answers what writes nothing without looking at its proof."""
+    """A coordinator that answers what writes nothing without looking at its proof."""
 
     where, name = Appends, "_needs_proof"
 
@@ -134,7 +134,7 @@ class HeartbeatsWithoutProof(DiskMutant):
 
 
 class PushesWithoutProof(DiskMutant):
-    """Pings, stops and starts consumers without looking at its proof."""
+    """A coordinator that pings, stops and starts consumers without looking at its proof."""
 
     where, name = Appends, "_needs_proof"
     unproved: ClassVar[tuple[type, ...]] = (PingConsumer, StopConsumer, StartConsumer)
@@ -152,13 +152,13 @@ class PushesWithoutProof(DiskMutant):
 
 
 class StopsWithoutProof(PushesWithoutProof):
-    """Stops consumers without looking at its proof."""
+    """A coordinator that stops consumers without looking at its proof."""
 
     unproved = (StopConsumer,)
 
 
 class ReadsWithoutProof(DiskMutant):
-    """Answers reads as it answers heartbeats."""
+    """A coordinator that answers reads as it answers heartbeats."""
 
     where, name = shard, "_reads"
 
@@ -169,7 +169,7 @@ class ReadsWithoutProof(DiskMutant):
 
 
 class TakesLateAnswersForProof(DiskMutant):
-    """Takes an acknowledgement for proof, whenever the append was sent."""
+    """A coordinator that takes an acknowledgement for proof, whenever the append was sent."""
 
     where, name = Appends, "_proved"
 
@@ -185,7 +185,7 @@ class TakesLateAnswersForProof(DiskMutant):
 
 
 class EndsSessionsEarly(DiskMutant):
-    """Ends sessions after a take-over as if nobody else could have answered the members."""
+    """A coordinator that ends sessions after a take-over as if nobody else could have answered the members."""
 
     where, name = failure_detector, "goes_on"
 
@@ -196,7 +196,7 @@ class EndsSessionsEarly(DiskMutant):
 
 
 class TakesEarlierNodesForItsOwn(DiskMutant):
-    """Takes the node of an earlier session for its own."""
+    """A coordinator that takes the node of an earlier session for its own."""
 
     where, name = zookeeper_door, "is_of"
 
@@ -211,7 +211,7 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
 
 
 class SetsWatchesOnce(DiskMutant):
-    """Sets the watch on a node when it reads it first."""
+    """A coordinator that sets the watch on a node when it reads it first."""
 
     where, name = VirtualSession, "_handed"
 

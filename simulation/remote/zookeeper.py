@@ -194,19 +194,19 @@ class VirtualSession:
             self._zookeeper.end(self._session.id)
 
     async def read(self, path: str, watch: Watch | None = None) -> Node | None:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def make_path(self, path: str) -> None:
-        """See the real one."""
+        """Implement the real session's ``."""
         await self._ask(lambda session: self._zookeeper.make_path(session, path))
 
     async def change(self, *changes: Change) -> bool:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
 
     def _handed(self, watch: Watch | None, path: str) -> Watch | None:
