@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: deletions, descriptions, and what the leader is told."""
+"""Coordinators with one known fault each: in deletions, in descriptions, and in the leader's member list."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeletesOffsetsThatAreRead(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one read it."""
+        """Return a check that finds no reader."""
 
         def delete(context: Context, group: Group, partition: Any) -> ErrorCode:
             offsets.tombstone(context, group.group_id, (partition.topic, partition.partition))
@@ -66,12 +66,12 @@ class DeletesGroupsWithMembers(Swapped):
     module, name = ConsumerGroup, "group_state"
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """Act as the real coordinator, but all groups are empty for who deletes."""
+        """Act as the real coordinator, but treat all groups as empty for deletions."""
         return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """No group has members."""
+        """Return a check that finds no members."""
         return lambda group: GroupState.EMPTY
 
 
@@ -99,7 +99,7 @@ class DescribesWhatIsChosen(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
-        """Every group is described as a stable one."""
+        """Return a description that treats every group as stable."""
 
         def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
             group, described = context.find(group_id), real(context, group_id, knows_missing)

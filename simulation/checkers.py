@@ -1,4 +1,4 @@
-"""What must never be seen. Each property is one checker, and each checker kills a mutant (`mutants`)."""
+"""The checkers of properties that must always hold. Each checker kills a mutant (`mutants`)."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ LONGEST_WAIT_MS = 60_000
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id, or one id of the push protocol, are one member to the coordinator, and a member
-    that an administrator removed, or whose place in a full group others took while it rebalanced, is none: the older,
-    or the removed one, hears of it by its next request, and its commits are refused from the first moment
-    (`FencingChecker`), so they are not watched here.
+    Two processes with one instance id, or one id of the push protocol, are one member to the coordinator. A member that
+    an administrator removed is none. Neither is one whose place in a full group others took while it rebalanced. The
+    older, or the removed one, learns of it from its next response. Its commits are refused from the first moment
+    (`FencingChecker`), so this checker ignores them.
     """
 
     skips = QUIET
@@ -94,9 +94,9 @@ class OwnershipChecker(Checker):
                     self.fail(f"{partition} of {member.group_id} is owned by {member.name} and {other.name}")
 
     def _is_superseded(self, member: Holder) -> bool:
-        """Whether another process has, or had later, the same instance id, or the member was removed.
+        """Return whether another process took the instance id, or the member was removed.
 
-        Also when that process is dead, and began before: its join may arrive late and take the place of a newer one.
+        A dead process that began earlier counts too: its join may arrive late and replace a newer one.
         """
         if member.member_id in self._removed:
             return True
@@ -332,7 +332,7 @@ class LivenessChecker(Checker):
 
 
 def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str | None:
-    """What keeps the first group that is not whole from being so; None when all are."""
+    """Return the reason why the first group is not stable yet; None if all are."""
     for group_id in sorted({member.group_id for member in members}):
         living = [member for member in members if member.group_id == group_id and not member.dead]
         unsettled = [member.name for member in living if not member.stable]

@@ -261,7 +261,7 @@ class ClassicMember(Process):
         self._ask(event, take, self._nothing, ASIDE)
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a heartbeat or a commit was answered."""
+        """Handle the error of a heartbeat or a commit."""
         if error is ErrorCode.NONE:
             self._alive(sent_ms)
         elif error is ErrorCode.REBALANCE_IN_PROGRESS:

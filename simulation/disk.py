@@ -133,7 +133,7 @@ class Disk:
         self._compaction: Compaction | None = None
 
     def start(self, die: Callable[[], None]) -> PartitionLog:
-        """A process opens the log, recovering it. Raises OSError: it could not, or has died."""
+        """Open the log in a new process, recovering it. Raises OSError if that fails, or the process died."""
         files = self.files = Files(self.volume, die)
         self.weather()
         points = Points.read(FOLDER, files)
@@ -162,7 +162,7 @@ class Disk:
             write_points(FOLDER, [(JOURNAL, self.log)], self.files)
 
     def weather(self) -> None:
-        """Have the files fail as often as they are to."""
+        """Let the files fail at the configured rate."""
         if self.files is not None:
             self.files.fails, self.files.tears = self.fails, self.tears
 

@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: epochs not looked at, stale results taken, rebalances not counted."""
+"""Coordinators with one known fault each, in the epochs, the work and the targets of consumer groups."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class Kept:
 
 
 class ExpiryChecker(Checker):
-    """A position goes when its time is over and nobody reads it, not before, and not much later.
+    """A position expires when its time is over and nobody reads it: not before, and not much later.
 
-    Its time runs from its commit, in an empty group from the later moment when that became empty.
+    Its time runs from its commit; in an empty group from the later moment when the group became empty.
     """
 
     SHARE = 0.1

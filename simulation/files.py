@@ -1,4 +1,4 @@
-"""Files in memory, as the log asks for them: bytes, what of them was synced, refused and torn writes, power losses."""
+"""Files in memory for the log: bytes, synced bytes, refused and torn writes, power losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kohort.log.filesystem import ReadBuffer, StrPath
 from simulation.world import World
 
 SECTOR: Final = 512
-"""A power loss keeps or loses so many bytes at a time."""
+"""The unit that a power loss keeps or loses, in bytes."""
 ELSEWHERE: Final = 0.2
 """A death within something else than a write is so much rarer: most of what recovery does is that."""
 
@@ -77,7 +77,7 @@ def _apply(names: dict[str, Inode], change: Change) -> None:
 
 
 class Volume:
-    """What is on the disk, whoever runs.
+    """The contents of the disk, independent of the process that runs.
 
     Attributes:
         root: the one folder that is always there; others are in it.
@@ -142,7 +142,7 @@ class Descriptor:
 
 @dataclass(slots=True)
 class Fault:
-    """What is to happen at the next write of some bytes or more: the process dies, and so many of them are there."""
+    """A planned death of the process at the next write of at least some bytes, of which a part is written."""
 
     size: int
     kept: int

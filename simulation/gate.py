@@ -47,7 +47,7 @@ class SimulatedClient(ClientSession):
         return self.patience(mode).hold_ms
 
     def patience(self, mode: str) -> Patience:
-        """As the broker's, for kohort's own clients."""
+        """Return the quirks that the broker assumes of kohort's own clients."""
         return Patience(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 
 

@@ -1,7 +1,7 @@
-"""What must never be seen of committed offsets: one lost, one that was never committed, one of a deleted topic.
+"""Checkers of committed offsets: none is lost, made up, or kept for a deleted topic.
 
-Every commit has an offset of its own, and offsets are ordered by when the coordinator took them in, transactional ones
-too: a transaction that commits counts from when its offset was sent.
+Every commit has an offset of its own. Offsets are ordered by when the coordinator received them, also transactional
+ones: a transaction that commits counts from when its offset was sent.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class DurabilityChecker(Checker):
                     self._raise_floor(slot, decided[found.offset])
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """What was written before counts as ever; nothing that was taken in later can have been written."""
+        """Count earlier writes as usual; nothing received later can have been written."""
         if getattr(event, "request", -1) in self._decided:
             self.on_released(event, value)
         elif isinstance(event, OffsetCommit) and ErrorCode.NONE in value.errors:

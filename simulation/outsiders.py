@@ -1,4 +1,4 @@
-"""Those who are no members, or not honest ones: a transactional producer, an administrator, and who sends nonsense."""
+"""Clients outside the groups: a transactional producer, an administrator, and a hostile client."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class OwnMember(Process):
             self._awake(self._drive)
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered; only the membership decides."""
+        """Ignore the error of a commit; only the membership decides."""
 
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now: it holds it, and its lease is not over.
@@ -148,7 +148,7 @@ class OwnMember(Process):
 
     @property
     def _clock_ms(self) -> float:
-        """Its own clock."""
+        """Return the member's own clock."""
         return self.world.now_ms * self.habits.clock_rate
 
     def freeze(self, looks: int, duration_ms: int) -> None:
@@ -156,7 +156,7 @@ class OwnMember(Process):
         self._freeze_after, self._freeze_ms = looks, duration_ms
 
     def _elapsed_ms(self) -> float:
-        """Its clock; the process may have stood still since the last look."""
+        """Return the member's clock; the process may have been stopped since the last look."""
         if self._freeze_after:
             self._freeze_after -= 1
             if not self._freeze_after:
@@ -192,7 +192,7 @@ class OwnMember(Process):
             self._later(self.chance.upto(self.habits.callback_ms), self._release)
 
     def _find_starts(self) -> None:
-        """It knows where to begin in what it was started with without an offset, and commits that."""
+        """Choose start positions for partitions started without an offset, and commit them."""
         found, self.unplaced = self.unplaced, frozenset()
         self._commit(found)
 
@@ -338,7 +338,7 @@ class OwnMember(Process):
             task.cancel()
 
     def cut(self) -> None:
-        """Its connections break."""
+        """Break the member's connections."""
         for connection in list(self._sockets.values()):
             connection.break_()
 

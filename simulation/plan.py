@@ -1,7 +1,7 @@
-"""What a seed stands for: who is there, and every fault with its time, drawn before anything happens.
+"""The plan of a seed: the participants, and every fault with its time, drawn before anything happens.
 
-A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`): that is what
-shrinking does with a seed that failed. Steps about a member that is not there do nothing.
+A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`). Shrinking does
+that with a seed that failed. Steps about a missing member do nothing.
 """
 
 from __future__ import annotations

@@ -66,15 +66,15 @@ class Habits:
 
 
 class Process(Client, ABC):
-    """What members of both protocols have in common.
+    """The common part of members of all protocols.
 
     Attributes:
         held: the partitions it would process.
         generation: or member epoch, that its commits name.
         session_end_ms: when its session, or its lease before that, ends by its own clock.
-        lease: ends ownership before the session does, where one was told.
+        lease: ends ownership before the session does, where one was sent.
         told_lease_ms: the lease that the coordinator counts on, 0: none.
-        stable: it has what it was last told to have, and knows of nothing new.
+        stable: it owns its last assignment, and knows of nothing new.
         keeps_its_id: as `Holder.keeps_its_id`.
     """
 
@@ -130,25 +130,25 @@ class Process(Client, ABC):
 
     @abstractmethod
     def _subscribed(self) -> None:
-        """It reads other topics now."""
+        """Act on a changed subscription."""
 
     @abstractmethod
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered."""
+        """Handle the error of a commit."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it reads."""
+        """The topics that the member reads."""
         return self.habits.topics
 
     @property
     def instance_id(self) -> str | None:
-        """Its static id."""
+        """The member's static id."""
         return self.habits.instance_id
 
     @property
     def group_id(self) -> str:
-        """Its group."""
+        """The member's group."""
         return self.habits.group_id
 
     def topic_of(self, partition: TopicPartition) -> TopicId:
@@ -179,7 +179,7 @@ class Process(Client, ABC):
             action()
 
     def heal(self) -> None:
-        """Its application does what it should from now on."""
+        """Let the application behave well from now on."""
         self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
 
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:

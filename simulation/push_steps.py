@@ -1,7 +1,8 @@
-"""What push groups add to a plan: their members and faults, drawn from a stream of their own beside all the others.
+"""The part of push groups in a plan: their members and faults, drawn from a stream of their own.
 
 They live on the same shard as the groups of the other protocols. Visitors ask to be in a group of another protocol than
-theirs: a group has one as long as it has members, an empty one is whatever joins it. They are gone when faults end.
+theirs. A group keeps its protocol while it has members; an empty one takes the protocol of its next member. Visitors
+are gone when faults end.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Run:
         self.network.cut_off[name] = self.world.now_ms + duration_ms
 
     def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:
-        """What a member sends, or is sent to it, does not arrive for a while; the other way everything does."""
+        """Delay the messages of a member in one direction for a while; the other direction works."""
         held = self.network.held_up if up else self.network.held_down
         held[name] = self.world.now_ms + duration_ms
 

@@ -1,7 +1,7 @@
-"""From a plan that fails to a small one that fails in the same way: fewer steps, and a shorter fault phase.
+"""The reduction of a failing plan to a small one that fails alike: fewer steps, and a shorter fault phase.
 
-Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002): drop ever smaller
-parts of the steps, keep what still fails the same checker, until no single step can go.
+Delta debugging drops ever smaller parts of the steps, and keeps what still fails the same checker, until no single step
+can go. Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (2002).
 """
 
 from __future__ import annotations

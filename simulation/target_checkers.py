@@ -157,7 +157,7 @@ class CountChecker(Checker):
 
 
 class HandoverChecker(Checker):
-    """What a classic member works on when its group becomes a consumer group is its own there until it gives it up."""
+    """A classic member keeps its partitions when its group becomes a consumer group, until it revokes them."""
 
     skips = QUIET
 

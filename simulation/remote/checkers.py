@@ -1,4 +1,4 @@
-"""What a coordinator may still say that was overtaken."""
+"""Checkers of responses from a coordinator that was replaced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KeptAliveChecker(EvictionChecker):
 
 
 class WholeAppendChecker(Checker):
-    """What a coordinator loads ends with all that one event brought about, or with nothing of it."""
+    """A loaded journal ends with all records of one event, or with none of them."""
 
     REMEMBERED = 500
     """Steps, the newest: the end of a journal is from one of them."""
@@ -77,10 +77,10 @@ class WholeAppendChecker(Checker):
 
 
 class DoorChecker(Checker):
-    """Who has a place holds it under its own session, and in the end all know the same map, with all of them in it."""
+    """Each placed coordinator holds its node under its own session; in the end all know the same complete map."""
 
     SETTLED_MS = 2_000
-    """Who has stood connected for so long has done what there was to do."""
+    """The time of a steady connection after which a coordinator has done all pending work."""
 
     def on_doors(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
         if at_end:

@@ -101,7 +101,7 @@ class Coordinator(Server):
 
     @property
     def candidate(self) -> Candidate:
-        """As the others know it."""
+        """The candidate as the other coordinators know it."""
         return Candidate(self.number, f"{self.number}-{self.incarnation}", f"10.0.1.{self.number}", 9_092)
 
     # -- the process
@@ -300,11 +300,11 @@ class Coordinator(Server):
         self.life.turn(partial(self._pushing.receive, connection, memoryview(frame)[4:], respond))
 
     def on_closed(self, connection_id: int) -> None:
-        """Its end of a connection ends, when it looks."""
+        """Notice the end of a connection at the coordinator's side."""
         if self.life.alive:
             self.life.turn(partial(super().on_closed, connection_id))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
-        """It hears of topics when it polls next."""
+        """Change the topics; the coordinator learns of it at its next poll."""
         self.life.turn(partial(super().change_topics, image, deleted))
         self.image = image

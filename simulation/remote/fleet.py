@@ -68,7 +68,7 @@ class Routes(Network):
 
 
 class Fleet:
-    """What the run has in the place of its server.
+    """All coordinators, in the role of the run's single server.
 
     Attributes:
         coordinators: by number.

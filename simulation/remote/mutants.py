@@ -80,7 +80,7 @@ class TakesTimeoutsForSuccess(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It gives the offset that is expected."""
+        """Return a function that gives the expected offset."""
 
         async def ask(writer: JournalWriter, batch: bytes) -> int:
             try:
@@ -175,7 +175,7 @@ class TakesLateAnswersForProof(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if it had been sent now."""
+        """Return a function that treats the append as sent now."""
 
         def proved(self: Appends, steps: Any) -> Any:
             self._sending_at = self._elapsed_ms()
@@ -202,7 +202,7 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As it says the same."""
+        """Return a function that accepts a node with the same contents."""
 
         def is_of(node: Node, session: int) -> bool:
             return bool(real(node, session)) or b"endpoints" in node.data

@@ -23,7 +23,7 @@ SEQUENCES = 2**31
 
 
 class Author(NamedTuple):
-    """Who wrote a batch."""
+    """The writer of a batch."""
 
     producer_id: int
     epoch: int
@@ -31,7 +31,7 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True)
 class Producer:
-    """What the leader knows of a producer id.
+    """The leader's knowledge of a producer id.
 
     Attributes:
         batches: first and last sequence and offset of the newest.

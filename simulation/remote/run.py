@@ -48,7 +48,7 @@ CUTS_MS = (500, 3_000, 8_000, 15_000)
 
 
 def remote_plan(seed: int) -> Plan:
-    """What a seed stands for here: the members' troubles of the same seed, and others' of the coordinators."""
+    """Return the plan of a seed: the members' faults of the same seed, and faults of the coordinators."""
     plan = Draft(seed).plan()
     steps = [placed_here(step) for step in plan.steps if step.what not in ELSEWHERE]
     chance, at_ms = Chance(f"{seed}/remote"), 3_000.0
@@ -144,7 +144,7 @@ class RemoteRun(Run):
         self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_deafen(self, which: int, duration_ms: int) -> None:
-        """What a coordinator sends reaches Kafka, and nothing comes back."""
+        """Cut a coordinator's responses from Kafka off; its requests still arrive."""
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_cut_from_door(self, which: int, duration_ms: int) -> None:
