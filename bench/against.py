@@ -1,8 +1,8 @@
 """This checkout beside another one of the same project: `python -m bench.against FOLDER`.
 
-The other checkout has its own environment (`make setup` there). Brokers of both are processes of the same machine, and
-every contender runs once in each round, so that what a change costs is a ratio within a round. The clients that load
-the brokers are this checkout's; for the figures of clients, both checkouts' clients use this one's broker.
+The other checkout has its own environment (`make setup` there). Brokers of both run as processes of the same machine.
+Every contender runs once in each round, so that the cost of a change is a ratio within a round. The clients that load
+the brokers are this checkout's. For the figures of clients, both checkouts' clients use this one's broker.
 """
 
 from __future__ import annotations

@@ -55,21 +55,21 @@ TOPIC_ID = TopicId(int=2**100)
 
 
 class Lines(logging.Handler):
-    """What the log says of its files, or a coordinator of its place and its journal, as lines of the story."""
+    """A log handler that adds the lines of the log and the coordinator to the run's trace."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Add one line to the trace."""
         if self._world.tells:
             self._world.tell(f"{record.name.removeprefix('kohort.')}: {record.getMessage()}")
 
 
 @contextlib.contextmanager
 def log_lines(world: World) -> Iterator[None]:
-    """While it is entered, these logs' lines go to this world's story, and nowhere else."""
+    """Send these loggers' lines to this run's trace, and nowhere else, inside the context."""
     logs, lines = [logging.getLogger(name) for name in LOGS], Lines(world)
     known = [log.propagate for log in logs]
     for log in logs:
@@ -190,7 +190,7 @@ class Disk:
     # -- upkeep
 
     def _upkeep(self, log: PartitionLog) -> None:
-        """What the broker does for a log now and then."""
+        """Do the broker's periodic upkeep of a log."""
         if self.log is not log:
             return
         self.world.after(UPKEEP_MS, partial(self._upkeep, log))

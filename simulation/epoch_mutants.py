@@ -70,7 +70,7 @@ class ForgivesAnyEpoch(Swapped):
 
 
 class ForgivesNoEpoch(Swapped):
-    """Fences a member whose last answer was lost."""
+    """A coordinator that fences a member whose last answer was lost."""
 
     module, name = consumer, "check_epoch"
 
@@ -85,7 +85,7 @@ class ForgivesNoEpoch(Swapped):
 
 
 class SyncsInAnOlderEpoch(Swapped):
-    """Hands a classic member what it had when a newer epoch calls it back."""
+    """A coordinator that gives a classic member its old assignment when a newer epoch calls it back."""
 
     module, name = mixed, "check_sync"
 
@@ -146,16 +146,16 @@ class CountsTwice(Swapped):
 
 
 class IgnoresClaims(Swapped):
-    """Makes a consumer group of a classic one by what members were assigned alone.
+    """A coordinator that converts a classic group by its members' assignments alone.
 
-    Cooperative ones still work on what they have not been assigned any more, until they join again.
+    Cooperative members still work on partitions that they are no longer assigned, until they join again.
     """
 
     module, name = conversion, "share_out"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one had claimed anything."""
+        """Return a conversion without claims."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
             shares: list[tuple[MemberSaved, Pairs]] = real([member._replace(claimed=frozenset()) for member in members])
@@ -165,7 +165,7 @@ class IgnoresClaims(Swapped):
 
 
 class BeginsTicketsAnew(GroupMachine):
-    """A coordinator that counts its work from one: results of what an earlier coordinator asked for pass for its own."""
+    """A coordinator that numbers its work from one, so it accepts results for an earlier coordinator."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -174,14 +174,14 @@ class BeginsTicketsAnew(GroupMachine):
 
 
 class _TakesEarlier(GroupMachine):
-    """A coordinator that takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
+    """A coordinator that accepts results for an earlier coordinator of this process in place of its own."""
 
     kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
     waits: ClassVar[str]
     _began = 0
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one; work with a ticket from here on is its own."""
+        """Act as the real coordinator; work with a ticket from here on is its own."""
         self._began = args[0].mono_ms << 10
         return super().on_loaded(*args)
 
@@ -208,16 +208,16 @@ class TakesEarlierTopics(_TakesEarlier):
 
 
 class ForgetsAssignments(Swapped):
-    """Makes a consumer group of a classic one by what members claim alone.
+    """A coordinator that converts a classic group by its members' claims alone.
 
-    Eager ones claim nothing and have all the same.
+    Eager members claim nothing and own partitions all the same.
     """
 
     module, name = conversion, "share_out"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one had been assigned anything."""
+        """Return a conversion without assignments."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
             shares: list[tuple[MemberSaved, Pairs]] = real(

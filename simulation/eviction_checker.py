@@ -1,7 +1,7 @@
 """No eviction without a reason: a member that is heard, revokes and joins in time stays in its group.
 
-The checker keeps its own records: when each member was last heard, what it waits for, when it was asked to act, and the
-state of its connection. An eviction, or a request to join again, must be justified by these records.
+The checker keeps its own records of each member: its last sign of life, its pending requests, its duties, and its
+connection. An eviction, or a request to join again, must be justified by these records.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class PutsOutTheStatic(Swapped):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if it were a dynamic one."""
+        """Return a check that treats a static member as a dynamic one."""
 
         def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
             member = group.members.get(member_id)

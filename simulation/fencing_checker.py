@@ -19,9 +19,8 @@ class FencingChecker(Checker):
     """No commit is taken for a partition that the coordinator has since assigned to another member.
 
     There are two exceptions. A commit that names a topic without its id may be meant for a topic that was deleted and
-    created again. A commit from before its group ended may arrive when a group of that name exists again, with the same
-    epoch and the same member id. Kafka takes it too (docs/protocol-coverage.md). Kohort's own client rejoins under
-    another id.
+    created again. A commit may also arrive after its group ended and was created again, with the same epoch and member
+    id. Kafka takes it too (docs/protocol-coverage.md). Kohort's own client rejoins under another id.
     """
 
     skips = QUIET

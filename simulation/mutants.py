@@ -213,7 +213,7 @@ class ForgetsWhomItExcluded(GroupMachine):
 
 
 class WakesTheAway(GroupMachine):
-    """A coordinator that leaves alone what a member that leaves for a while has waiting, and moves it on when that is answered."""
+    """A coordinator that keeps pending work of a member that left for a while, and moves it on afterwards."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -263,7 +263,7 @@ class EmptiesTheAway(GroupMachine):
 
 
 class LosesTheReturned(GroupMachine):
-    """A coordinator that does not know on which connection a classic static member is that took its predecessor's place."""
+    """A coordinator that does not know the connection of a classic static member that replaced another."""
 
     def step(self, event: Any, now: Now) -> Outcome:
         """Act as the real coordinator, but it forgets the connection of a first join."""

@@ -194,7 +194,7 @@ class StartsWhoFindsAtTheBegin(GroupMachine):
 
 
 class MatchesAnswersBySize(GroupMachine):
-    """A coordinator that takes an answer for what it is as long as: that to a Ping without partitions for RestartFetcher."""
+    """A coordinator that matches responses by length: an empty Ping response counts as RestartFetcher."""
 
     push_gate: ClassVar = _BySize
 

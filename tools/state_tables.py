@@ -46,12 +46,12 @@ state is, says `src/kohort/region/states.py`; what the words mean, [region.md](r
 
 
 def name(state: str) -> str:
-    """A state's name in a diagram."""
+    """Return a state's name in a diagram."""
     return "[*]" if state == NONE else state.replace(" ", "_")
 
 
 def arrows(table: Iterable[Transition]) -> list[str]:
-    """One arrow for each pair of states, with the events that lead along it."""
+    """Return one arrow for each pair of states, with the events that lead along it."""
     events: dict[tuple[str, str], list[str]] = {}
     for transition in table:
         events.setdefault((transition.state, transition.to), []).append(transition.event)
@@ -59,7 +59,7 @@ def arrows(table: Iterable[Transition]) -> list[str]:
 
 
 def section(title: str, table: tuple[Transition, ...]) -> str:
-    """A machine's diagram and table."""
+    """Return a machine's diagram and table."""
     lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows(table), "```", ""]
     lines += ["| state | event | next | when |", "|---|---|---|---|"]
     states = list(dict.fromkeys(transition.state for transition in table))
@@ -71,12 +71,12 @@ def section(title: str, table: tuple[Transition, ...]) -> str:
 
 
 def document() -> str:
-    """docs/states.md."""
+    """Return the text of docs/states.md."""
     return "\n".join([HEAD, *(section(title, table) for title, table in MACHINES)])
 
 
 def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
-    """A machine in which every event has an entry in every state."""
+    """Return the section of a machine in which every event has an entry in every state."""
     ways: dict[tuple[str, str], list[str]] = {}
     lines = []
     for event, rows in table.items():
@@ -95,12 +95,12 @@ def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
 
 
 def region_document() -> str:
-    """docs/region-states.md."""
+    """Return the text of docs/region-states.md."""
     return "\n".join([REGION_HEAD, whole("A region", REGION), whole("A member", MEMBER)])
 
 
 def short() -> str:
-    """What ARCHITECTURE.md shows: for each state, where each event leads."""
+    """Return the table in ARCHITECTURE.md: for each state, the next state of each event."""
     lines = [BEGIN, "", "| | state | what leads where |", "|---|---|---|"]
     for title, table in MACHINES:
         for state in dict.fromkeys(row.state for row in table):
@@ -115,14 +115,14 @@ def short() -> str:
 
 
 def architecture(text: str) -> str:
-    """ARCHITECTURE.md with the short form in its place."""
+    """Return ARCHITECTURE.md with the current table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{short()}{after}"
 
 
 def main() -> int:
-    """Write what differs; with --check only tell."""
+    """Write the files that differ; with --check only report them."""
     stale = False
     for path, wanted in (
         (DOC, document()),

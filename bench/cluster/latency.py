@@ -1,7 +1,7 @@
-"""How long one request takes that waits for an append: commits, beside a plain produce with acks=all.
+"""The latency of one request that waits for an append: commits, beside a plain produce with acks=all.
 
-Each asks one at a time, on a connection of its own. Under load others do the same on other connections, at the same
-partition of the topic or the same group, with a pause between their requests.
+Each client sends one request at a time, on its own connection. Under load, other connections send the same requests to
+the same partition or group, with pauses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long groups get no answer: a coordinator's host falls silent; a broker dies that leads the journal."""
+"""The downtime of groups: a coordinator's host falls silent, or a broker dies that leads the journal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kohort.wire.offsets import OffsetFetchRequest
 
 GROUPS = 8
 SESSION_S = 6.0
-"""After so long without a word of it a coordinator of ours has lost its shards; `placement.session.timeout.ms`."""
+"""The silence after which a coordinator of ours loses its shards; `placement.session.timeout.ms`."""
 KAFKA_SESSION_S = 3.0
-"""The same of a broker of the three nodes; `broker.session.timeout.ms`."""
+"""The silence after which one of three Kafka nodes is fenced; `broker.session.timeout.ms`."""
 _WITHIN_S = 90.0
 _AROUND_S = 2.0
 
@@ -37,10 +37,10 @@ Where: TypeAlias = Callable[[str], Awaitable[Address | None]]
 
 
 async def offset_of(at: Address, group: str) -> int | None:
-    """The offset that a coordinator tells of a group; None: it does not answer for it yet.
+    """Return a group's offset from a coordinator; None: it does not answer for the group yet.
 
-    It is asked as consumers ask, for stable offsets: without that Kafka reads what it knows to be replicated, which is
-    nothing for a moment after an election.
+    The request asks for stable offsets, as consumers do. Otherwise Kafka reads only offsets that it knows to be
+    replicated, which are none for a moment after an election.
     """
     with suppress(OSError, TimeoutError):
         link = await Link.open(*at, "bench")
@@ -121,7 +121,7 @@ def silent(site: Site, how: signal.Signals) -> Sample:
 
 
 def silent_broker(site: Site) -> Sample:
-    """The same for Kafka's own coordinators: the broker that has some groups stands still."""
+    """Stop the Kafka broker that coordinates some groups, and measure their downtime."""
     topic = site.new_topic(1)
     victim = asyncio.run(_coordinating(site))
     asked = next(host_and_port(node.bootstrap_servers) for node in site.nodes if node is not victim)
@@ -270,7 +270,7 @@ def _one_election() -> dict[str, Sample]:
 
 
 def elections() -> list[Contender]:
-    """What is asked while a broker dies that leads the journal: one death shows all, on three new nodes each time."""
+    """Measure all requests while a broker dies that leads the journal: one death, on three new nodes each time."""
     runs = Parts(_one_election)
 
     def of(name: str) -> Contender:

@@ -1,4 +1,4 @@
-"""Runs one load against one coordinator and says how long the group stood still.
+"""One load against one coordinator: measures how long the group stood still.
 
 `python -m bench.coordinator.load --bootstrap-server HOST:PORT --protocol classic --members 100` prints one JSON line.
 """
@@ -134,7 +134,7 @@ class Load:
         return sum(book.overlaps for book in self.books.values())
 
     def errors(self) -> dict[str, int]:
-        """What members of all groups were refused with, and how often."""
+        """Return the errors of the members of all groups, and their numbers."""
         found: dict[str, int] = {}
         for member in self.members():
             for name, count in member.heard.errors.items():
@@ -146,7 +146,7 @@ class Load:
         return await self.until_reached(self.stable)
 
     async def until_reached(self, reached: Callable[[], bool]) -> float:
-        """As `until_stable`, for something else."""
+        """Wait until a condition holds; return the seconds, as `until_stable` does."""
         started = time.monotonic()
         while True:
             before = time.monotonic()
@@ -448,7 +448,7 @@ async def measure(
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What a load can be told."""
+    """Return the parser of a load's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--topics-at", default="", help="where topics are made, if not at the coordinator")

@@ -1,4 +1,4 @@
-"""What quiet members of any protocol cost those who serve them: processor time, while nobody comes or goes."""
+"""The cost of quiet members of any protocol for their servers: processor time, while nobody comes or goes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SETTLE_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What members do nothing but live.
+    """Members that only stay in their groups.
 
     Attributes:
         protocol: of their groups.
         members: in all, a group at each coordinator.
         session_ms: of each member, which is heard three times in it.
-        seconds: that are watched.
-        topics_at: where topics are made, "": at the coordinator.
-        real: of the members of each group, consumers of ours.
+        seconds: the measured time.
+        topics_at: where topics are created, "": at the coordinator.
+        real: the number of kohort's own consumers among the members of each group.
     """
 
     protocol: str

@@ -43,7 +43,7 @@ class Rounds:
         self.moved: dict[str, list[float]] = {name: [] for name in EVENTS}
 
     def facts(self, event: str) -> dict[str, float]:
-        """What a figure shows of one kind of event."""
+        """Return the results for one kind of event."""
         return {
             "median_ms": round(statistics.median(self.whole[event]) * 1e3, 1),
             "max_ms": round(max(self.whole[event]) * 1e3, 1),

@@ -1,8 +1,8 @@
-"""The coordinator of a large group dies: how long partitions stand still, and when all members are connected again.
+"""The death of a large group's coordinator: partitions' downtime, and the time until all members are connected again.
 
-A partition stands still while nobody works on it: from when its member has let go of it (a Stop, or its lease is over)
-until it is started; with a broker that is killed also while the broker serves no data. Members without data keep the
-lease that ours keep. Ten are consumers of ours, which read what is sent to their partitions at an even pace.
+A partition's downtime begins when its member releases it (a Stop, or the end of its lease) and ends at its next start.
+A killed broker also stops a partition while it serves no data. Members without data keep the lease that ours keep. Ten
+are consumers of ours, which read what is sent to their partitions at an even pace.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Standing(Book):
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What happens to a group.
+    """One takeover of a group.
 
     Attributes:
-        members: of it, ten of them consumers of ours.
+        members: of the group, ten of them consumers of ours.
         session_ms: of each.
     """
 
@@ -174,7 +174,7 @@ class Takeover:
                 await running.drop_topic(data)
 
     async def _watched(self, running: Load, real: RealMembers, killed: float, unread: list[Interval]) -> Sample:
-        """What the members saw, from the kill on."""
+        """Return the members' observations since the kill."""
         await running.until_stable()
         connected = time.monotonic() - killed
         await running.until_reached(lambda: all(consumer.read_at_s > killed + _AFTER_S for consumer in real.members))

@@ -1,7 +1,8 @@
 """One partition of a topic on Apache Kafka: batches, and the producers that its leader knows, as Kafka keeps them.
 
-What Kafka 4.3 does was measured: an epoch is refused once a higher one of the same producer id *has written here*, not
-when it was given out; a batch that comes again is known by its sequence; a batch without a producer id is always taken.
+The behaviour of Kafka 4.3 was measured. An epoch is refused once a higher one of the same producer id *has written
+here*, not when it was given out. A repeated batch is recognised by its sequence. A batch without a producer id is
+always accepted.
 """
 
 from __future__ import annotations

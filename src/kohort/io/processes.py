@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # -- The lease: a time in ms that the broker sends to kohort's clients, and how both sides divide it. Pure
 #
 # A member may live on behind a broken connection, and the broker evicts it long before its session expires
-# (`groups.liveness.lost`). So it must have stopped by then, and both sides know the lease. The broker sends it at
+# (`groups.failure_detector`). So it must have stopped by then, and both sides know the lease. The broker sends it at
 # connection and only to kohort's clients. With other brokers nothing changes.
 #
 # The client's half is `client.group.lease`. The client owns its assignment until a lease has passed since it **sent**
