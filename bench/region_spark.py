@@ -1,5 +1,4 @@
-"""The cost of a region for Spark queries: rows a second with and without sequences, a cut, a reset, a join,
-publishes."""
+"""The cost of a region for Spark queries: rows a second with and without sequences, cuts, resets, joins, publishing."""
 
 from __future__ import annotations
 

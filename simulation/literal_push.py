@@ -15,13 +15,13 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import LeaveGroup, LeavingMember
 from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.push import (
-    Asked,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    decode_asked,
+    decode_coordinator_request,
     encode_ping_answer,
     framed,
     partition_of,
@@ -176,7 +176,7 @@ class LiteralPushMember(Process):
         if not self._registered:
             self._on_registered(ErrorCode.of(ErrorResponse.decode(frame).error_code))
             return
-        asked = decode_asked(frame)
+        asked = decode_coordinator_request(frame)
         if asked.num_retries == 0:
             self._alive(self._said_ms)
         if asked.kind is PushType.PING:
@@ -206,7 +206,7 @@ class LiteralPushMember(Process):
             self.reads |= {part: self.checkers.fresh_offset() for part in sorted(self._placed(self.reads))}
         return [PositionedPartition(part.topic, 1, part.partition, at) for part, at in self.reads.items()]
 
-    def _started_with(self, asked: Asked) -> ErrorCode:
+    def _started_with(self, asked: CoordinatorRequest) -> ErrorCode:
         """Another map than it reads, and it was not stopped: nothing is read by it."""
         wanted = {partition_of(partition): partition.offset for partition in asked.partitions}
         if self.fetching and wanted.keys() != self.reads.keys():

@@ -18,7 +18,7 @@ from kohort.groups.push import rebalance, registration, requests
 from kohort.groups.push.group import PushGroup, PushMember
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Context
-from kohort.wire.push import Asked, ErrorResponse
+from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers import OwnershipChecker
 from simulation.property import Checker
 from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
@@ -201,7 +201,7 @@ class MatchesAnswersBySize(GroupMachine):
 
 class _AnyPing(PushMembership):
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         return True
 
 

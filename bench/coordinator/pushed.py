@@ -23,7 +23,7 @@ from kohort.wire.push import (
     ErrorResponse,
     PushType,
     RegisterConsumerRequest,
-    decode_asked,
+    decode_coordinator_request,
     encode_ping_answer,
     framed,
 )
@@ -110,7 +110,7 @@ class PushMember(Member):
         if is_ping:
             self.heard.pings += 1
             return self._positions
-        asked = decode_asked(frame)
+        asked = decode_coordinator_request(frame)
         if asked.kind is PushType.STOP:
             self._stop_work()
             return _DONE

@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
     user_data: bytes | None = None
 
 
-class _Reader:
+class _FieldReader:
     """A reader that moves on from a position, never past the end."""
 
     def __init__(self, raw: bytes) -> None:
@@ -95,7 +95,7 @@ class _Reader:
 
 def read_topics(metadata: bytes) -> tuple[str, ...] | None:
     """Return the subscribed topic names in the order given, or None when the bytes are no subscription."""
-    reader = _Reader(metadata)
+    reader = _FieldReader(metadata)
     try:
         reader.number(_INT16)
         return reader.topics()
@@ -105,7 +105,7 @@ def read_topics(metadata: bytes) -> tuple[str, ...] | None:
 
 def read_subscription(metadata: bytes) -> Subscription | None:
     """Return a subscription in full, or None for other bytes; fields that its version lacks are empty."""
-    reader = _Reader(metadata)
+    reader = _FieldReader(metadata)
     try:
         version = reader.number(_INT16)
         if version < 0:
@@ -125,7 +125,7 @@ def read_assignment(assignment: bytes) -> Assignment | None:
     """Return an assignment; an empty one from empty bytes, None when the bytes are none."""
     if not assignment:
         return Assignment()
-    reader = _Reader(assignment)
+    reader = _FieldReader(assignment)
     try:
         if reader.number(_INT16) < 0:
             return None

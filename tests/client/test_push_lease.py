@@ -15,8 +15,8 @@ from kohort.ids import TopicPartition
 from kohort.io.processes import owned_ms
 from kohort.wire.groups import LeaveGroupResponse
 from kohort.wire.push import (
-    Asked,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushBroker,
@@ -140,7 +140,7 @@ class TakesAnyPing(PushMembership):
     """A planted fault: a repeated Ping renews the lease."""
 
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         return True
 
 

@@ -10,7 +10,7 @@ from kohort.ids import MemberId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class PartitionOwners:
     """The owned partitions, by member and by partition.
 
     Attributes:
@@ -34,7 +34,7 @@ class Ownership:
         return [TopicPartition(topic, number) for number, owner in enumerate(row) if owner is None]
 
 
-def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Ownership:
+def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> PartitionOwners:
     """Decide who owns each partition of the topics that exist.
 
     A claim counts if the member is still subscribed to the topic. If several members claim a partition, the highest
@@ -65,7 +65,7 @@ def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mappin
     if disputed:
         for member, claims in held.items():
             held[member] = sorted({claim for claim in claims if owners[claim.topic][claim.partition] == member})
-    return Ownership(held, owners)
+    return PartitionOwners(held, owners)
 
 
 def _claim_all(member: MemberId, claims: Sequence[TopicPartition], rows: Mapping[str, list[MemberId | None]]) -> bool:

@@ -121,9 +121,9 @@ def _match_racks(shares: list[_Share], result: Assignment) -> None:
 
 def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:
     open_takers = list(takers)
-    taken: set[int] = set()
+    assigned: set[int] = set()
     for partition in range(count):
-        found = next(
+        chosen = next(
             (
                 taker
                 for taker in open_takers
@@ -131,14 +131,14 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
             ),
             None,
         )
-        if found is None:
+        if chosen is None:
             continue
-        taken.add(partition)
+        assigned.add(partition)
         for share in group:
-            share.give(found, [partition], result)
-        if not any(share.room(found) for share in group):
-            open_takers.remove(found)
+            share.give(chosen, [partition], result)
+        if not any(share.room(chosen) for share in group):
+            open_takers.remove(chosen)
             if not open_takers:
                 break
     for share in group:
-        share.left = [partition for partition in share.left if partition not in taken]
+        share.left = [partition for partition in share.left if partition not in assigned]

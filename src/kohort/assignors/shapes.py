@@ -109,12 +109,12 @@ def subscribers(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
 ) -> dict[str, list[MemberId]]:
     """Return the members of each existing topic: topics sorted by name, members in `member_order`."""
-    found: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}
+    by_topic: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}
     for member in member_order(members):
         for topic in dict.fromkeys(members[member].topics):
-            if topic in found:
-                found[topic].append(member)
-    return found
+            if topic in by_topic:
+                by_topic[topic].append(member)
+    return by_topic
 
 
 def racks_matter(member_racks: set[str], partition_racks: Sequence[frozenset[str]]) -> bool:

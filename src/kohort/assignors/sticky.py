@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
-from kohort.assignors.claims import Ownership, beside, keep_order, settle_claims
+from kohort.assignors.claims import PartitionOwners, beside, keep_order, settle_claims
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic
 
@@ -204,13 +204,13 @@ class Division:
             count, start = heapq.heappop(heap)
             if closed_members[start] or -count != self.load[start]:
                 continue
-            seen: dict[int, tuple[int, int]] = {start: (-1, -1)}
-            end = self._search(start, held, seen, (closed_members, closed_topics))
+            reached: dict[int, tuple[int, int]] = {start: (-1, -1)}
+            end = self._search(start, held, reached, (closed_members, closed_topics))
             if end is None:
                 continue
             taker = end
             while taker != start:
-                giver, topic = seen[taker]
+                giver, topic = reached[taker]
                 self.shift(topic, giver, taker)
                 held[taker].add(topic)
                 if giver not in self.counts[topic]:
@@ -223,7 +223,7 @@ class Division:
         self,
         start: int,
         held: Sequence[set[int]],
-        seen: dict[int, tuple[int, int]],
+        reached: dict[int, tuple[int, int]],
         closed: tuple[bytearray, bytearray],
     ) -> int | None:
         """Search breadth first for a member with at least two less; without one, close everything that was reached."""
@@ -238,13 +238,13 @@ class Division:
                     continue
                 topics.add(topic)
                 for taker in self.takers[topic]:
-                    if taker in seen or closed_members[taker]:
+                    if taker in reached or closed_members[taker]:
                         continue
-                    seen[taker] = (giver, topic)
+                    reached[taker] = (giver, topic)
                     if self.load[taker] <= limit:
                         return taker
                     queue.append(taker)
-        for member in seen:
+        for member in reached:
             closed_members[member] = 1
         for topic in topics:
             closed_topics[topic] = 1
@@ -343,7 +343,7 @@ def numbers(names: Mapping[str, object]) -> dict[str, int]:
 
 
 def divide_evenly(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: Ownership
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: PartitionOwners
 ) -> Assignment:
     """Divide all partitions.
 
@@ -440,7 +440,7 @@ def _divide_unevenly(
     members: Mapping[MemberId, MemberSubscription],
     topics: Mapping[str, TopicInfo],
     takers: Mapping[str, list[MemberId]],
-    ownership: Ownership,
+    ownership: PartitionOwners,
     result: Assignment,
 ) -> None:
     member_numbers, topic_numbers = numbers(members), numbers(topics)
@@ -534,7 +534,9 @@ class Sticky(Stateless):
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
         """Divide the partitions; `owned` of a member counts only if its user data says nothing."""
         names: dict[bytes, str] = {}
-        return divide({member: _with_user_data(told, names) for member, told in members.items()}, topics)
+        return divide(
+            {member: _with_user_data(subscription, names) for member, subscription in members.items()}, topics
+        )
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
         """Return this member's last assignment and its generation; nothing before the first."""
@@ -590,9 +592,9 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
     """Return the sticky assignor's user data: array of (topic, array of partitions), then the generation."""
     topics = by_topic(partitions)
     parts = [struct.pack(">i", len(topics))]
-    for topic, found in topics.items():
+    for topic, numbers in topics.items():
         name = topic.encode()
-        parts += (struct.pack(">h", len(name)), name, struct.pack(f">i{len(found)}i", len(found), *found))
+        parts += (struct.pack(">h", len(name)), name, struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
     parts.append(struct.pack(">i", generation))
     return b"".join(parts)
 
@@ -608,7 +610,7 @@ def decode_previous(
             group.
     """
     names = {} if names is None else names
-    found: list[TopicPartition] = []
+    partitions: list[TopicPartition] = []
     try:
         (count,) = _INT32(user_data)
         at = 4
@@ -623,15 +625,15 @@ def decode_previous(
                 return None
             topic = names.get(raw) or names.setdefault(raw, raw.decode())
             if size == 1:
-                found.append(_partition((topic, _INT32(user_data, at + 4)[0])))
+                partitions.append(_partition((topic, _INT32(user_data, at + 4)[0])))
             else:
                 numbers = struct.unpack_from(f">{size}i", user_data, at + 4)
-                found += map(_partition, zip(repeat(topic), numbers, strict=False))
+                partitions += map(_partition, zip(repeat(topic), numbers, strict=False))
             at += 4 + 4 * size
         generation = _INT32(user_data, at)[0] if at + 4 <= len(user_data) else -1
     except (struct.error, UnicodeDecodeError):
         return None
-    return tuple(found), generation
+    return tuple(partitions), generation
 
 
 def _with_user_data(subscription: MemberSubscription, names: dict[bytes, str]) -> MemberSubscription:

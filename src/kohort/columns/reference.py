@@ -54,7 +54,7 @@ _ROW_BYTES, _HEADER_BYTES = 36, 8
 _PER_MS = {"ms": 1, "us": 1000}
 
 
-class DamagedError(Exception):
+class RecordSetDamagedError(Exception):
     """The damage that ends a record set; never leaves this module."""
 
     def __init__(self, kind: DamageKind) -> None:
@@ -62,7 +62,7 @@ class DamagedError(Exception):
 
 
 @dataclass(slots=True)
-class Batch:
+class ScannedBatch:
     """One batch of a record set: its header's fields and its records' bytes."""
 
     base_offset: int
@@ -99,21 +99,21 @@ class Reader:
         value = shift = 0
         while True:
             if self.at >= self.end:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
             byte = self.buffer[self.at]
             self.at += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if value >> bits:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
             if shift >= bits:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
 
     def take(self, length: int) -> memoryview:
         if length < 0 or length > self.end - self.at:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         self.at += length
         return self.buffer[self.at - length : self.at]
 
@@ -123,7 +123,7 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Rows:
+class RowColumns:
     """The block of this decoder: one list per column."""
 
     topic: list[str] = field(default_factory=list)
@@ -220,7 +220,7 @@ def header_key(raw: bytes) -> str:
         return bytes(byte if byte < 0x80 else 0x3F for byte in raw).decode()
 
 
-class Limits:
+class DecodeLimits:
     """The remaining limits of the options; `spent` once a record or batch exceeded one."""
 
     def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
@@ -242,7 +242,7 @@ class Limits:
 class SetDecoder:
     """The decoder of one record set into the rows."""
 
-    def __init__(self, given: RecordSet, options: DecodeOptions, rows: Rows, limits: Limits) -> None:
+    def __init__(self, given: RecordSet, options: DecodeOptions, rows: RowColumns, limits: DecodeLimits) -> None:
         self.given = given
         self.options = options
         self.rows = rows
@@ -271,7 +271,7 @@ class SetDecoder:
             len(set(self._epochs)) <= 1,
         )
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[ScannedBatch]:
         """Yield the batches up to the first damaged header or incomplete batch."""
         view = memoryview(self.given.buffer).cast("B")
         at = 0
@@ -297,10 +297,10 @@ class SetDecoder:
             )
             if not 0 <= base <= BASE_OFFSET_MAX or delta < 0 or count < 0:
                 return self._damaged(DamageKind.HEADER, base, base)
-            yield Batch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
+            yield ScannedBatch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
             at += OVERHEAD + length
 
-    def _decode(self, batch: Batch) -> bool:
+    def _decode(self, batch: ScannedBatch) -> bool:
         """Decode one batch; False ends the record set."""
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
@@ -313,7 +313,7 @@ class SetDecoder:
             start = len(self.rows.offsets)
             try:
                 going_on = self._records(batch)
-            except DamagedError as damaged:
+            except RecordSetDamagedError as damaged:
                 self.rows.cut(start)
                 self._damaged(damaged.kind, batch.base_offset, batch.last_offset)
                 return False
@@ -324,7 +324,7 @@ class SetDecoder:
         self.next_offset = max(self.next_offset, min(batch.last_offset + 1, self.end))
         return True
 
-    def _dropped(self, batch: Batch) -> bool:
+    def _dropped(self, batch: ScannedBatch) -> bool:
         """Return whether a batch is a control batch or part of an aborted transaction."""
         if not self.options.read_committed:
             return batch.control
@@ -336,13 +336,13 @@ class SetDecoder:
             return True
         return bool(batch.attributes & TRANSACTIONAL) and batch.producer_id in self._aborting
 
-    def _records(self, batch: Batch) -> bool:
+    def _records(self, batch: ScannedBatch) -> bool:
         """Append a batch's rows; False when a limit or the end offset was reached."""
         if self.options.check_crcs and crc32c(batch.whole[CRC_START:]) != batch.crc:
-            raise DamagedError(DamageKind.CRC)
+            raise RecordSetDamagedError(DamageKind.CRC)
         body = self._body(batch)
         if batch.count > len(body) // RECORD_BYTES_MIN:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         if not self.limits.admit(len(body)):
             return False
         start = len(self.rows.offsets)
@@ -354,11 +354,11 @@ class SetDecoder:
                 self.limits.rows -= len(self.rows.offsets) - start
                 return self._stopped(batch, state)
         if at != len(body):
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         self.limits.rows -= len(self.rows.offsets) - start
         return True
 
-    def _stopped(self, batch: Batch, state: int) -> bool:
+    def _stopped(self, batch: ScannedBatch, state: int) -> bool:
         self._epochs.append(batch.leader_epoch)
         if state < 0:
             self.next_offset = max(self.next_offset, self.end)
@@ -367,18 +367,18 @@ class SetDecoder:
             self.limits.spent = True
         return False
 
-    def _body(self, batch: Batch) -> memoryview:
+    def _body(self, batch: ScannedBatch) -> memoryview:
         codec = batch.attributes & CODEC_MASK
         if codec == 0:
             return batch.body
         try:
             return decompress(codec, batch.body, BYTES_MAX)
         except TooLargeError:
-            raise DamagedError(DamageKind.TOO_LARGE) from None
+            raise RecordSetDamagedError(DamageKind.TOO_LARGE) from None
         except CodecError:
-            raise DamagedError(DamageKind.CODEC) from None
+            raise RecordSetDamagedError(DamageKind.CODEC) from None
 
-    def _record(self, batch: Batch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
+    def _record(self, batch: ScannedBatch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
         """Read one record.
 
         Returns the start of the next record, and None, or -1 for the end offset, or the offset that no longer fits.
@@ -386,14 +386,14 @@ class SetDecoder:
         reader = Reader(body, at, len(body))
         length = reader.varint()
         if not 0 <= length <= len(body) - reader.at:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         end = reader.at + length
         reader.end = end
         reader.take(1)
         stamp = reader.varint(64)
         delta = reader.varint()
         if not 0 <= delta <= batch.last_offset - batch.base_offset:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         offset = batch.base_offset + delta
         if offset < self.given.first_offset:
             return end, None
@@ -405,7 +405,7 @@ class SetDecoder:
         value = reader.nullable()
         headers = _headers(reader)
         if reader.at != end:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         appended = bool(batch.attributes & LOG_APPEND_TIME)
         rows = self.rows
         rows.topic.append(self.given.topic)
@@ -424,7 +424,7 @@ class SetDecoder:
         self.damage = Damage(kind, offset, (max(last, offset) if stated else offset) + 1)
 
 
-def _control_type(batch: Batch) -> int:
+def _control_type(batch: ScannedBatch) -> int:
     """Return the type in a control record's key; -1 if there is none."""
     try:
         reader = Reader(batch.body, 0, len(batch.body))
@@ -433,7 +433,7 @@ def _control_type(batch: Batch) -> int:
         reader.varint(64)
         reader.varint()
         key = reader.nullable()
-    except DamagedError:
+    except RecordSetDamagedError:
         return -1
     return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
 
@@ -441,7 +441,7 @@ def _control_type(batch: Batch) -> int:
 def _headers(reader: Reader) -> tuple[Header, ...]:
     count = reader.varint()
     if not 0 <= count <= (reader.end - reader.at) // 2:
-        raise DamagedError(DamageKind.RECORD)
+        raise RecordSetDamagedError(DamageKind.RECORD)
     headers = []
     for _ in range(count):
         name = reader.take(reader.varint())
@@ -449,10 +449,10 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
     return tuple(headers)
 
 
-def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], Rows]:
+def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], RowColumns]:
     """Decode as `kohort.columns.decode` does; return its two parts."""
-    rows = Rows(columns=options.columns, unit=options.timestamp_unit)
-    limits = Limits(sets, options)
+    rows = RowColumns(columns=options.columns, unit=options.timestamp_unit)
+    limits = DecodeLimits(sets, options)
     return [SetDecoder(given, options, rows, limits).run() for given in sets], rows
 
 

@@ -37,7 +37,7 @@ def frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-class Frames:
+class FrameParser:
     """A parser of bodies from a stream of bytes that arrives in any pieces."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Link:
         Raises:
             ValueError: the bytes are not of this channel.
         """
-        frames, waited_s = Frames(), 0.0
+        frames, waited_s = FrameParser(), 0.0
         if silence_s is not None:
             try:
                 self._socket.settimeout(min(SEND_S, silence_s))

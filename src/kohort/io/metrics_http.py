@@ -18,7 +18,7 @@ from kohort.errors import KafkaError
 
 log = logging.getLogger("kohort.metrics")
 
-Asked: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+RequestSocket: TypeAlias = socket.socket | tuple[bytes, socket.socket]
 """The request object of a socket server: of a stream, the connection."""
 Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SCRAPES_MAX = 8
@@ -53,21 +53,21 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
-    def process_request(self, request: Asked, client_address: Address) -> None:
+    def process_request(self, request: RequestSocket, client_address: Address) -> None:
         """Serve the request in a thread, or refuse it."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Asked, client_address: Address) -> None:
+    def process_request_thread(self, request: RequestSocket, client_address: Address) -> None:
         """Serve the request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
-    def handle_error(self, request: Asked, client_address: Address) -> None:
+    def handle_error(self, request: RequestSocket, client_address: Address) -> None:
         """Ignore a client that disconnected; log other errors with their traceback."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

@@ -148,15 +148,15 @@ class Arguments:
         if self._validators is None:
             self._read()
             return self.fit(args, kwargs)
-        count, most = len(args), len(self._takes)
-        if count > most and self._rest is None:
+        count, positional_max = len(args), len(self._takes)
+        if count > positional_max and self._rest is None:
             raise self._refused(args, self._too_many(count - 1))
-        fitted = self._fit_positions(args[:most])
-        self._fit_named(args[:most], kwargs)
+        fitted = self._fit_positions(args[:positional_max])
+        self._fit_named(args[:positional_max], kwargs)
         for name in self._needed[count - 1 :]:
             if name not in kwargs:
                 raise self._refused(args, f"{name} is missing; it must be {self.described()[name]}")
-        return fitted + self._all_of_rest(args[most:], args)
+        return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
         """Return a single argument, converted, by the parameter's name.
@@ -174,7 +174,7 @@ class Arguments:
         if self._validators is None:
             self._read()
         assert self._validators is not None
-        return {name: validator.said for name, validator in self._validators.items()}
+        return {name: validator.expected for name, validator in self._validators.items()}
 
     def _validator(self, name: str) -> Validator:
         if self._validators is None:
@@ -290,7 +290,7 @@ def _not_seconds(validator: Validator) -> Callable[[Any], Any]:
         if type(value) is int and 0 <= value <= INT32_MAX:
             return value
         if type(value) is float and 0 < value <= _SECONDS_MAX and round(value, 3) == value:
-            raise _LooksLikeSeconds(validator.said, value)
+            raise _LooksLikeSeconds(validator.expected, value)
         return validator.take(value)
 
     return take

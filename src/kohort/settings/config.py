@@ -86,12 +86,12 @@ class Setting:
 def settings(cls: type) -> dict[str, Setting]:
     """Return the settings of a configuration class by property name (without aliases), in the order of declaration."""
     hints = typing.get_type_hints(cls)
-    found: dict[str, Setting] = {}
+    declared: dict[str, Setting] = {}
     for field in dataclasses.fields(cls):
         fact = field.metadata.get(_KNOB)
         if fact is not None:
-            found[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
-    return found
+            declared[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
+    return declared
 
 
 def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names: bool = False) -> T:
@@ -226,7 +226,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"can't read the configuration {path}: {error}") from None
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     pending = ""
     for number, line in enumerate(text.splitlines(), 1):
         line = pending + line.strip()
@@ -241,8 +241,8 @@ def read_properties(path: str | Path) -> dict[str, str]:
             key, equals, value = line.partition(":")
         if not equals or not key.strip():
             raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
-        found[_unescaped(key.strip())] = _unescaped(value.strip())
-    return found
+        properties[_unescaped(key.strip())] = _unescaped(value.strip())
+    return properties
 
 
 def _unescaped(text: str) -> str:
@@ -261,13 +261,13 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
     Raises:
         InvalidInputError: a word without `=`.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise InvalidInputError(f"expected key=value, found {pair!r}")
-        found[key.strip()] = value.strip()
-    return found
+        properties[key.strip()] = value.strip()
+    return properties
 
 
 def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:

@@ -81,15 +81,15 @@ class ValidationError(Exception):
     """A value that does not fit its annotation.
 
     Attributes:
-        said: The expected value, as in "must be …".
+        expected: The expected value, as in "must be …".
         value: The given value.
         path: Its path within the parameter, as `[0].name`.
         key: Whether it is a key of the dict there.
     """
 
-    def __init__(self, said: str, value: object, write: str | Callable[[], str | None] | None = None) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, expected: str, value: object, write: str | Callable[[], str | None] | None = None) -> None:
+        super().__init__(expected)
+        self.expected = expected
         self.value = value
         self.path = ""
         self.key = False
@@ -107,25 +107,25 @@ class ValidationError(Exception):
 
     def text(self, name: str) -> str:
         """Return the error message for the parameter `name`."""
-        place = f"{'a key of ' if self.key else ''}{name}{self.path}"
-        if is_secret(place):
-            return f"{place} must be {self.said}, not {type(self.value).__name__}"
-        given = _full(self.value) if "kohort." in self.said else shown(self.value)
+        location = f"{'a key of ' if self.key else ''}{name}{self.path}"
+        if is_secret(location):
+            return f"{location} must be {self.expected}, not {type(self.value).__name__}"
+        given = _full(self.value) if "kohort." in self.expected else shown(self.value)
         write = self.write
-        return f"{place} must be {self.said}, not {given}" + (f"; write {write}" if write else "")
+        return f"{location} must be {self.expected}, not {given}" + (f"; write {write}" if write else "")
 
 
 class Validator(NamedTuple):
     """A validator of one annotation.
 
     Attributes:
-        said: The expected value in words.
+        expected: The expected value in words.
         take: Returns the value, or raises `ValidationError`.
         kind: The type if the annotation is one; values of exactly this type are decided by this validator alone.
         words: The choices of a Literal.
     """
 
-    said: str
+    expected: str
     take: Callable[[Any], Any]
     kind: Any = None
     words: tuple[str, ...] = ()
@@ -206,9 +206,9 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
     if ANYTHING in options:
         return ANYTHING
     optional = types.NoneType in typing.get_args(hint)
-    said = _or([word for option in options for word in option.words or (option.said,)])
+    expected = _or([word for option in options for word in option.words or (option.expected,)])
     if optional:
-        said += ", or None" if " or " in said else " or None"
+        expected += ", or None" if " or " in expected else " or None"
     if optional and len(options) == 1:
         (only,) = options
 
@@ -218,11 +218,11 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
             try:
                 return only.take(value)
             except ValidationError as error:
-                if not error.path and error.said == only.said:
-                    error.said = said
+                if not error.path and error.expected == only.expected:
+                    error.expected = expected
                 raise
 
-        return Validator(said, take_optional)
+        return Validator(expected, take_optional)
 
     by_kind = {option.kind: option.take for option in options if option.kind is not None}
 
@@ -237,14 +237,14 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
             try:
                 return option.take(value)
             except ValidationError as error:
-                if error.path or error.said != option.said:  # of the right kind, but not right
+                if error.path or error.expected != option.expected:  # of the right kind, but not right
                     raise
                 failed.append(error)
         raise ValidationError(
-            said, value, lambda: min(filter(None, (error.write for error in failed)), key=len, default=None)
+            expected, value, lambda: min(filter(None, (error.write for error in failed)), key=len, default=None)
         )
 
-    return Validator(said, take)
+    return Validator(expected, take)
 
 
 def _or(words: Sequence[str]) -> str:
@@ -252,23 +252,23 @@ def _or(words: Sequence[str]) -> str:
 
 
 def _words(choices: Sequence[Any]) -> Validator:
-    said = _or([repr(choice) for choice in choices])
+    expected = _or([repr(choice) for choice in choices])
 
     def take(value: Any) -> Any:
         if isinstance(value, str) and value in choices:
             return value
         near = difflib.get_close_matches(value, choices, 1, 0.7) if isinstance(value, str) else ()
-        raise ValidationError(said, value, repr(near[0]) if near else None)
+        raise ValidationError(expected, value, repr(near[0]) if near else None)
 
-    return Validator(said, take, words=tuple(map(repr, choices)))
+    return Validator(expected, take, words=tuple(map(repr, choices)))
 
 
 def _row(parts: Sequence[Validator]) -> Validator:
-    said = f"({', '.join(part.said for part in parts)})"
+    expected = f"({', '.join(part.expected for part in parts)})"
 
     def take(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != len(parts):
-            raise ValidationError(said, value)
+            raise ValidationError(expected, value)
         taken = []
         for part, content in zip(parts, value, strict=True):
             try:
@@ -278,31 +278,31 @@ def _row(parts: Sequence[Validator]) -> Validator:
                 raise
         return tuple(taken)
 
-    return Validator(said, take)
+    return Validator(expected, take)
 
 
 def list_of(item: Validator, kind: str = "list") -> Validator:
     """Return the validator of a collection of valid items."""
-    said = f"a {kind} of {item.said}"
+    expected = f"a {kind} of {item.expected}"
     form = "({},)" if kind == "tuple" else "[{}]"
 
     def take(value: Any) -> list[Any] | tuple[Any, ...]:
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Iterable):
-            raise ValidationError(said, value, partial(_as_list, item, value, form))
+            raise ValidationError(expected, value, partial(_as_list, item, value, form))
         taken = []
         for at, content in enumerate(value):
             try:
                 taken.append(item.take(content))
             except ValidationError as error:
                 if item.fits(value):
-                    raise ValidationError(said, value, form.format(shown(value))) from None
+                    raise ValidationError(expected, value, form.format(shown(value))) from None
                 if isinstance(value, Mapping):
-                    raise ValidationError(said, value, partial(_items, item, value)) from None
+                    raise ValidationError(expected, value, partial(_items, item, value)) from None
                 error.within(f"[{at}]" if isinstance(value, Sequence) else "")
                 raise
         return tuple(taken) if isinstance(value, tuple) else taken
 
-    return Validator(said, take)
+    return Validator(expected, take)
 
 
 def _as_list(item: Validator, value: Any, form: str) -> str | None:
@@ -325,11 +325,11 @@ def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
 
 
 def _dict(key: Validator, item: Validator) -> Validator:
-    said = f"a dict of {key.said}" + ("" if item is ANYTHING else f" to {item.said}")
+    expected = f"a dict of {key.expected}" + ("" if item is ANYTHING else f" to {item.expected}")
 
     def take(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
-            raise ValidationError(said, value)
+            raise ValidationError(expected, value)
         taken = {}
         for name, content in value.items():
             try:
@@ -344,7 +344,7 @@ def _dict(key: Validator, item: Validator) -> Validator:
                 raise
         return taken
 
-    return Validator(said, take)
+    return Validator(expected, take)
 
 
 def _function(value: Any) -> Any:
@@ -444,12 +444,12 @@ def _str(name: str) -> Validator:
 
 
 def _instance(kind: Any) -> Validator:
-    said = kind.__name__
+    expected = kind.__name__
 
     def take(value: Any) -> Any:
         if not isinstance(value, kind):
-            namesake = type(value).__name__ == said
-            full = f"{kind.__module__.partition('.')[0]}.{said}" if namesake else said
+            namesake = type(value).__name__ == expected
+            full = f"{kind.__module__.partition('.')[0]}.{expected}" if namesake else expected
             raise ValidationError(full, value, partial(_form, kind, value))
         for name, validator, get in _parts(kind):
             try:
@@ -459,7 +459,7 @@ def _instance(kind: Any) -> Validator:
                 raise
         return value
 
-    return Validator(said, take, kind)
+    return Validator(expected, take, kind)
 
 
 @cache

@@ -85,22 +85,22 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
     block = _lz4_block(data)
     if block is None:
         return _grow(cramjam.lz4.decompress_into, data, limit)
-    raw, start, size, most = block
+    raw, start, size, block_max = block
     if raw:
         if size > limit:
             raise TooLargeError(f"decompresses to more than {limit} bytes")
         return data[start : start + size]
-    room = min(limit, most, max(_GUESS_MIN, size * _GUESS_RATIO))
+    capacity = min(limit, block_max, max(_GUESS_MIN, size * _GUESS_RATIO))
     while True:
-        out = bytearray(room)
+        out = bytearray(capacity)
         try:
-            written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=room)
+            written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=capacity)
         except cramjam.DecompressionError as error:
-            if room >= min(limit, most):
-                if room < most:
+            if capacity >= min(limit, block_max):
+                if capacity < block_max:
                     raise TooLargeError(f"decompresses to more than {limit} bytes") from None
                 raise CodecError(str(error)) from None
-            room = min(limit, most, room * 8)
+            capacity = min(limit, block_max, capacity * 8)
         else:
             return memoryview(out)[:written]
 
@@ -113,8 +113,8 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
     if len(data) < 15 or data[:4] != _LZ4_HEADER[:4]:
         return None
     flags, sizes = data[4], data[5]
-    most = _LZ4_SIZES.get(sizes)
-    if flags >> 6 != 1 or flags & 0b11 or most is None:
+    block_max = _LZ4_SIZES.get(sizes)
+    if flags >> 6 != 1 or flags & 0b11 or block_max is None:
         return None
     start = 11 + (8 if flags & 0b1000 else 0)
     if len(data) < start:
@@ -123,9 +123,9 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
     size = word & ~_LZ4_RAW
     end = start + size + (4 if flags & 0b1_0000 else 0)
     rest = 4 + (4 if flags & 0b100 else 0)
-    if not 0 < size <= most or len(data) != end + rest or bytes(data[end : end + 4]) != bytes(4):
+    if not 0 < size <= block_max or len(data) != end + rest or bytes(data[end : end + 4]) != bytes(4):
         return None
-    return bool(word & _LZ4_RAW), start, size, most
+    return bool(word & _LZ4_RAW), start, size, block_max
 
 
 def _snappy(data: memoryview, limit: int) -> memoryview:
@@ -147,13 +147,13 @@ def _snappy(data: memoryview, limit: int) -> memoryview:
         blocks.append((block, total, size))
         total += size
         at += length
-    whole = bytearray(total)
+    joined = bytearray(total)
     for block, start, size in blocks:
         part = bytearray(size)
         if _snappy_into(block, part) != size:
             raise CodecError("snappy: a block is shorter than it states")
-        whole[start : start + size] = part
-    return memoryview(whole)
+        joined[start : start + size] = part
+    return memoryview(joined)
 
 
 def _snappy_length(block: memoryview, limit: int) -> int:

@@ -78,8 +78,8 @@ _FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.i
 
 def response_of(request: Request[M]) -> type[M]:
     """Return the class of the response to a request."""
-    found: Any = APIS[request.API_KEY].response
-    kind: type[M] = found
+    response: Any = APIS[request.API_KEY].response
+    kind: type[M] = response
     return kind
 
 

@@ -468,14 +468,14 @@ class Decoder(Source):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         size = packing.calcsize(">" + layout)
-        sizes = [packing.calcsize(">" + layout[:place]) for place in range(len(layout))]
+        sizes = [packing.calcsize(">" + layout[:position]) for position in range(len(layout))]
         plain, block, item = self.name("plain"), self.name("b"), self.name("x")
         names = [self.name("v") for _ in fields]
         tests = [f"{block}[{sizes[-1]}::{size}].count(0) == {number}"]
-        for field, place in zip(fields, sizes, strict=False):
+        for field, position in zip(fields, sizes, strict=False):
             if field.kind == "string":
                 allowed = b"\0\1" if field.null_since <= self.version else b"\1"
-                tests.append(f"not {block}[{place}::{size}].strip({allowed!r})")
+                tests.append(f"not {block}[{position}::{size}].strip({allowed!r})")
         self.put(f"{plain} = False")
         self.put(f"if {number} >= {PLAIN_ARRAYS}:")
         self.depth += 1
@@ -599,12 +599,12 @@ class Message(Struct):
         if decoder is None:
             decoder = cls._compiled(version)[1]
         try:
-            found: tuple[Self, int] = decoder(buf)
+            decoded: tuple[Self, int] = decoder(buf)
         except (packing.error, IndexError, UnicodeDecodeError) as error:
             raise WireError(f"{cls.__name__} v{version}: {error}") from error
-        if found[1] > len(buf):
-            raise WireError(f"{cls.__name__} v{version}: {found[1] - len(buf)} bytes missing at its end")
-        return found
+        if decoded[1] > len(buf):
+            raise WireError(f"{cls.__name__} v{version}: {decoded[1] - len(buf)} bytes missing at its end")
+        return decoded
 
     @classmethod
     def _compiled(cls, version: int) -> tuple[Callable[[Any], list[Buffer]], Callable[[Buffer], tuple[Any, int]]]:

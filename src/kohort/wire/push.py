@@ -73,7 +73,7 @@ class PositionedPartition(NamedTuple):
     offset: int
 
 
-class _Reader:
+class _FrameReader:
     """A reader of a frame's fields; `what` names the frame in errors."""
 
     __slots__ = ("_data", "_position", "what")
@@ -173,11 +173,11 @@ class ClusterMetadataRequest:
     @classmethod
     def decode(cls, frame: Buffer) -> ClusterMetadataRequest:
         """Decode a frame's bytes. Raises WireError."""
-        reader = _Reader(frame, "ClusterMetadataRequest")
+        reader = _FrameReader(frame, "ClusterMetadataRequest")
         reader.kind(PushType.CLUSTER_METADATA)
-        found = cls(reader.string() if reader.left else None)
+        request = cls(reader.string() if reader.left else None)
         reader.end()
-        return found
+        return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class ClusterMetadataResponse:
     @classmethod
     def decode(cls, frame: Buffer) -> ClusterMetadataResponse:
         """Decode a frame's bytes. Raises WireError."""
-        reader = _Reader(frame, "ClusterMetadataResponse")
+        reader = _FrameReader(frame, "ClusterMetadataResponse")
         error, coordinator = reader.number(_INT16), reader.number(_INT16)
         brokers = [
             PushBroker(reader.number(_INT32), reader.string(), reader.number(_INT32)) for _ in range(reader.count())
@@ -235,12 +235,12 @@ class RegisterConsumerRequest:
     @classmethod
     def decode(cls, frame: Buffer) -> RegisterConsumerRequest:
         """Decode a frame's bytes. Raises WireError."""
-        reader = _Reader(frame, "RegisterConsumerRequest")
+        reader = _FrameReader(frame, "RegisterConsumerRequest")
         reader.kind(PushType.REGISTER_CONSUMER)
         group, consumer, topics = reader.string(), reader.string(), reader.string()
-        found = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
+        request = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
         reader.end()
-        return found
+        return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +256,10 @@ class ErrorResponse:
     @classmethod
     def decode(cls, frame: Buffer) -> ErrorResponse:
         """Decode a frame's bytes. Raises WireError."""
-        reader = _Reader(frame, "an answer of an error code")
-        found = cls(reader.number(_INT16))
+        reader = _FrameReader(frame, "an answer of an error code")
+        response = cls(reader.number(_INT16))
         reader.end()
-        return found
+        return response
 
 
 # -- the coordinator's requests
@@ -284,7 +284,7 @@ def encode_start(partitions: Sequence[PositionedPartition]) -> bytes:
     return _INT16.pack(PushType.START) + _encode_partitions(partitions)
 
 
-class Asked(NamedTuple):
+class CoordinatorRequest(NamedTuple):
     """A coordinator's request as the consumer reads it: Ping with its retries, Stop, or Start with its partitions."""
 
     kind: PushType
@@ -292,20 +292,20 @@ class Asked(NamedTuple):
     partitions: tuple[PositionedPartition, ...] = ()
 
 
-def decode_asked(frame: Buffer) -> Asked:
+def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
     """Decode a Ping, a Stop or a Start. Raises WireError."""
-    reader = _Reader(frame, "a request of the coordinator")
+    reader = _FrameReader(frame, "a request of the coordinator")
     kind = reader.number(_INT16)
     if kind == PushType.PING:
-        asked = Asked(PushType.PING, reader.count())
+        request = CoordinatorRequest(PushType.PING, reader.count())
     elif kind == PushType.STOP:
-        asked = Asked(PushType.STOP)
+        request = CoordinatorRequest(PushType.STOP)
     elif kind == PushType.START:
-        asked = Asked(PushType.START, partitions=_decode_partitions(reader))
+        request = CoordinatorRequest(PushType.START, partitions=_decode_partitions(reader))
     else:
         raise WireError(f"a request of the coordinator: its type is {kind}; there are Ping, Stop and Start")
     reader.end()
-    return asked
+    return request
 
 
 def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes:
@@ -315,7 +315,7 @@ def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes
 
 def decode_ping_answer(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
     """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
-    reader = _Reader(frame, "PingResponse")
+    reader = _FrameReader(frame, "PingResponse")
     positions = _decode_partitions(reader) if auto_commit or reader.left else ()
     reader.end()
     return positions
@@ -329,7 +329,7 @@ def _encode_partitions(partitions: Sequence[PositionedPartition]) -> bytes:
     return b"".join(parts)
 
 
-def _decode_partitions(reader: _Reader) -> tuple[PositionedPartition, ...]:
+def _decode_partitions(reader: _FrameReader) -> tuple[PositionedPartition, ...]:
     positions = []
     for _ in range(reader.count()):
         topic, text, offset = reader.string(), reader.string(), reader.number(_INT64)
@@ -384,15 +384,15 @@ def read_topic_count(text: str) -> TopicCount:
             raise WireError(f"topic_count {text[:200]!r} is not *STREAMS*REGEX or !STREAMS!REGEX")
         return TopicCount(regex=regex, excluding=text[0] == "!", streams=int(number))
     try:
-        found = json.loads(text)
+        topics = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}}: {error}') from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(topics, dict) or not topics:
         raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}} with a topic')
-    for topic, streams in found.items():
+    for topic, streams in topics.items():
         if type(streams) is not int or not 1 <= streams <= NUMBER_MAX:
             raise WireError(f"topic_count: topic {topic!r} has {streams!r} streams, not 1 to {NUMBER_MAX}")
-    return TopicCount(found)
+    return TopicCount(topics)
 
 
 def write_topic_count(subscription: TopicCount) -> str:

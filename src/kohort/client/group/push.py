@@ -39,15 +39,15 @@ from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
-    Asked,
     ClusterMetadataRequest,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    decode_asked,
+    decode_coordinator_request,
     encode_ping_answer,
     partition_of,
     write_topic_count,
@@ -391,7 +391,7 @@ class PushMembership(Membership):
         if frame is None:
             return False
         try:
-            asked = decode_asked(frame)
+            asked = decode_coordinator_request(frame)
         except WireError as error:
             self._unlink(str(error))
             return True
@@ -412,7 +412,7 @@ class PushMembership(Membership):
         return True
 
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         """Whether it tells that all answers have arrived: a Ping that is repeated does not."""
         return asked.num_retries == 0
 
@@ -430,10 +430,10 @@ class PushMembership(Membership):
         """What the next answer says of partitions that this member was started with."""
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 
-    def _is_another_map(self, asked: Asked) -> bool:
+    def _is_another_map(self, asked: CoordinatorRequest) -> bool:
         return self._started and {partition_of(each) for each in asked.partitions} != self._registry.keys()
 
-    def _start(self, asked: Asked) -> ErrorCode:
+    def _start(self, asked: CoordinatorRequest) -> ErrorCode:
         """Take an assignment; another one than is held, without a Stop, is refused and nothing is read by it.
 
         The same one changes nothing, unless the application has let go of it: for a Stop whose connection ended.
