@@ -112,7 +112,7 @@ def drop_topic(place: Place, topic: str) -> None:
 def filled_topic(
     place: Place, records: int, size: int, partitions: int = PARTITIONS, client: str = "kohort-send-arrow"
 ) -> str:
-    """A fresh topic that holds so many records of so many bytes, as a client of `bench.runners.produce` writes them."""
+    """Create a topic with `records` records of `size` bytes, written by a client of `bench.runners.produce`."""
     topic = new_topic(place, partitions)
     python_client("produce", client, place, topic, records, str(size))
     return topic

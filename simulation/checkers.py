@@ -214,7 +214,7 @@ class LimitsChecker(Checker):
 
 
 class ReplayChecker(Checker):
-    """A replay of what is on disk, and of what compaction would keep of it, gives the state that lives."""
+    """A replay of the disk's contents, and of what compaction would keep of them, gives the live state."""
 
     SHARE = 0.03
 

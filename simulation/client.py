@@ -12,14 +12,14 @@ from simulation.world import Happening, World
 
 PATIENCE_MS = 3_000
 REFUSED_MS = 200
-"""Up to so long a client whose coordinator loads or has moved waits before it goes on."""
+"""The maximum wait of a client whose coordinator loads or has moved."""
 MAIN, ASIDE = "main", "aside"
 FAREWELL_MS = 3_000
-"""A client that is closed stays up to so long, for its leave to get through; other connections stay open."""
+"""The maximum time that a closed client stays, for its leave to get through; other connections stay open."""
 
 
 class Client:
-    """Anyone who talks to the coordinator.
+    """A client of the coordinator.
 
     Attributes:
         paused: its process is stopped; it does nothing until it wakes.

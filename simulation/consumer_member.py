@@ -1,4 +1,4 @@
-"""Members under KIP-848 as clients see themselves: told what to have, they give up first and take afterwards."""
+"""Members under KIP-848, as clients see themselves: they revoke first and take new partitions afterwards."""
 
 from __future__ import annotations
 

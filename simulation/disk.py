@@ -31,16 +31,16 @@ from simulation.world import World
 READ_RECORDS = 50
 """Records that are read in one piece."""
 WAITS = 0.3
-"""So often a read, where answers come late, finds nothing at first; and an append is answered at once all the same."""
+"""The probability, with late answers, that a read finds nothing at first, and that an append is answered at once."""
 SMALL_APPENDS = (None, None, 600)
 """Bounds on an append's bytes; the last makes what is gathered more than one append."""
 UNSURE, FENCED = "does not say whether it wrote", "has been taken over"
 FAILURES = (None, None, UNSURE, UNSURE, FENCED)
 """What fails an append; None: the file does, at any byte."""
 FLUSHED = 0.5
-"""So many runs sync every append before it is acknowledged; in those the machine may lose its power."""
+"""The share of runs that sync every append before it is acknowledged; in those the machine may lose its power."""
 POWER_LOSS = 0.5
-"""So often, there, the process dies because the machine does."""
+"""The probability, in those runs, that the process dies because the machine does."""
 SEGMENT_BYTES = (1_500, 6_000, 30_000, 4 << 20)
 INDEX_BYTES = (100, 1_000, 4_096)
 """Between two entries of an index."""

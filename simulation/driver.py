@@ -26,12 +26,13 @@ from kohort.groups.push import rebalance
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
-"""A turn comes up to so long after it was asked for."""
+"""The maximum delay of a turn after it was requested."""
 LOOK_S = 0.004
 """What each look at the clock takes, so that a load of many records is one of several turns."""
 WORK_MS = 60
 SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
-"""So often, by the run, work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
+"""The probabilities of slow work, by the run, and its maximum time: its result may be stale by then, also of an earlier
+coordinator."""
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:

@@ -36,7 +36,7 @@ from simulation.world import World
 Key = tuple[str, str]
 """Group and member id."""
 SOONEST_MS = 1_250
-"""A member whose connection ended has at least so long to come back."""
+"""The minimum time for a member to reconnect after its connection ended."""
 GOES_ON = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
 TAKEN = (ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE)
 STRANGER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.INVALID_GROUP_ID)

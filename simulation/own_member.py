@@ -152,7 +152,7 @@ class OwnMember(Process):
         return self.world.now_ms * self.habits.clock_rate
 
     def freeze(self, looks: int, duration_ms: int) -> None:
-        """After so many looks at the clock the process stands still, with what it has taken from its sockets."""
+        """Stop the process after a number of looks at the clock, with the data that it has taken from its sockets."""
         self._freeze_after, self._freeze_ms = looks, duration_ms
 
     def _elapsed_ms(self) -> float:

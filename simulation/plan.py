@@ -25,14 +25,14 @@ MORE = {"reload": 3, "subscribe": 3}
 """Drawn beside the others, from a stream of its own."""
 MORE_OFTEN = 0.15
 SOON_MS = 200
-"""So soon after another step half of these come: while its work is under way."""
+"""The maximum delay of half of these steps after another step: while its work is under way."""
 STRATEGIES: dict[str, tuple[tuple[str, ...], ...]] = {
     EAGER: ((EAGER,), (EAGER,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
     COOPERATIVE: ((COOPERATIVE,), (COOPERATIVE,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
 }
 """What the members of a mixed group may have beside each other, by the one that all of them know."""
 CLEANS_MS = (1_500, 5_000, 15_000)
-"""In some runs the journal is compacted so often, as by a cleaner that has much to do."""
+"""The intervals of compaction in some runs, as by a cleaner that has much to do."""
 TROUBLE = {
     "start": 20,
     "crash": 12,
@@ -121,7 +121,7 @@ SCALES = (
 )
 SHORTEST_FAULTS_MS = 20_000
 RETURNS = 0.7
-"""So often a static member that was closed is started again, after one of these times."""
+"""The probability that a closed static member is started again, after one of these times."""
 AWAY_MS = (200, 2_000, 5_000)
 
 

@@ -17,12 +17,12 @@ from simulation.world import Chance
 OWN, LITERAL = "OwnPushMember", "LiteralPushMember"
 OTHERS = ("ClassicMember", "ConsumerMember", "OwnClassicMember", "OwnConsumerMember")
 SHARE = 0.3
-"""In so many plans there are push groups."""
+"""The share of plans with push groups."""
 EVERY_MS = 4_000
 FINDERS = 0.25
-"""Of so many members the coordinator finds no offsets: they find themselves where they begin."""
+"""The share of members for which the coordinator finds no offsets: they choose their own start."""
 FIRST, LIVING = 3, 4
-"""At most so many members of each group at the start, and in all of them at any time."""
+"""The maximum number of members of each group at the start, and of all of them at any time."""
 HALF_OPEN_MS = (2_000, 5_000, 9_000, 20_000)
 PAUSES_MS = (500, 4_000, 12_000, 40_000)
 TROUBLE = {

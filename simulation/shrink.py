@@ -13,9 +13,9 @@ from simulation.run import Result
 
 Player = Callable[[Plan], Result]
 RUNS_MAX = 2_000
-"""So many trials at most: a plan of 40 steps takes about 200."""
+"""The maximum number of trials: a plan of 40 steps takes about 200."""
 MARGIN_MS = 500
-"""The fault phase ends at least so long after the last step."""
+"""The minimum time between the last step and the end of the fault phase."""
 
 
 class Shrinker:

@@ -64,7 +64,7 @@ class SoftStateChecker(Checker):
                 self._check_watch(group_id, consumer, now.consumer)
 
     def _runs(self, timer: Timer | None, delay_ms: int | None) -> bool:
-        """Whether a timer runs from now for so long, or with None not at all."""
+        """Return whether a timer ends after `delay_ms`, or is not set for None."""
         due_ms = None if timer is None else timer.due_ms
         return due_ms is None if delay_ms is None else due_ms == self.world.now_ms + delay_ms
 

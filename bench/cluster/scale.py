@@ -20,7 +20,7 @@ def title_of(quiet: Quiet) -> str:
 
 
 def on_coordinators(site: Site, quiet: Quiet, count: int) -> Sample:
-    """The cores of so many coordinators, and of Kafka beside them."""
+    """Measure the cores of `count` coordinators, and of Kafka beside them."""
     settings = site.settings(shards=SHARDS)
     with ExitStack() as stack:
         running = [stack.enter_context(site.start(settings)) for _ in range(count)]

@@ -33,7 +33,7 @@ _WITHIN_S = 90.0
 _AROUND_S = 2.0
 
 Where: TypeAlias = Callable[[str], Awaitable[Address | None]]
-"""Who has a group; None: nobody can be named now."""
+"""A look-up of a group's coordinator; None: no node can name it now."""
 
 
 async def offset_of(at: Address, group: str) -> int | None:
@@ -58,9 +58,9 @@ async def offset_of(at: Address, group: str) -> int | None:
 
 
 async def until_answered(where: Where, groups: list[str], session_s: float) -> Sample:
-    """Seconds until all groups are answered for, with what was committed last.
+    """Return the seconds until all groups are answered for, with their last commits.
 
-    `wrong answers` are those that had no error and another offset, or none.
+    `wrong answers` are those without an error that had another offset, or none.
     """
     started = time.monotonic()
     wrong = 0
@@ -80,7 +80,7 @@ async def until_answered(where: Where, groups: list[str], session_s: float) -> S
 
 
 async def committed(at: Address, topic: str, count: int) -> list[str]:
-    """So many groups of the coordinator at an address, each with an offset of 1."""
+    """Create `count` groups of the coordinator at an address, each with an offset of 1."""
     groups: list[str] = []
     link = await Link.open(*at, "bench")
     until = time.monotonic() + _WITHIN_S
@@ -102,7 +102,7 @@ async def committed(at: Address, topic: str, count: int) -> list[str]:
 
 
 def silent(site: Site, how: signal.Signals) -> Sample:
-    """One of two coordinators of ours hears a signal; seconds until the other answers for its groups."""
+    """Send a signal to one of two coordinators; return the seconds until the other answers for its groups."""
     topic = site.new_topic(1)
     with ExitStack() as stack:
         settings = site.settings()

@@ -21,7 +21,7 @@ from kohort.wire.offsets import OffsetFetchRequest
 
 _LOOK_S = 0.005
 _AROUND_S = 2.0
-"""Commits are timed for so long before an end, and for so long after it."""
+"""The time before and after an end for which commits are timed."""
 _PATIENCE_S = 60.0
 
 

@@ -30,7 +30,7 @@ from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, Offse
 STABLE_WITHIN_S = 150.0
 LOOK_S = 0.005
 LOOK_SHARE = 10
-"""Looking whether all are stable takes at most one part in so many of the load's own time."""
+"""The divisor of the load's own time that checks of stability may take at most."""
 OFFSETS_PER_COMMIT = 1_000
 COMMITS = 8
 """The version of OffsetCommit that is measured."""
@@ -283,7 +283,7 @@ class Load:
         }
 
     async def store_offsets(self, count: int) -> list[str]:
-        """Commit so many offsets in groups of their own; their names."""
+        """Commit `count` offsets in groups of their own; return the groups' names."""
         link = await Link.open(*self.plan.address(), "offsets")
         each = min(OFFSETS_PER_COMMIT, self.plan.partitions)
         names = [f"{self._run}-o{index}" for index in range(-(-count // each))]

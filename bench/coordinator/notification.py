@@ -145,7 +145,7 @@ class Group:
         return found
 
     async def assigned(self, since_ns: int, partitions: Callable[[int], bool]) -> int:
-        """Wait until all have been given theirs since then, and hold so many together; when the last was."""
+        """Wait until all have a newer assignment and own the expected partitions; return when the last was assigned."""
         until = time.monotonic() + WITHIN_S
         while time.monotonic() < until:
             held = self.held(since_ns)

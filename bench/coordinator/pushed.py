@@ -1,7 +1,7 @@
-"""Members of the push protocol, without data: they register, then answer what they are asked.
+"""Members of the push protocol, without data: they register, then answer the coordinator's requests.
 
-They speak as the protocol's text has it and no more: no lease unless the plan wants it, no leave of its own. One that
-leaves says so by Kafka's LeaveGroup on another connection, as kohort's clients do, since the text has nothing for it.
+They follow the protocol's text and no more: no lease unless the plan wants it, no leave of its own. A member that
+leaves sends Kafka's LeaveGroup on another connection, as kohort's clients do, since the text has no leave.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PushMember(Member):
         return _DONE
 
     def _look_at_lease(self) -> None:
-        """Work no longer than it lasts; who has let go connects again."""
+        """Work until the lease ends; a member that released its partitions connects again."""
         left = self._owned_until - time.monotonic()
         self._ending = None
         if left > 0:

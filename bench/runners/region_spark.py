@@ -92,7 +92,7 @@ class Rows(StreamingQueryListener):
                 raise TimeoutError(f"{self.count} rows in {PATIENCE_S:g} s")
 
     def until_runs(self, count: int, do: Callable[[], object]) -> float:
-        """Do something, and wait until so many runs that were not there before have done a batch; gives the seconds."""
+        """Call `do`, and wait until `count` new runs have done a batch; return the seconds."""
         with self.lock:
             before = set(self.batches)
         began_s = time.perf_counter()

@@ -32,7 +32,7 @@ from simulation.server import Answer, Server
 from simulation.world import Chance, World
 
 TOKENS = 10_000_000
-"""So many requests of one coordinator have numbers of their own."""
+"""The range of request numbers of one coordinator."""
 SUSPECTED_MS = 300
 """Coordinators notice within this time that another's process refuses connections."""
 

@@ -18,7 +18,7 @@ from simulation.remote.zookeeper import ZooKeeper
 from simulation.world import Chance, World
 
 ASTRAY = 0.1
-"""So often a client asks one that does not know better."""
+"""The probability that a client asks a coordinator that does not know better."""
 NOWHERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 

@@ -18,7 +18,7 @@ from simulation.world import Chance, World
 
 DELAY_MS = 5
 TICK_MS = 200
-"""The server looks for sessions that have ended so often."""
+"""The interval at which the server looks for expired sessions."""
 Watch = Callable[[], None]
 
 
