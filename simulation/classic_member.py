@@ -1,5 +1,4 @@
-"""Members of classic groups, as clients see themselves: their partitions, and when ownership ends by their own
-clock."""
+"""Members of classic groups, as clients see themselves: their partitions, and the end of ownership by their clock."""
 
 from __future__ import annotations
 
