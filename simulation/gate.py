@@ -12,7 +12,7 @@ from kohort.broker.server.connection import ClientSession
 from kohort.errors import ErrorCode
 from kohort.groups.client_quirks import Patience
 from kohort.groups.config import GroupConfig
-from kohort.io.processes import hold_max_ms
+from kohort.io.processes import long_poll_max_ms
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
@@ -48,7 +48,7 @@ class SimulatedClient(ClientSession):
 
     def patience(self, mode: str) -> Patience:
         """Return the quirks that the broker assumes of kohort's own clients."""
-        return Patience(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
+        return Patience(min(HOLD_MS, long_poll_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kohort.wire.push import (
     RegisterConsumerRequest,
     TopicCount,
     decode_coordinator_request,
-    encode_ping_answer,
+    encode_ping_response,
     framed,
     partition_of,
     write_topic_count,
@@ -180,7 +180,7 @@ class LiteralPushMember(Process):
         if asked.num_retries == 0:
             self._alive(self._said_ms)
         if asked.kind is PushType.PING:
-            self._answer(connection, encode_ping_answer(self._positions() if self.habits.auto_commit else None))
+            self._answer(connection, encode_ping_response(self._positions() if self.habits.auto_commit else None))
         elif asked.kind is PushType.START:
             self._answer(connection, ErrorResponse(self._started_with(asked)).encode())
         elif not (self.habits.never_stops and self.fetching):

@@ -10,7 +10,7 @@ from kohort.client.group.lease import Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
-from kohort.io.processes import CLOCK_MARGIN, hold_max_ms
+from kohort.io.processes import CLOCK_MARGIN, long_poll_max_ms
 from simulation.assigning import EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client
@@ -198,7 +198,11 @@ class Process(Client, ABC):
 
     def _hold_ms(self) -> int:
         """How long the answer to a heartbeat is held back at most."""
-        return min(self.habits.hold_ms, hold_max_ms(self.told_lease_ms)) if self.told_lease_ms else self.habits.hold_ms
+        return (
+            min(self.habits.hold_ms, long_poll_max_ms(self.told_lease_ms))
+            if self.told_lease_ms
+            else self.habits.hold_ms
+        )
 
     def _alive(self, sent_ms: int) -> None:
         """The coordinator took a request that was sent then: the session goes on from there."""

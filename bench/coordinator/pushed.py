@@ -24,7 +24,7 @@ from kohort.wire.push import (
     PushType,
     RegisterConsumerRequest,
     decode_coordinator_request,
-    encode_ping_answer,
+    encode_ping_response,
     framed,
 )
 
@@ -84,7 +84,7 @@ class PushMember(Member):
     async def _live(self, link: Link) -> None:
         self.epoch = 0  # the protocol has none
         self._said = time.monotonic()
-        self._positions = framed(encode_ping_answer([]))
+        self._positions = framed(encode_ping_response([]))
         request = RegisterConsumerRequest(
             group_id=self.group,
             consumer_id=self.name,
@@ -118,7 +118,7 @@ class PushMember(Member):
         if self._working and told != self.owned:
             self.note("another map without a Stop")
             return _REFUSED
-        self._positions = framed(encode_ping_answer(asked.partitions))
+        self._positions = framed(encode_ping_response(asked.partitions))
         self._start_work(told)
         if self.plan.leased and self._ending is None:
             self._look_at_lease()

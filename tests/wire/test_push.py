@@ -16,9 +16,9 @@ from kohort.wire.push import (
     RegisterConsumerRequest,
     TopicCount,
     decode_coordinator_request,
-    decode_ping_answer,
+    decode_ping_response,
     encode_ping,
-    encode_ping_answer,
+    encode_ping_response,
     encode_start,
     encode_stop,
     framed,
@@ -94,13 +94,13 @@ def test_what_the_coordinator_asks() -> None:
 
 
 def test_ping_answers_have_positions_with_auto_commit_and_nothing_without() -> None:
-    assert encode_ping_answer(None) == b""
-    assert encode_ping_answer(()) == bytes.fromhex("0000")
-    assert encode_ping_answer(POSITIONS) == POSITION_BYTES
-    assert decode_ping_answer(b"", auto_commit=False) == ()
-    assert decode_ping_answer(POSITION_BYTES, auto_commit=True) == POSITIONS
+    assert encode_ping_response(None) == b""
+    assert encode_ping_response(()) == bytes.fromhex("0000")
+    assert encode_ping_response(POSITIONS) == POSITION_BYTES
+    assert decode_ping_response(b"", auto_commit=False) == ()
+    assert decode_ping_response(POSITION_BYTES, auto_commit=True) == POSITIONS
     with pytest.raises(WireError, match="within a number"):
-        decode_ping_answer(b"", auto_commit=True)
+        decode_ping_response(b"", auto_commit=True)
 
 
 @pytest.mark.parametrize("size", range(len(REGISTER_BYTES)))

@@ -55,7 +55,7 @@ from kohort.wire.push import (
     ErrorResponse,
     PositionedPartition,
     PushType,
-    decode_ping_answer,
+    decode_ping_response,
     encode_ping,
     encode_start,
     encode_stop,
@@ -249,7 +249,7 @@ def read_answer(value: Asks, connection: int, asked: Asking, frame: Frame) -> Co
     error = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
     if asked is Asking.PING:
-        found = decode_ping_answer(frame, isinstance(value, PingConsumer) and value.auto_commit)
+        found = decode_ping_response(frame, isinstance(value, PingConsumer) and value.auto_commit)
         positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
     else:
         error = ErrorCode.of(ErrorResponse.decode(frame).error_code)

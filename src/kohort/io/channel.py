@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from kohort.io.processes import told_name
+from kohort.io.processes import name_for_peer
 
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -76,9 +76,9 @@ class Link:
         self._socket = sock
         self._sending = threading.Lock()
 
-    def told_name(self) -> str:
+    def name_for_peer(self) -> str:
         """Return this process's name for the other end, which can then check whether it has ended (`io.processes`)."""
-        return told_name(self._socket)
+        return name_for_peer(self._socket)
 
     def send(self, body: bytes) -> bool:
         """Send a body; return False if the other end is gone or reads nothing, and the connection is over.

@@ -53,7 +53,7 @@ def answer_ms(lease_ms: int) -> int:
     return lease_ms // 2
 
 
-def hold_max_ms(lease_ms: int) -> int:
+def long_poll_max_ms(lease_ms: int) -> int:
     """Return the longest delay of a heartbeat response.
 
     Of two delayed responses the second comes up to twice as long after the first request was sent. Three eighths of the
@@ -90,7 +90,7 @@ def own_name() -> str:
     return _own[1]
 
 
-def told_name(sock: socket) -> str:
+def name_for_peer(sock: socket) -> str:
     """Return this process's name if both ends of a connection are on one machine, else ""."""
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]

@@ -138,7 +138,7 @@ def _client_name(raw: bytes) -> str:
     return raw.decode()
 
 
-def encode_response_whole(msg: Message, version: int, correlation_id: int) -> bytes:
+def encode_response_frame(msg: Message, version: int, correlation_id: int) -> bytes:
     """Return a response frame in one piece, which is faster where there are no record sets."""
     body = msg.encode(version)
     if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS:

@@ -308,12 +308,12 @@ def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
     return request
 
 
-def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes:
+def encode_ping_response(positions: Sequence[PositionedPartition] | None) -> bytes:
     """Return a PingResponse without its size. None: auto commit is off, and the response is empty."""
     return b"" if positions is None else _encode_partitions(positions)
 
 
-def decode_ping_answer(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
+def decode_ping_response(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
     """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
     reader = _FrameReader(frame, "PingResponse")
     positions = _decode_partitions(reader) if auto_commit or reader.left else ()

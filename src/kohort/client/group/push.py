@@ -48,7 +48,7 @@ from kohort.wire.push import (
     RegisterConsumerRequest,
     TopicCount,
     decode_coordinator_request,
-    encode_ping_answer,
+    encode_ping_response,
     partition_of,
     write_topic_count,
 )
@@ -403,7 +403,7 @@ class PushMembership(Membership):
         if self._confirms(asked):
             self._renew(self._said)
         if asked.kind is PushType.PING:
-            self._say(link, encode_ping_answer(self._positions() if self._auto_commit else None))
+            self._say(link, encode_ping_response(self._positions() if self._auto_commit else None))
         elif asked.kind is PushType.STOP:
             self._stopping = True
             self._revoke_held()
