@@ -18,7 +18,7 @@ from bench.harness import Options, show
 
 
 def benchmarks() -> Iterator[tuple[str, ModuleType]]:
-    """The modules of this package that have figures, by name."""
+    """Yield the modules of this package that have figures, by name."""
     for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if found.name in ("harness", "__main__", "peers", "runners"):
             continue
@@ -28,7 +28,7 @@ def benchmarks() -> Iterator[tuple[str, ModuleType]]:
 
 
 def main() -> int:
-    """Runs what is asked for; 2 for an unknown name."""
+    """Run the requested benchmarks; return 2 for an unknown name."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", help="benchmarks; all when none is named")
     parser.add_argument("--rounds", type=int, default=3, help="how often each contender runs")

@@ -1,8 +1,8 @@
 """This checkout beside another one of the same project: `python -m bench.against FOLDER`.
 
-The other checkout has its own environment (`make setup` there). Brokers of both are processes of the same machine, and
-every contender runs once in each round, so that what a change costs is a ratio within a round. The clients that load
-the brokers are this checkout's; for the figures of clients, both checkouts' clients use this one's broker.
+The other checkout has its own environment (`make setup` there). Brokers of both run as processes of the same machine.
+Every contender runs once in each round, so that the cost of a change is a ratio within a round. The clients that load
+the brokers are this checkout's. For the figures of clients, both checkouts' clients use this one's broker.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _brokers(other: Path) -> Iterator[dict[str, OtherBroker]]:
 
 
 def _of_coordinators(other: Path, options: Options, console: Console) -> Iterator[Figure]:
-    wanted = [one for one in scenarios() if any(part in one.title for part in _COORDINATOR)]
+    wanted = [candidate for candidate in scenarios() if any(part in candidate.title for part in _COORDINATOR)]
     for scenario in wanted:
         if options.only in scenario.title:
             with _brokers(other) as brokers:

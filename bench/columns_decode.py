@@ -61,13 +61,17 @@ def _decoders(options: Options, size: int, count: int, codec: str) -> list[Conte
     sets = _response(size, count, codec, max(64 * 1024, int(_RESPONSE_BYTES * min(1.0, options.scale))))
     rows = len(decode(sets))
     few, every = DecodeOptions(columns=_FEW), DecodeOptions(columns=COLUMNS)
-    small = [RecordSet(one.topic, one.partition, one.buffer, 0, end_offset=rows // 50 // _PARTITIONS) for one in sets]
+    small = [
+        RecordSet(record_set.topic, record_set.partition, record_set.buffer, 0, end_offset=rows // 50 // _PARTITIONS)
+        for record_set in sets
+    ]
     return [
         Contender("to Arrow, 4 columns", partial(_timed, lambda: decode(sets, few).to_arrow(), rows, _REPEATS)),
         Contender("to Arrow, 8 columns", partial(_timed, lambda: decode(sets, every).to_arrow(), rows, _REPEATS)),
         Contender("to records", partial(_timed, lambda: decode(sets, every).records(), rows, 3)),
         Contender(
-            "plain copy of the bytes", partial(_timed, lambda: [bytearray(one.buffer) for one in sets], rows, _REPEATS)
+            "plain copy of the bytes",
+            partial(_timed, lambda: [bytearray(record_set.buffer) for record_set in sets], rows, _REPEATS),
         ),
         Contender("plain-Python reference", partial(_timed, lambda: decode_block(small, few), len(decode(small)), 1)),
     ]

@@ -1,7 +1,7 @@
 """Paired runs: every contender once, then every contender again, so that a noisy machine disturbs all alike.
 
-A figure compares contenders that do the same job. What counts is the ratio of a contender to the baseline within the
-same round; the table shows its median and its spread, beside the median of the rate itself.
+A figure compares contenders that do the same job. Its result is the ratio of a contender to the baseline within the
+same round. The table shows the ratio's median and spread, beside the median of the rate itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
         rounds: how often each contender runs.
@@ -159,7 +159,7 @@ class Row:
 
 @dataclass(slots=True)
 class Figure:
-    """What one comparison showed.
+    """The result of one comparison.
 
     Attributes:
         unit: of the rates, as "records/s".

@@ -33,8 +33,10 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
                 place = Place("kohort", broker.bootstrap_servers)
                 topic = _backlog(place, options, partitions, folder)
                 contenders = [
-                    Contender(name, _bounded(partial(python_client, "consume", each, place, topic, _records(options))))
-                    for each, name in _CONTENDERS.items()
+                    Contender(
+                        name, _bounded(partial(python_client, "consume", client, place, topic, _records(options)))
+                    )
+                    for client, name in _CONTENDERS.items()
                 ]
                 yield compare(title, contenders, rounds=options.rounds, console=console)
                 drop_topic(place, topic)

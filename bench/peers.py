@@ -1,4 +1,4 @@
-"""What benchmarks run beside kohort: other clients, Apache Kafka's performance tools, and both brokers."""
+"""The peers of benchmarks: other clients, Apache Kafka's performance tools, and both brokers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PARTITIONS = 4
 _RUN_TIMEOUT_S = 600
 _FREED_TIMEOUT_S = 20
 _JAVA_OPTIONS = ("-Xmx1g", "-XX:+UseG1GC")
-# Kafka keeps a deleted topic's files for a minute. With them the next run writes into memory that the machine has not
-# used before, and on a virtual one each page of that is fetched from the host: 0.35 µs a record instead of 0.08.
+# Kafka keeps a deleted topic's files for a minute. The next run then writes into memory that was not used before. On a
+# virtual machine the host supplies each such page: 0.35 µs a record instead of 0.08.
 _KAFKA_SETTINGS = {"log.segment.delete.delay.ms": "100"}
 
 
@@ -112,7 +112,7 @@ def drop_topic(place: Place, topic: str) -> None:
 def filled_topic(
     place: Place, records: int, size: int, partitions: int = PARTITIONS, client: str = "kohort-send-arrow"
 ) -> str:
-    """A fresh topic that holds so many records of so many bytes, as a client of `bench.runners.produce` writes them."""
+    """Create a topic with `records` records of `size` bytes, written by a client of `bench.runners.produce`."""
     topic = new_topic(place, partitions)
     python_client("produce", client, place, topic, records, str(size))
     return topic

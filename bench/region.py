@@ -75,8 +75,8 @@ def _commits(place: Place, count: int) -> Sample:
         offsets = [_offsets(member, name, number) for number, member in enumerate(members)]
         began_s = time.perf_counter()
         for sequence in range(1, _COMMITS + 1):
-            given = tuple(_contribution(name, sequence, one) for one in offsets)
-            names = tuple(one.member for one in offsets)
+            given = tuple(_contribution(name, sequence, member_offsets) for member_offsets in offsets)
+            names = tuple(member_offsets.member for member_offsets in offsets)
             closed = Manifest(name, known.region_id, sequence, 1, 1, 0, names, names, ())
             refused = pen.commit(closed, given, tuple(offsets))
             if refused:
@@ -88,10 +88,10 @@ def _commits(place: Place, count: int) -> Sample:
 
 def _settle(members: list[GroupMember]) -> None:
     """Until each has one partition."""
-    while not all(len(one.assignment().partitions) == 1 and one.revocation() is None for one in members):
-        for one in members:
-            one.wait_change(20)
-            one.release()
+    while not all(len(member.assignment().partitions) == 1 and member.revocation() is None for member in members):
+        for member in members:
+            member.wait_change(20)
+            member.release()
 
 
 def _offsets(member: GroupMember, group: str, number: int) -> Offsets:
@@ -101,8 +101,20 @@ def _offsets(member: GroupMember, group: str, number: int) -> Offsets:
     return Offsets(f"m{number}", group, identity, tuple(positions))
 
 
-def _contribution(region: str, sequence: int, one: Offsets) -> Contribution:
-    who = one.identity
+def _contribution(region: str, sequence: int, member_offsets: Offsets) -> Contribution:
+    who = member_offsets.identity
     return Contribution(
-        region, sequence, 1, 1, one.member, (), one.group, who.member_id, who.generation, None, (), (), b""
+        region,
+        sequence,
+        1,
+        1,
+        member_offsets.member,
+        (),
+        member_offsets.group,
+        who.member_id,
+        who.generation,
+        None,
+        (),
+        (),
+        b"",
     )

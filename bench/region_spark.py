@@ -1,4 +1,4 @@
-"""What a region costs Spark queries: rows a second with and without sequences, a cut, a reset, a join, publishing."""
+"""The cost of a region for Spark queries: rows a second with and without sequences, cuts, resets, joins, publishing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _publish() -> Sample:
 
 
 def _links() -> Sample:
-    """What a sequence needs at the least: a link for each file, the folders on the disk."""
+    """Measure the minimum work of a sequence: a link for each file, the folders on the disk."""
     with tempfile.TemporaryDirectory(prefix="kohort-bench-") as name:
         folder = Path(name)
         _staged(folder)

@@ -27,7 +27,7 @@ _JOBS = {
     "stream": "availableNow to noop",
 }
 _PARTITIONS = {1: ("sum", "stream"), 4: tuple(_JOBS), 100: ("sum", "stream")}
-"""Which jobs are run on a topic of so many partitions."""
+"""The jobs for each number of partitions."""
 
 
 def figures(options: Options, console: Console) -> Iterator[Figure]:

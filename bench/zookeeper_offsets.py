@@ -78,7 +78,10 @@ class _Groups:
         return 0
 
     def ask_at(self, _index: int, _event: object, answer: Any) -> None:
-        offsets = {("t", each): OffsetCommitted("g", "t", each, self.offset, -1, "", 0) for each in range(self.count)}
+        offsets = {
+            ("t", partition): OffsetCommitted("g", "t", partition, self.offset, -1, "", 0)
+            for partition in range(self.count)
+        }
         answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets, loaded=True),)))
 
 

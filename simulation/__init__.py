@@ -1,7 +1,8 @@
-"""The group coordinator in a world of its own: virtual time, a bad network, a bad disk, clients that die and wake.
+"""The deterministic simulation of the group coordinator: virtual time, a faulty network and disk, clients that crash.
 
     python -m simulation --seeds 1000
 
-One seed is one run: a fault phase, then healing, then a phase in which every group must become whole again. Checkers
-watch what the clients hold and what the coordinator answers; a failure names its seed and the command that repeats it.
+One seed is one run: a fault phase, a healing phase, then a phase in which every group must become stable again.
+Checkers watch what the clients own and what the coordinator answers. A failure names its seed and the command that
+repeats it.
 """

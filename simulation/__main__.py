@@ -1,7 +1,7 @@
-"""Play many seeds: each is a fault phase, a healing, and a check that every group is whole again.
+"""Play many seeds: each is a fault phase, a healing phase, and a check that every group is stable again.
 
-Interrupted, it says how to go on. A failure is told with its seed, the commit and the command that repeats it, and is
-shrunk to a small plan that still fails the same checker.
+An interrupted run prints how to continue. A failure is printed with its seed, the commit and the command that repeats
+it. It is shrunk to a small plan that still fails the same checker.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from simulation.run import Result
 from simulation.shrink import Shrinker
 
 FAILURES_MAX = 5
-"""After so many failures the rest is not played."""
+"""The number of failures after which the remaining seeds are not played."""
 LINE_S = 30.0
-"""Without a terminal, a line of progress this often."""
+"""The interval of progress lines without a terminal."""
 
 
 def commit() -> str:
-    """The commit that is played, with a plus sign when its files were changed since."""
+    """Return the commit under test, with a plus sign if its files were changed since."""
     folder = Path(__file__).parent
     asked = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     told = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def commit() -> str:
 
 @dataclass
 class Tally:
-    """What came of the runs so far.
+    """The totals of the runs so far.
 
     Attributes:
         fewest: events of the smallest run.
@@ -69,7 +69,7 @@ class Tally:
             self.shortest_ms = min(self.shortest_ms, result.virtual_ms)
 
     def line(self, total: int) -> str:
-        """Where it stands."""
+        """Return a line of progress."""
         seconds = time.monotonic() - self.began
         left = seconds / max(self.runs, 1) * (total - self.runs)
         hours = self.virtual_ms / 3_600_000
@@ -79,7 +79,7 @@ class Tally:
         )
 
     def summary(self, start: int) -> str:
-        """The end of it."""
+        """Return the summary at the end."""
         seconds = time.monotonic() - self.began
         hours = self.virtual_ms / 3_600_000
         faults = ", ".join(f"{count} {what}" for what, count in self.faults.most_common())
@@ -97,7 +97,7 @@ class Tally:
 
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
-    """What repeats a plan."""
+    """Return the command that repeats a plan."""
     words = ["python -m simulation", *([f"--{options.simulated}"] if options.simulated else []), f"--seed {plan.seed}"]
     if plan.kept is not None:
         words.append(f"--keep {','.join(map(str, plan.kept))}")
@@ -109,7 +109,7 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 
 
 def explain(plan: Plan, options: argparse.Namespace) -> None:
-    """A failed plan: how to repeat it, and the smallest that fails alike, as a story."""
+    """Print a failed plan: the command that repeats it, and the trace of the smallest plan that fails alike."""
     mutant = mutant_named(options.mutant)
     first = run_of(plan, mutant, options.simulated).play()
     print(f"seed {plan.seed} at commit {commit()}: {first.failure}\nrepeat with: {command(plan, options)}", flush=True)
@@ -123,7 +123,7 @@ def explain(plan: Plan, options: argparse.Namespace) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds (default 200)")
     parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
@@ -144,7 +144,7 @@ def parsed() -> argparse.Namespace:
 
 
 def play_one(options: argparse.Namespace) -> int:
-    """One seed, told; 1 when it failed."""
+    """Play one seed and print its trace; return 1 if it failed."""
     plan = planned(options.seed, options.simulated)
     if options.keep is not None:
         plan = plan.keep(int(number) for number in options.keep.split(",") if number)
@@ -157,7 +157,7 @@ def play_one(options: argparse.Namespace) -> int:
 
 
 def play_all(options: argparse.Namespace) -> int:
-    """Many seeds; 1 when one failed."""
+    """Play many seeds; return 1 if one failed."""
     total = options.seeds
     tasks = [(seed, options.mutant, options.simulated) for seed in range(options.start, options.start + total)]
     jobs = options.jobs or os.cpu_count() or 1
@@ -197,7 +197,7 @@ def play_all(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Play what was asked for; 1 when something failed or was left."""
+    """Play the requested seeds; return 1 if one failed or was left out."""
     options = parsed()
     return play_all(options) if options.seed is None else play_one(options)
 

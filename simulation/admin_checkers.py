@@ -1,4 +1,4 @@
-"""What administrators are told, and what they may delete, held against the journal."""
+"""Checkers of administration: descriptions and deletions, compared with the journal."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ ASSIGNORS = ("uniform", "range")
 
 
 def state_of(group: Group) -> GroupState:
-    """The state of a group that is no consumer group, as it lives."""
+    """Return the live state of a group that is no consumer group."""
     push = group.under(PushGroup)
     return classic_of(group).state if push is None else push.group_state()
 
 
 def classic_of(group: Group) -> ClassicGroup:
-    """A group as a classic one: of another protocol it has no classic members."""
+    """Return a group as a classic one; a group of another protocol has no classic members."""
     return group.under(ClassicGroup) or ClassicGroup(group.group_id)
 
 
 class AdminChecker(Checker):
-    """Beside the journal it looks at the classic states and members, which no record tells until a round is over."""
+    """A checker that also uses live classic states and members, which no record has before a rebalance ends."""
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:
         super().__init__(world, members, config)
@@ -58,12 +58,12 @@ class AdminChecker(Checker):
         self._machine = machine
 
     def group(self, group_id: str) -> Group | None:
-        """The group as it lives."""
+        """Return the live group."""
         return None if self._machine is None else self._machine.context.find(group_id)
 
 
 class DeletionChecker(AdminChecker):
-    """Offsets of a topic that members read, and groups that have members, are not deleted; all others are, wholly."""
+    """Deletion: offsets of topics that members read, and groups with members, stay; all others go completely."""
 
     skips = QUIET
 
@@ -88,7 +88,7 @@ class DeletionChecker(AdminChecker):
                 self._states[group_id] = state_of(group)
 
     def _state(self, group_id: str, journal: GroupJournal) -> GroupState:
-        """A group's state before the step: Empty as long as no one was seen in it."""
+        """Return a group's state before the step; Empty before its first member."""
         return self._states.get(group_id, GroupState.EMPTY) if journal.consumer is None else journal.consumer.state()
 
     def _check_groups(self, event: DeleteGroups, outcome: Outcome) -> None:
@@ -140,9 +140,9 @@ class DeletionChecker(AdminChecker):
 
     @staticmethod
     def _reads(group_id: str, journal: GroupJournal, state: GroupState, topic: str) -> bool | None:
-        """Whether a member reads a topic.
+        """Return whether a member reads a topic.
 
-        None where no record tells: while a classic group rebalances, or a pattern is still being matched.
+        None where no record says so: while a classic group rebalances, or a pattern is still being resolved.
         """
         if state is GroupState.EMPTY:
             return False
@@ -164,7 +164,7 @@ class DeletionChecker(AdminChecker):
 
 
 def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
-    """Every record of a group that is no open transaction's: what a deletion must bury."""
+    """Return every record of a group outside open transactions: a deletion must write tombstones for them."""
     keys: set[tuple[Any, ...]] = {(Kind.OFFSET, group_id, *slot) for slot in journal.slots()}
     if journal.push is not None:
         keys.add((Kind.PUSH_GROUP, group_id))
@@ -191,7 +191,7 @@ def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
 
 
 class DescriptionChecker(AdminChecker):
-    """Lists and descriptions say what the journal says, and of a classic round that is under way nothing too much."""
+    """Lists and descriptions agree with the journal, and do not reveal an unfinished classic rebalance."""
 
     skips = QUIET
 
@@ -206,11 +206,11 @@ class DescriptionChecker(AdminChecker):
                 for described in value.groups:
                     self._check_classic(described)
             elif isinstance(value, ConsumerGroupDescribeReply):
-                for each in value.groups:
-                    self._check_consumer(each)
+                for group in value.groups:
+                    self._check_consumer(group)
 
     def _check_list(self, event: ListGroups, reply: ListGroupsReply) -> None:
-        listed = {one.group_id: one for one in reply.groups}
+        listed = {group.group_id: group for group in reply.groups}
         lines = [self._line(group_id, journal) for group_id, journal in self.journal.groups.items()]
         states, types = {state.lower() for state in event.states}, {kind.lower() for kind in event.types}
         expected = {
@@ -234,10 +234,10 @@ class DescriptionChecker(AdminChecker):
 
     @staticmethod
     def _classic_state(group: Group) -> GroupState:
-        """A classic group's state by who waits in it for what.
+        """Return a classic group's state, from who waits for what.
 
-        When all have gone again, as in Kafka: a first join phase lasts as long as it is told to; any other as long as
-        somebody is awaited who was given an id and has not come back with it.
+        A group whose members have all gone behaves as in Kafka. A first join phase lasts its full time. Any other join
+        phase lasts while a member with a new id has not returned with it.
         """
         classic = classic_of(group)
         first = classic.previous_state is GroupState.EMPTY and classic.join_phase.due_ms is not None
@@ -246,27 +246,31 @@ class DescriptionChecker(AdminChecker):
 
     @staticmethod
     def _push_state(group: Group, journal: PushJournal) -> GroupState:
-        """Empty by the journal, else as it lives: no record tells of a rebalance."""
+        """Return Empty by the journal, else the live state: no record tells of a rebalance."""
         push = group.under(PushGroup)
         return GroupState.EMPTY if push is None or not journal.members else push.group_state()
 
     def _check_push(self, described: DescribedGroup, group: Group, journal: PushJournal) -> None:
         assert self._machine is not None
         names = {topic.id: topic for topic in self._machine.context.image.topics.values()}
-        for one in described.members:
-            owned = journal.owned.get(one.member_id, frozenset())
+        for member in described.members:
+            owned = journal.owned.get(member.member_id, frozenset())
             there = {(names[topic].name, number) for topic, number in owned if topic in names}
-            assignment = read_assignment(one.assignment)
-            told = set() if assignment is None else {(each.topic, each.partition) for each in assignment.partitions}
+            assignment = read_assignment(member.assignment)
+            told = (
+                set()
+                if assignment is None
+                else {(partition.topic, partition.partition) for partition in assignment.partitions}
+            )
             if told != there:
-                self.fail(f"described is {described}, {one.member_id} owns {there}")
-            saved = journal.members.get(one.member_id)
+                self.fail(f"described is {described}, {member.member_id} owns {there}")
+            saved = journal.members.get(member.member_id)
             if saved is not None and saved.regex is None:
-                read = set(read_topics(one.metadata) or ())
+                read = set(read_topics(member.metadata) or ())
                 if read != {topic for topic, _ in saved.topics}:
-                    self.fail(f"described is {described}, {one.member_id} reads {saved.topics}")
+                    self.fail(f"described is {described}, {member.member_id} reads {saved.topics}")
         state = self._push_state(group, journal)
-        members = {one.member_id for one in described.members}
+        members = {member.member_id for member in described.members}
         head = (described.error, described.state, described.protocol_type, described.protocol, members)
         protocol = "push" if journal.members else ""
         if head != (ErrorCode.NONE, state, CONSUMER_PROTOCOL_TYPE, protocol, set(journal.members)):
@@ -292,10 +296,18 @@ class DescriptionChecker(AdminChecker):
             if described.protocol or any(member.metadata for member in members.values()):
                 self.fail(f"{described} says which protocol, and is not stable")
             return
-        told = {name: (one.instance_id, one.client_id, one.metadata, one.assignment) for name, one in members.items()}
+        told = {
+            name: (listed_member.instance_id, listed_member.client_id, listed_member.metadata, listed_member.assignment)
+            for name, listed_member in members.items()
+        }
         saved = {
-            one.member_id: (one.instance_id, one.client_id, one.subscription, one.assignment)
-            for one in journal.saved.members
+            saved_member.member_id: (
+                saved_member.instance_id,
+                saved_member.client_id,
+                saved_member.subscription,
+                saved_member.assignment,
+            )
+            for saved_member in journal.saved.members
         }
         named = (described.protocol_type, described.protocol)
         if told != saved or named != (journal.saved.protocol_type, journal.saved.protocol or ""):
@@ -328,14 +340,14 @@ class DescriptionChecker(AdminChecker):
         )
 
     def _existing(self, found: Pairs) -> Pairs:
-        """Those whose topic the coordinator knows."""
+        """Return the partitions whose topic the coordinator knows."""
         assert self._machine is not None
         ids = {topic.id for topic in self._machine.context.image.topics.values()}
         return frozenset(pair for pair in found if pair[0] in ids)
 
 
 def told_of(member: DescribedConsumer) -> tuple[Any, ...]:
-    """A member's line, to be compared."""
+    """Return a member's line, for comparison."""
     return (
         (member.instance_id, member.rack_id, member.client_id, member.client_host),
         (member.subscribed_topics, member.subscribed_regex),
@@ -347,5 +359,5 @@ def told_of(member: DescribedConsumer) -> tuple[Any, ...]:
 
 
 def flat(entries: tuple[NamedPartitions, ...]) -> Pairs:
-    """Partitions as a set."""
+    """Return partitions as a set."""
     return frozenset((entry.topic_id, number) for entry in entries for number in entry.partitions)

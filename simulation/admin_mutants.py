@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: deletions, descriptions, and what the leader is told."""
+"""Coordinators with one known fault each: in deletions, in descriptions, and in the leader's member list."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from simulation.swapped import Swapped, swapped
 
 
 class DeletesOffsetsThatAreRead(Swapped):
-    """Deletes offsets of topics that members of consumer groups read."""
+    """A coordinator that deletes offsets of topics that members of consumer groups read."""
 
     module, name = offsets, "delete_one"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one read it."""
+        """Return a check that finds no reader."""
 
         def delete(context: Context, group: Group, partition: Any) -> ErrorCode:
             offsets.tombstone(context, group.group_id, (partition.topic, partition.partition))
@@ -52,31 +52,31 @@ class DeletesOffsetsThatAreRead(Swapped):
 
 
 class ForgetsPatterns(GroupMachine):
-    """Deletes offsets of topics that members read by a regular expression."""
+    """A coordinator that deletes offsets of topics that members read by a regular expression."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with a group that knows only the topics that are listed."""
+        """Act as the real coordinator, with a group that knows only the topics that are listed."""
         with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
             return super().step(event, now)
 
 
 class DeletesGroupsWithMembers(Swapped):
-    """Deletes a consumer group that has members."""
+    """A coordinator that deletes a consumer group that has members."""
 
     module, name = ConsumerGroup, "group_state"
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but all groups are empty for who deletes."""
+        """Act as the real coordinator, but treat all groups as empty for deletions."""
         return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """No group has members."""
+        """Return a check that finds no members."""
         return lambda group: GroupState.EMPTY
 
 
 class LeavesTracesOfGroups(Swapped):
-    """Deletes a group and leaves what its members had."""
+    """A coordinator that deletes a group and leaves what its members had."""
 
     module, name = machine, "delete_one"
 
@@ -93,13 +93,13 @@ class LeavesTracesOfGroups(Swapped):
 
 
 class DescribesWhatIsChosen(Swapped):
-    """Tells of a classic group the protocol and metadata of a round that is not over."""
+    """A coordinator that tells of a classic group the protocol and metadata of a round that is not over."""
 
     module, name = machine, "describe_one"
 
     @staticmethod
     def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
-        """Every group is described as a stable one."""
+        """Return a description that treats every group as stable."""
 
         def describe(context: Context, group_id: str, knows_missing: bool) -> DescribedGroup:
             group, described = context.find(group_id), real(context, group_id, knows_missing)
@@ -111,7 +111,7 @@ class DescribesWhatIsChosen(Swapped):
 
 
 class HidesWhatIsGivenUp(Swapped):
-    """Leaves out of a description what a member has still to give up."""
+    """A coordinator that leaves out of a description what a member has still to give up."""
 
     module, name = machine, "describe_consumer_group"
 
@@ -126,15 +126,17 @@ class HidesWhatIsGivenUp(Swapped):
             if consumer is None:
                 return described
             names = {topic.id: topic.name for topic in context.image.topics.values()}
-            kept = {one.member_id: consumer.current_assignment(one.member_id).assigned for one in described.members}
-            members = [replace(one, assignment=named(kept[one.member_id], names)) for one in described.members]
+            kept = {
+                member.member_id: consumer.current_assignment(member.member_id).assigned for member in described.members
+            }
+            members = [replace(member, assignment=named(kept[member.member_id], names)) for member in described.members]
             return replace(described, members=tuple(members))
 
         return describe
 
 
 class ListsAllAsStable(Swapped):
-    """Lists every consumer group as stable."""
+    """A coordinator that lists every consumer group as stable."""
 
     module, name = machine, "list_one"
 
@@ -150,7 +152,7 @@ class ListsAllAsStable(Swapped):
 
 
 class TellsLeadersOfFewer(Swapped):
-    """Leaves the last of three or more members out of what the leader is told."""
+    """A coordinator that leaves the last of three or more members out of what the leader is told."""
 
     module, name = rebalance, "all_members"
 

@@ -1,4 +1,4 @@
-"""How simulated leaders assign: balanced, sticky to valid claims, and in two steps where members are cooperative."""
+"""The assignments of simulated leaders: balanced, sticky to valid claims, in two steps for cooperative members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Claim = tuple[int, frozenset[TopicPartition]]
 
 
 def pattern_of(topics: Iterable[str]) -> str:
-    """What matches these topics and no others: their names are a t and a digit."""
+    """Return a pattern that matches only these topics: their names are a t and a digit."""
     return f"t[{''.join(sorted(topic[1:] for topic in topics))}]"
 
 
@@ -43,7 +43,7 @@ def _text(text: str) -> bytes:
 
 
 def decode_claim(metadata: bytes) -> Claim:
-    """The generation and partitions that `encode_metadata` put in; of other bytes nothing is believed."""
+    """Return the generation and partitions that `encode_metadata` wrote; other bytes claim nothing."""
     subscription = read_subscription(metadata)
     if subscription is None:
         return -1, frozenset()
@@ -51,18 +51,18 @@ def decode_claim(metadata: bytes) -> Claim:
 
 
 def decode_topics(metadata: bytes) -> frozenset[str]:
-    """The topics that a member reads; none where its bytes say nothing."""
+    """Return the topics that a member reads; none for other bytes."""
     subscription = read_subscription(metadata)
     return frozenset() if subscription is None else frozenset(subscription.topics)
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """A member's assignment."""
+    """Return a member's assignment in bytes."""
     return write_assignment(3, partitions)
 
 
 def decode_assignment(raw: bytes) -> frozenset[TopicPartition]:
-    """What `encode_assignment` made, or a coordinator; empty bytes are an empty assignment."""
+    """Return the partitions of an assignment; empty bytes are an empty assignment."""
     assignment = read_assignment(raw)
     return frozenset() if assignment is None else frozenset(assignment.partitions)
 
@@ -91,7 +91,7 @@ def assign(
                 disputed.discard(partition)
             holder[partition] = member
     everything = sorted(set(partitions))
-    readers = {topic: sorted(each for each in members if topic in read[each]) for topic, _ in everything}
+    readers = {topic: sorted(reader for reader in members if topic in read[reader]) for topic, _ in everything}
     room = rooms(readers, everything, sorted(members))
     given: dict[str, set[TopicPartition]] = {member: set() for member in members}
     left = []
@@ -115,7 +115,7 @@ def assign(
 
 
 def rooms(readers: Mapping[str, list[str]], partitions: Iterable[TopicPartition], members: list[str]) -> dict[str, int]:
-    """How many partitions each member may keep of those it claims: a part of each topic that it reads."""
+    """Return how many of its claimed partitions each member may keep: a share of each topic that it reads."""
     counts: dict[str, int] = {}
     for topic, _ in partitions:
         counts[topic] = counts.get(topic, 0) + 1
@@ -132,21 +132,21 @@ def rooms(readers: Mapping[str, list[str]], partitions: Iterable[TopicPartition]
 
 
 TOPICS = 100
-"""So many topic names there are; the rest of an id counts how often its topic was made."""
+"""The number of topic names; the rest of an id counts how often its topic was created."""
 
 
 def topic_id(name: str, made: int = 0) -> TopicId:
-    """The id of a topic named t and a number, made for the first time, or again."""
+    """Return the id of the topic named t and a number, created for the first time, or again."""
     return TopicId(int=int(name[1:]) + 1 + TOPICS * made)
 
 
 def topic_name(id: TopicId) -> str:
-    """The name of the topic that has, or had, this id."""
+    """Return the name of the topic that has, or had, this id."""
     return f"t{(id.int - 1) % TOPICS}"
 
 
 def to_ids(partitions: Target, ids: Mapping[str, TopicId]) -> tuple[TopicPartitions, ...]:
-    """Partitions as heartbeats have them."""
+    """Return partitions in the form of heartbeats."""
     topics: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         topics.setdefault(topic, []).append(number)
@@ -154,7 +154,7 @@ def to_ids(partitions: Target, ids: Mapping[str, TopicId]) -> tuple[TopicPartiti
 
 
 def to_names(assignment: tuple[TopicPartitions, ...]) -> Target:
-    """The reverse of `to_ids`."""
+    """Return heartbeat partitions by name; the reverse of `to_ids`."""
     return frozenset(
         TopicPartition(topic_name(entry.topic_id), number) for entry in assignment for number in entry.partitions
     )

@@ -30,21 +30,21 @@ def mutant_named(name: str) -> Any:
 
 
 def planned(seed: int, simulated: str) -> Plan:
-    """What a seed stands for."""
+    """Return the plan of a seed."""
     if simulated == CLIENTS:
         return client_plan(seed)
     return remote_plan(seed) if simulated == REMOTE else Draft(seed).plan()
 
 
 def run_of(plan: Plan, mutant: Any, simulated: str, *, tells: bool = False) -> Run | ClientRun:
-    """The world of a plan."""
+    """Return the run of a plan."""
     if simulated == CLIENTS:
         return ClientRun(plan, mutant, tells=tells)
     return (RemoteRun if simulated == REMOTE else Run)(plan, mutant, tells=tells)
 
 
 def play(task: Task) -> Result:
-    """One seed, in a process of its own or in this one."""
+    """Play one seed, in a process of its own or in this one."""
     seed, mutant, simulated = task
     return run_of(planned(seed, simulated), mutant_named(mutant), simulated).play()
 

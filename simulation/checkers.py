@@ -1,4 +1,4 @@
-"""What must never be seen. Each property is one checker, and each checker kills a mutant (`mutants`)."""
+"""The checkers of properties that must always hold. Each checker kills a mutant (`mutants`)."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ LONGEST_WAIT_MS = 60_000
 class OwnershipChecker(Checker):
     """No partition is owned by two clients of a group, as the clients see it.
 
-    Two processes with one instance id, or one id of the push protocol, are one member to the coordinator, and a member
-    that an administrator removed, or whose place in a full group others took while it rebalanced, is none: the older,
-    or the removed one, hears of it by its next request, and its commits are refused from the first moment
-    (`FencingChecker`), so they are not watched here.
+    Two processes with one instance id, or one id of the push protocol, are one member to the coordinator. A member that
+    an administrator removed is none. Neither is one whose place in a full group others took while it rebalanced. The
+    older, or the removed one, learns of it from its next response. Its commits are refused from the first moment
+    (`FencingChecker`), so this checker ignores them.
     """
 
     skips = QUIET
@@ -94,9 +94,9 @@ class OwnershipChecker(Checker):
                     self.fail(f"{partition} of {member.group_id} is owned by {member.name} and {other.name}")
 
     def _is_superseded(self, member: Holder) -> bool:
-        """Whether another process has, or had later, the same instance id, or the member was removed.
+        """Return whether another process took the instance id, or the member was removed.
 
-        Also when that process is dead, and began before: its join may arrive late and take the place of a newer one.
+        A dead process that began earlier counts too: its join may arrive late and replace a newer one.
         """
         if member.member_id in self._removed:
             return True
@@ -214,7 +214,7 @@ class LimitsChecker(Checker):
 
 
 class ReplayChecker(Checker):
-    """A replay of what is on disk, and of what compaction would keep of it, gives the state that lives."""
+    """A replay of the disk's contents, and of what compaction would keep of them, gives the live state."""
 
     SHARE = 0.03
 
@@ -294,7 +294,7 @@ class AnswerChecker(Checker):
                     waits = (presence.waiting, presence.held, presence.joining)
                     known.update(event.request for event in waits if event is not None)
             elif isinstance(membership, PushGroup):
-                claims = (one.claim for one in membership.present.values())
+                claims = (presence.claim for presence in membership.present.values())
                 known.update(claim.request for claim in claims if claim is not None)
         for token, (event, _, _) in waiting.items():
             if token not in known:
@@ -332,17 +332,21 @@ class LivenessChecker(Checker):
 
 
 def unhealthy(members: Sequence[Holder], partitions: Mapping[str, int]) -> str | None:
-    """What keeps the first group that is not whole from being so; None when all are."""
+    """Return the reason why the first group is not stable yet; None if all are."""
     for group_id in sorted({member.group_id for member in members}):
         living = [member for member in members if member.group_id == group_id and not member.dead]
         unsettled = [member.name for member in living if not member.stable]
         if unsettled:
             return f"{', '.join(unsettled)} of {group_id} never became stable"
         for member in living:
-            unread = [str(each) for each in sorted(member.held) if each.topic not in member.topics]
+            unread = [str(partition) for partition in sorted(member.held) if partition.topic not in member.topics]
             if unread:
                 return f"{member.name} of {group_id} holds {', '.join(unread)}, which it does not read"
-            gone = [str(each) for each in sorted(member.held) if each.partition >= partitions.get(each.topic, 0)]
+            gone = [
+                str(partition)
+                for partition in sorted(member.held)
+                if partition.partition >= partitions.get(partition.topic, 0)
+            ]
             if gone:
                 return f"{member.name} of {group_id} holds {', '.join(gone)}, which there is not"
         for topic in sorted({topic for member in living for topic in member.topics}):
@@ -419,12 +423,12 @@ class Checkers:
         return self._offset
 
     def on_hold(self, member: Holder) -> None:
-        """As `Checker.on_hold`."""
+        """Pass `Checker.on_hold` on to the checkers that override it."""
         for hook in self._hooks["on_hold"]:
             hook(member)
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
-        """As `Checker.on_stepped`."""
+        """Pass `Checker.on_stepped` on to the checkers that override it."""
         hooks = self._on_step.get(type(event))
         if hooks is None:
             wanted = [checker.on_stepped for checker in self._checkers if type(event) not in checker.skips]
@@ -436,58 +440,58 @@ class Checkers:
             self._journal.take(outcome.records)
 
     def on_released(self, event: Any, value: Any) -> None:
-        """As `Checker.on_released`."""
+        """Pass `Checker.on_released` on to the checkers that override it."""
         for hook in self._hooks["on_released"]:
             hook(event, value)
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """As `Checker.on_overtaken`."""
+        """Pass `Checker.on_overtaken` on to the checkers that override it."""
         for hook in self._hooks["on_overtaken"]:
             hook(event, value, came_ms, since_ms)
 
     def on_journal(self, records: list[Record]) -> None:
-        """As `Checker.on_journal`."""
+        """Pass `Checker.on_journal` on to the checkers that override it."""
         for hook in self._hooks["on_journal"]:
             hook(records)
 
     def on_doors(self, coordinators: Any, zookeeper: Any, *, at_end: bool) -> None:
-        """As `Checker.on_doors`."""
+        """Pass `Checker.on_doors` on to the checkers that override it."""
         for hook in self._hooks["on_doors"]:
             hook(coordinators, zookeeper, at_end=at_end)
 
     def on_refused(self, event: Any, code: ErrorCode, phase: Phase) -> None:
-        """As `Checker.on_refused`."""
+        """Pass `Checker.on_refused` on to the checkers that override it."""
         for hook in self._hooks["on_refused"]:
             hook(event, code, phase)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:
-        """As `Checker.on_durable`."""
+        """Pass `Checker.on_durable` on to the checkers that override it."""
         for hook in self._hooks["on_durable"]:
             hook(machine, records, waiting)
 
     def on_replayed(self, machine: GroupMachine) -> None:
-        """As `Checker.on_replayed`."""
+        """Pass `Checker.on_replayed` on to the checkers that override it."""
         self._journal.rebuild(machine.snapshot())
         for hook in self._hooks["on_replayed"]:
             hook(machine)
 
     def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
-        """As `Checker.on_loaded`."""
+        """Pass `Checker.on_loaded` on to the checkers that override it."""
         for hook in self._hooks["on_loaded"]:
             hook(machine, outcome)
         self._journal.take(outcome.records)
 
     def on_worked(self, work: Any, event: Any) -> None:
-        """As `Checker.on_worked`."""
+        """Pass `Checker.on_worked` on to the checkers that override it."""
         for hook in self._hooks["on_worked"]:
             hook(work, event)
 
     def on_deleted(self, topic: str) -> None:
-        """As `Checker.on_deleted`."""
+        """Pass `Checker.on_deleted` on to the checkers that override it."""
         for hook in self._hooks["on_deleted"]:
             hook(topic)
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:
-        """As `Checker.at_end`."""
+        """Pass `Checker.at_end` on to the checkers that override it."""
         for hook in self._hooks["at_end"]:
             hook(waiting, partitions)

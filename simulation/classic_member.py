@@ -1,4 +1,4 @@
-"""Members of classic groups as clients see themselves: what they hold, and until when by their own clock."""
+"""Members of classic groups, as clients see themselves: their partitions, and the end of ownership by their clock."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ClassicMember(Process):
         return all(strategy == COOPERATIVE for strategy in self.habits.strategies)
 
     def _lose(self, error: ErrorCode) -> None:
-        """The coordinator has evicted it: what it held is lost, it starts anew."""
+        """Reset after an eviction: the owned partitions are lost."""
         self._hold(frozenset())
         self.generation = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
@@ -100,7 +100,7 @@ class ClassicMember(Process):
         self._later(self.chance.upto(int(delay_ms)), again)
 
     def _join(self) -> None:
-        """Give up what the strategy says, then ask to be in the next generation."""
+        """Revoke what the strategy requires, then ask to join the next generation."""
         if self._joining:
             return
         self._joining = True
@@ -116,8 +116,8 @@ class ClassicMember(Process):
         self._later(self.chance.upto(self.habits.callback_ms), self._revoke_and_join)
 
     def _drop_unread(self) -> None:
-        """Give up what it does not read any more, as cooperative clients do before they join."""
-        unread = frozenset(each for each in self.held if each.topic not in self.topics)
+        """Revoke partitions of topics no longer read, as cooperative clients do before they join."""
+        unread = frozenset(partition for partition in self.held if partition.topic not in self.topics)
         if unread:
             self._commit(unread)
             self._hold(self.held - unread)
@@ -250,7 +250,7 @@ class ClassicMember(Process):
         self._ask(event, take, self._nothing)
 
     def _beat_aside(self) -> None:
-        """Renew the lease of what is held while a join or sync waits on the usual connection, which tells the rest."""
+        """Renew the lease with a heartbeat while a join or sync waits on the usual connection."""
         sent_ms = self.world.now_ms
 
         def take(reply: Any) -> None:
@@ -261,7 +261,7 @@ class ClassicMember(Process):
         self._ask(event, take, self._nothing, ASIDE)
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a heartbeat or a commit was answered."""
+        """Handle the error of a heartbeat or a commit."""
         if error is ErrorCode.NONE:
             self._alive(sent_ms)
         elif error is ErrorCode.REBALANCE_IN_PROGRESS:

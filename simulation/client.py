@@ -12,14 +12,14 @@ from simulation.world import Happening, World
 
 PATIENCE_MS = 3_000
 REFUSED_MS = 200
-"""Up to so long a client whose coordinator loads or has moved waits before it goes on."""
+"""The maximum wait of a client whose coordinator loads or has moved."""
 MAIN, ASIDE = "main", "aside"
 FAREWELL_MS = 3_000
-"""A client that is closed stays up to so long, for its leave to get through; other connections stay open."""
+"""The maximum time that a closed client stays, for its leave to get through; other connections stay open."""
 
 
 class Client:
-    """Anyone who talks to the coordinator.
+    """A client of the coordinator.
 
     Attributes:
         paused: its process is stopped; it does nothing until it wakes.
@@ -49,18 +49,18 @@ class Client:
         self._disconnect()
 
     def _close(self) -> None:
-        """Do nothing more; its process ends soon."""
+        """Stop all activity; the process ends soon."""
         self.dead = True
         self.world.after(self.chance.upto(FAREWELL_MS), self._disconnect)
 
     def _disconnect(self) -> None:
-        """Its process has ended, and its connections with it."""
+        """End the process, and its connections with it."""
         for connection in self._lanes.values():
             connection.ended = True
             connection.break_()
 
     def cut(self) -> None:
-        """Its connection breaks."""
+        """Break the connection."""
         if MAIN in self._lanes:
             self._lanes[MAIN].break_()
 
@@ -76,14 +76,14 @@ class Client:
         self.world.after(delay_ms, act)
 
     def _connect(self, lane: str) -> Connection:
-        """The connection for a kind of requests, a new one when the last is gone."""
+        """Return the connection for a kind of requests, a new one if the last is closed."""
         connection = self._lanes.get(lane)
         if connection is None or not connection.open:
             connection = self._lanes[lane] = self.network.connect(self.name, self._on_closed, self.chance, self.process)
         return connection
 
     def _patience_ms(self, event: Any) -> float:
-        """How long it waits for an answer."""
+        """Return how long the client waits for a response."""
         return self.join_patience_ms if isinstance(event, JoinGroup) else PATIENCE_MS
 
     def _ask(self, event: Any, on_reply: Callable[[Any], None], on_lost: Callable[[], None], lane: str = MAIN) -> None:
@@ -127,5 +127,5 @@ class Client:
         self._awake(notice)
 
     def _nothing(self, reply: object = None) -> None:
-        """What becomes of a request that no one misses."""
+        """Ignore the response: nothing depends on it."""
         del reply

@@ -1,4 +1,4 @@
-"""Clients of our own with one known fault each; in `mutants` stands which checker sees it."""
+"""Clients of our own with one known fault each; `mutants` names the checker that detects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members under KIP-848 as clients see themselves: told what to have, they give up first and take afterwards."""
+"""Members under KIP-848, as clients see themselves: they revoke first and take new partitions afterwards."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class ConsumerMember(Process):
                 self._again(sent_ms + self.lease.beat_ms(self.interval_ms) - self.world.now_ms)
 
     def _rejoin(self) -> None:
-        """It was evicted: what it held is lost, it joins again with epoch 0."""
+        """Rejoin with epoch 0 after an eviction: the owned partitions are lost."""
         self._round += 1
         self._hold(frozenset())
         self.target = self._told = None
@@ -198,4 +198,4 @@ class ConsumerMember(Process):
         return self.member_id, self.generation
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered; only heartbeats decide."""
+        """Ignore the error of a commit; only heartbeats decide."""

@@ -31,16 +31,16 @@ from simulation.world import World
 READ_RECORDS = 50
 """Records that are read in one piece."""
 WAITS = 0.3
-"""So often a read, where answers come late, finds nothing at first; and an append is answered at once all the same."""
+"""The probability, with late answers, that a read finds nothing at first, and that an append is answered at once."""
 SMALL_APPENDS = (None, None, 600)
 """Bounds on an append's bytes; the last makes what is gathered more than one append."""
 UNSURE, FENCED = "does not say whether it wrote", "has been taken over"
 FAILURES = (None, None, UNSURE, UNSURE, FENCED)
 """What fails an append; None: the file does, at any byte."""
 FLUSHED = 0.5
-"""So many runs sync every append before it is acknowledged; in those the machine may lose its power."""
+"""The share of runs that sync every append before it is acknowledged; in those the machine may lose its power."""
 POWER_LOSS = 0.5
-"""So often, there, the process dies because the machine does."""
+"""The probability, in those runs, that the process dies because the machine does."""
 SEGMENT_BYTES = (1_500, 6_000, 30_000, 4 << 20)
 INDEX_BYTES = (100, 1_000, 4_096)
 """Between two entries of an index."""
@@ -55,21 +55,21 @@ TOPIC_ID = TopicId(int=2**100)
 
 
 class Lines(logging.Handler):
-    """What the log says of its files, or a coordinator of its place and its journal, as lines of the story."""
+    """A log handler that adds the lines of the log and the coordinator to the run's trace."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Add one line to the trace."""
         if self._world.tells:
             self._world.tell(f"{record.name.removeprefix('kohort.')}: {record.getMessage()}")
 
 
 @contextlib.contextmanager
 def log_lines(world: World) -> Iterator[None]:
-    """While it is entered, these logs' lines go to this world's story, and nowhere else."""
+    """Send these loggers' lines to this run's trace, and nowhere else, inside the context."""
     logs, lines = [logging.getLogger(name) for name in LOGS], Lines(world)
     known = [log.propagate for log in logs]
     for log in logs:
@@ -133,7 +133,7 @@ class Disk:
         self._compaction: Compaction | None = None
 
     def start(self, die: Callable[[], None]) -> PartitionLog:
-        """A process opens the log, recovering it. Raises OSError: it could not, or has died."""
+        """Open the log in a new process, recovering it. Raises OSError if that fails, or the process died."""
         files = self.files = Files(self.volume, die)
         self.weather()
         points = Points.read(FOLDER, files)
@@ -162,7 +162,7 @@ class Disk:
             write_points(FOLDER, [(JOURNAL, self.log)], self.files)
 
     def weather(self) -> None:
-        """Have the files fail as often as they are to."""
+        """Let the files fail at the configured rate."""
         if self.files is not None:
             self.files.fails, self.files.tears = self.fails, self.tears
 
@@ -190,7 +190,7 @@ class Disk:
     # -- upkeep
 
     def _upkeep(self, log: PartitionLog) -> None:
-        """What the broker does for a log now and then."""
+        """Do the broker's periodic upkeep of a log."""
         if self.log is not log:
             return
         self.world.after(UPKEEP_MS, partial(self._upkeep, log))
@@ -279,7 +279,7 @@ class DiskJournal:
         return self.log.leader_epoch + 1
 
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
-        """See `Journal`."""
+        """Implement `Journal.begin`."""
         self.abandon()
         replay = self._journal.begin(term, owner)
         self._term, self._owner = term, owner
@@ -300,7 +300,7 @@ class DiskJournal:
         disk.records = found
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int | None:
-        """See `Journal`."""
+        """Implement `Journal.append`."""
         if not self.disk.late_ms or self._chance.likely(WAITS):
             self._write(term, records, now_ms)
             return None

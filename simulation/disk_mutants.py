@@ -31,7 +31,7 @@ class DiskMutant:
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for the real function."""
+        """Return the replacement of the real function."""
         raise NotImplementedError
 
     @classmethod
@@ -54,7 +54,7 @@ class KeepsTornTail(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It notes the file's size where the real one cuts the file off."""
+        """Return a function that records the file's size where the real one truncates the file."""
 
         def cut(segment: Segment, report: RecoveryReport) -> None:
             del report
@@ -71,7 +71,7 @@ class CompactsNewestAway(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It thinks that each key has a record behind its last."""
+        """Return a function that sees a record behind the last record of each key."""
 
         def collect(run: Compaction) -> Iterator[None]:
             yield from real(run)
@@ -90,7 +90,7 @@ class Hasty:
         return getattr(self._fs, name)
 
     def fsync(self, fd: int) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
 
 class ReplacesUnsynced(DiskMutant):
@@ -100,7 +100,7 @@ class ReplacesUnsynced(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Its own files are not synced."""
+        """Return a function that does not sync its own files."""
 
         def init(run: Compaction, *args: Any) -> None:
             real(run, *args)
@@ -116,7 +116,7 @@ class SaysDurableFirst(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It writes the append before."""
+        """Return a function that writes the previous append."""
         held: dict[LogJournal, tuple[int, Sequence[Record], int]] = {}
 
         def append(journal: LogJournal, term: int, records: Sequence[Record], now_ms: int) -> None:
@@ -135,7 +135,7 @@ class SyncsNoNames(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing happens."""
+        """Return a function that does nothing."""
         return lambda _log: None
 
 
@@ -146,29 +146,29 @@ class SyncsNoIndexes(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing happens."""
+        """Return a function that does nothing."""
         return lambda _index: None
 
 
 class ServesUnflushed(DiskMutant):
-    """What an earlier end left in the journal and did not flush is served as it is."""
+    """Records that an earlier process left unflushed in the journal are served without a flush."""
 
     where, name = PartitionLog, "flush_due"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing happens."""
+        """Return a function that does nothing."""
         return lambda _log: None
 
 
 class KeepsHoles(DiskMutant):
-    """Recovery takes a hole in what was not known to be on the disk for damage."""
+    """Recovery takes a gap after the last fsync for damage."""
 
     where, name = recovery, "end_at_hole"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing happens."""
+        """Return a function that does nothing."""
         return lambda *_: None
 
 
@@ -179,7 +179,7 @@ class ForgetsEnds(DiskMutant):
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It does not remember whose records stayed."""
+        """Return a function that does not remember whose records stayed."""
 
         def kept(run: Compaction, *args: Any) -> Any:
             run._unended.clear()

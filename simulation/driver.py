@@ -26,16 +26,17 @@ from kohort.groups.push import rebalance
 from simulation.world import Chance, Happening, World
 
 TURN_MS = 2
-"""A turn comes up to so long after it was asked for."""
+"""The maximum delay of a turn after it was requested."""
 LOOK_S = 0.004
 """What each look at the clock takes, so that a load of many records is one of several turns."""
 WORK_MS = 60
 SLOW_WORK, SLOW_WORK_MS = (0.1, 0.1, 0.5), 2_000
-"""So often, by the run, work takes up to so long: its result may be stale by then, also of an earlier coordinator."""
+"""The probabilities of slow work, by the run, and its maximum time: its result may be stale by then, also of an earlier
+coordinator."""
 
 
 def match(regex: str, topics: Iterable[str]) -> list[str]:
-    """What stands in for RE2."""
+    """Return the topics that a regular expression matches, in place of RE2."""
     return [topic for topic in topics if re.fullmatch(regex, topic)]
 
 
@@ -107,7 +108,7 @@ class VirtualDriver:
         return Now(self._world.now_ms, self._world.wall_ms)
 
     def clock(self) -> float:
-        """It passes with every look."""
+        """Return the time, which advances with every look."""
         self._looks += 1
         return self._world.now_ms / 1000 + self._looks * LOOK_S
 
@@ -151,7 +152,7 @@ class VirtualDriver:
         return {}
 
     def run_work(self, work: Work, done: Callable[[Any], None]) -> None:
-        """It comes back later, perhaps to another machine than asked for it."""
+        """Run background work; its result comes later, perhaps to another process than asked for it."""
         event = carried_out(work)
         self._host.worked(work, event)
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS

@@ -1,4 +1,4 @@
-"""A consumer group takes what is said with the right epoch, and nothing that is said with another. Source: KIP-848."""
+"""A checker of epochs: a consumer group accepts requests with the right epoch, and no others. Source: KIP-848."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Answer = ConsumerGroupHeartbeatReply | HeartbeatReply | SyncGroupReply | OffsetF
 
 
 class StaleEpochChecker(Checker):
-    """A heartbeat, sync or fetch that names an epoch is taken with its member's own, and refused with any other.
+    """A heartbeat, sync or fetch with an epoch is accepted with its member's own, and refused with any other.
 
-    One exception: a heartbeat may name the epoch before, of which only the reply can have been lost, if it says that
-    the member has nothing that it was not given.
+    One exception: a heartbeat may name the previous epoch, when only the response can have been lost. It must then
+    claim nothing that the member was not given.
     """
 
     skips = frozenset({OffsetCommit})

@@ -1,4 +1,4 @@
-"""Coordinators with one known fault each: epochs not looked at, stale results taken, rebalances not counted."""
+"""Coordinators with one known fault each, in the epochs, the work and the targets of consumer groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from simulation.target_checkers import CountChecker, HandoverChecker, TargetChec
 
 
 class FetchesForAnyEpoch(Swapped):
-    """Tells offsets to a member that says an older epoch."""
+    """A coordinator that tells offsets to a member that says an older epoch."""
 
     module, name = handlers, "may_fetch"
 
@@ -54,7 +54,7 @@ class FetchesForAnyEpoch(Swapped):
 
 
 class ForgivesAnyEpoch(Swapped):
-    """Takes a heartbeat of any older epoch for one whose answer was lost."""
+    """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
 
     module, name = consumer, "check_epoch"
 
@@ -70,7 +70,7 @@ class ForgivesAnyEpoch(Swapped):
 
 
 class ForgivesNoEpoch(Swapped):
-    """Fences a member whose last answer was lost."""
+    """A coordinator that fences a member whose last answer was lost."""
 
     module, name = consumer, "check_epoch"
 
@@ -85,7 +85,7 @@ class ForgivesNoEpoch(Swapped):
 
 
 class SyncsInAnOlderEpoch(Swapped):
-    """Hands a classic member what it had when a newer epoch calls it back."""
+    """A coordinator that gives a classic member its old assignment when a newer epoch calls it back."""
 
     module, name = mixed, "check_sync"
 
@@ -101,7 +101,7 @@ class SyncsInAnOlderEpoch(Swapped):
 
 
 class TakesAnyTarget(Swapped):
-    """Takes the result of work that was called off, or that an earlier coordinator asked for."""
+    """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
 
     module, name = assignment, "take"
 
@@ -117,20 +117,20 @@ class TakesAnyTarget(Swapped):
 
 
 class CountsNoConsumerRebalances(GroupMachine):
-    """Does not count the rebalances of consumer groups."""
+    """A coordinator that does not count the rebalances of consumer groups."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without those notes."""
+        """Act as the real coordinator, without those notes."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
         meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
         dropped = [*mine, *meters[: len(mine)]]
-        outcome.notes = [note for note in outcome.notes if not any(note is each for each in dropped)]
+        outcome.notes = [note for note in outcome.notes if not any(note is dropped_note for dropped_note in dropped)]
         return outcome
 
 
 class CountsTwice(Swapped):
-    """Counts a rebalance again when a member is back in its place."""
+    """A coordinator that counts a rebalance again when a member is back in its place."""
 
     module, name = membership, "report_if_settled"
 
@@ -146,26 +146,26 @@ class CountsTwice(Swapped):
 
 
 class IgnoresClaims(Swapped):
-    """Makes a consumer group of a classic one by what members were assigned alone.
+    """A coordinator that converts a classic group by its members' assignments alone.
 
-    Cooperative ones still work on what they have not been assigned any more, until they join again.
+    Cooperative members still work on partitions that they are no longer assigned, until they join again.
     """
 
     module, name = conversion, "share_out"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one had claimed anything."""
+        """Return a conversion without claims."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(claimed=frozenset()) for one in members])
+            shares: list[tuple[MemberSaved, Pairs]] = real([member._replace(claimed=frozenset()) for member in members])
             return shares
 
         return share_out
 
 
 class BeginsTicketsAnew(GroupMachine):
-    """Counts its work from one: results of what an earlier coordinator asked for pass for its own."""
+    """A coordinator that numbers its work from one, so it accepts results for an earlier coordinator."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -174,19 +174,19 @@ class BeginsTicketsAnew(GroupMachine):
 
 
 class _TakesEarlier(GroupMachine):
-    """Takes a result that an earlier coordinator of this process asked for as the one that is asked for now."""
+    """A coordinator that accepts results for an earlier coordinator of this process in place of its own."""
 
     kind: ClassVar[type[AssignmentComputed | RegexesResolved]]
     waits: ClassVar[str]
     _began = 0
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one; work with a ticket from here on is its own."""
+        """Act as the real coordinator; work with a ticket from here on is its own."""
         self._began = args[0].mono_ms << 10
         return super().on_loaded(*args)
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but an older result counts."""
+        """Act as the real coordinator, but an older result counts."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)
             consumer = None if group is None else group.under(ConsumerGroup)
@@ -196,31 +196,33 @@ class _TakesEarlier(GroupMachine):
 
 
 class TakesEarlierTargets(_TakesEarlier):
-    """Takes a target that an earlier coordinator asked for."""
+    """A coordinator that takes a target that an earlier coordinator asked for."""
 
     kind, waits = AssignmentComputed, "computing"
 
 
 class TakesEarlierTopics(_TakesEarlier):
-    """Takes topics of regular expressions that an earlier coordinator asked for."""
+    """A coordinator that takes topics of regular expressions that an earlier coordinator asked for."""
 
     kind, waits = RegexesResolved, "resolving"
 
 
 class ForgetsAssignments(Swapped):
-    """Makes a consumer group of a classic one by what members claim alone.
+    """A coordinator that converts a classic group by its members' claims alone.
 
-    Eager ones claim nothing and have all the same.
+    Eager members claim nothing and own partitions all the same.
     """
 
     module, name = conversion, "share_out"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if no one had been assigned anything."""
+        """Return a conversion without assignments."""
 
         def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
-            shares: list[tuple[MemberSaved, Pairs]] = real([one._replace(assigned=frozenset()) for one in members])
+            shares: list[tuple[MemberSaved, Pairs]] = real(
+                [member._replace(assigned=frozenset()) for member in members]
+            )
             return shares
 
         return share_out

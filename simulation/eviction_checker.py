@@ -1,8 +1,7 @@
-"""Nobody who behaves is evicted: who is heard in time, gives up in time and joins in time stays in its group.
+"""No eviction without a reason: a member that is heard, revokes and joins in time stays in its group.
 
-The checker keeps a book of its own: when each member was last heard, what it waits for, when it was asked to do
-something, what became of its connection. A member that is evicted, or that is told to join again, must have earned it
-by that book.
+The checker keeps its own records of each member: its last sign of life, its pending requests, its duties, and its
+connection. An eviction, or a request to join again, must be justified by these records.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from simulation.world import World
 Key = tuple[str, str]
 """Group and member id."""
 SOONEST_MS = 1_250
-"""A member whose connection ended has at least so long to come back."""
+"""The minimum time for a member to reconnect after its connection ended."""
 GOES_ON = (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS)
 TAKEN = (ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE)
 STRANGER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.INVALID_GROUP_ID)
@@ -45,12 +44,11 @@ STRANGER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode
 
 @dataclass
 class Kept:
-    """A member as the book has it; times in ms.
+    """A member in the checker's records; times in ms.
 
     Attributes:
-        heard_ms: when it was last heard, or what it waited for was answered; a join or sync that waits is no sign of
-            life.
-        new_ms: when it joined a classic group, until its first round is over.
+        heard_ms: when it was last heard, or its wait was answered; a join or sync that waits is no sign of life.
+        new_ms: when it joined a classic group, until its first rebalance is over.
         waits: joins, syncs and consumer heartbeats of it that are not answered.
         told: an answer has named its id.
         lost_ms: when its connection ended, if that counts.
@@ -158,7 +156,7 @@ class EvictionChecker(Checker):
         return group is not None and group.under(ConsumerGroup) is not None
 
     def _look(self, group_id: str) -> set[str]:
-        """Who is no member any more; a classic group's round is noted by the way."""
+        """Return the members that are gone; also record the state of a classic group's rebalance."""
         group, before = self._group(group_id), self._in.get(group_id, set())
         if group is None:
             self._in.pop(group_id, None)
@@ -229,7 +227,7 @@ class EvictionChecker(Checker):
             kept.heard_ms, kept.lost_ms = self.world.now_ms, None
 
     def _note_join(self, event: Any, value: Any, kept: Kept) -> None:
-        """What a join says of its member's limits; by what a settled one repeats nothing changes."""
+        """Record a join's limits of its member; a settled member that repeats its join changes nothing."""
         if isinstance(event, ConsumerGroupHeartbeat):
             kept.session_ms = self.config.consumer_session_timeout_ms
             if event.rebalance_timeout_ms != -1:
@@ -245,7 +243,7 @@ class EvictionChecker(Checker):
             kept.process = event.client.process or kept.process
 
     def _welcomed(self, kept: Kept, generation: int) -> None:
-        """Its join was answered: it has to synchronize from now on."""
+        """Record that the member's join was answered: it has to synchronize from now on."""
         kept.new_ms, kept.generation = None, generation
         kept.joined_ms = self.world.now_ms
 

@@ -27,7 +27,7 @@ from simulation.swapped import Swapped
 
 
 class NeverStopsRevocations(Swapped):
-    """Lets the time that a member has to give up run on when it has."""
+    """A coordinator that lets the time that a member has to give up run on when it has."""
 
     module, name = members, "step"
 
@@ -47,7 +47,7 @@ class NeverStopsRevocations(Swapped):
 
 
 class NeverStopsJoinPhases(Swapped):
-    """Lets the time that a classic member of a consumer group has to join run on when it has."""
+    """A coordinator that lets the time that a classic member of a consumer group has to join run on when it has."""
 
     module, name = mixed, "wait"
 
@@ -66,13 +66,13 @@ class NeverStopsJoinPhases(Swapped):
 
 
 class PutsOutTheStatic(Swapped):
-    """Lets a static member's session end early when its connection has ended."""
+    """A coordinator that lets a static member's session end early when its connection has ended."""
 
     module, name = handlers, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if it were a dynamic one."""
+        """Return a check that treats a static member as a dynamic one."""
 
         def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
             member = group.members.get(member_id)
@@ -86,7 +86,7 @@ class PutsOutTheStatic(Swapped):
 
 
 class HurriesJoiners(Swapped):
-    """Ends a join phase after a fifth of the time that members said they need."""
+    """A coordinator that ends a join phase after a fifth of the time that members said they need."""
 
     module, name = rebalance, "prepare"
 
@@ -104,7 +104,7 @@ class HurriesJoiners(Swapped):
 
 
 class ForgetsThatItWaits(Swapped):
-    """Takes a member for silent that waits for the answer to its join."""
+    """A coordinator that takes a member for silent that waits for the answer to its join."""
 
     module, name = rebalance, "on_session_end"
 
@@ -120,10 +120,10 @@ class ForgetsThatItWaits(Swapped):
 
 
 class NeverEndsRevocationsAfterRestart(GroupMachine):
-    """Does not watch after a restart how long members take to give up."""
+    """A coordinator that does not watch after a restart how long members take to give up."""
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one, without those timers."""
+        """Act as the real coordinator, without those timers."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
             consumers = group.under(ConsumerGroup)
@@ -133,10 +133,10 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
 
 
 class AsksForNoTargetAfterRestart(GroupMachine):
-    """Leaves a target that was not there at a restart to the next change."""
+    """A coordinator that leaves a target that was not there at a restart to the next change."""
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one, without the work."""
+        """Act as the real coordinator, without the work."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
             if (asked := group.under(ConsumerGroup)) is not None:
@@ -146,7 +146,7 @@ class AsksForNoTargetAfterRestart(GroupMachine):
 
 
 class LooksAtNoTopicsAfterRestart(Swapped):
-    """Does not notice at a restart that topics came or went."""
+    """A coordinator that does not notice at a restart that topics came or went."""
 
     module, name = assignment, "look_at_topics"
 
@@ -162,7 +162,7 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 
 
 class WatchesNoOneAfterRestart(Swapped):
-    """Does not look after a restart whether those are silent that must move."""
+    """A coordinator that does not look after a restart whether those are silent that must move."""
 
     module, name = suspicion, "watch"
 

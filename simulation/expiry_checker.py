@@ -47,9 +47,9 @@ class Kept:
 
 
 class ExpiryChecker(Checker):
-    """A position goes when its time is over and nobody reads it, not before, and not much later.
+    """A position expires when its time is over and nobody reads it: not before, and not much later.
 
-    Its time runs from its commit, in an empty group from the later moment when that became empty.
+    Its time runs from its commit; in an empty group from the later moment when the group became empty.
     """
 
     SHARE = 0.1
@@ -150,8 +150,12 @@ class ExpiryChecker(Checker):
         Of two that are one member to the coordinator it is not known which is in it.
         """
         kept = self._groups[group_id]
-        inside = [each for each in self.members if each.group_id == group_id and each.member_id in kept.members]
-        sure = [one for one in inside if not any(other is not one and is_one(one, other) for other in inside)]
+        inside = [
+            process for process in self.members if process.group_id == group_id and process.member_id in kept.members
+        ]
+        sure = [
+            holder for holder in inside if not any(other is not holder and is_one(holder, other) for other in inside)
+        ]
         return any(topic in member.topics for member in sure)
 
     def on_durable(self, machine: GroupMachine, records: list[Record], waiting: Waiting) -> None:

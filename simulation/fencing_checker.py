@@ -16,12 +16,11 @@ from simulation.world import World
 
 
 class FencingChecker(Checker):
-    """No commit is taken for a partition that the coordinator has told another member to have since.
+    """No commit is taken for a partition that the coordinator has since assigned to another member.
 
-    A commit that names a topic without its id may be meant for a topic that was deleted and made again. And one that
-    was sent before its group ended may come when there is a group of that name again, at the same epoch, of a member
-    that has come back under its id: Kafka takes it too (docs/protocol-coverage.md). Our own client comes back under
-    another id.
+    There are two exceptions. A commit that names a topic without its id may be meant for a topic that was deleted and
+    created again. A commit may also arrive after its group ended and was created again, with the same epoch and member
+    id. Kafka takes it too (docs/protocol-coverage.md). Kohort's own client rejoins under another id.
     """
 
     skips = QUIET
@@ -58,7 +57,7 @@ class FencingChecker(Checker):
         return []
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """What it repeats may still be so, or not any more: either of the two may commit."""
+        """Accept commits of either coordinator: the repeated answer may or may not be current."""
         for topic, partition in self._assigned(event, value):
             self._told.pop((event.group_id, topic, partition), None)
 

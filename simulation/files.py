@@ -1,4 +1,4 @@
-"""Files in memory, as the log asks for them: bytes, what of them was synced, refused and torn writes, power losses."""
+"""Files in memory for the log: bytes, synced bytes, refused and torn writes, power losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kohort.log.filesystem import ReadBuffer, StrPath
 from simulation.world import World
 
 SECTOR: Final = 512
-"""A power loss keeps or loses so many bytes at a time."""
+"""The unit that a power loss keeps or loses, in bytes."""
 ELSEWHERE: Final = 0.2
 """A death within something else than a write is so much rarer: most of what recovery does is that."""
 
@@ -77,7 +77,7 @@ def _apply(names: dict[str, Inode], change: Change) -> None:
 
 
 class Volume:
-    """What is on the disk, whoever runs.
+    """The contents of the disk, independent of the process that runs.
 
     Attributes:
         root: the one folder that is always there; others are in it.
@@ -142,7 +142,7 @@ class Descriptor:
 
 @dataclass(slots=True)
 class Fault:
-    """What is to happen at the next write of some bytes or more: the process dies, and so many of them are there."""
+    """A planned death of the process at the next write of at least some bytes, of which a part is written."""
 
     size: int
     kept: int
@@ -256,7 +256,7 @@ class Files:
         return folder, name, inode
 
     def open(self, path: StrPath, flags: int, mode: int = 0o644, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.open`."""
         del mode
         self._check()
         whole = self.volume.folders.get(os.fspath(path))
@@ -278,16 +278,16 @@ class Files:
         return self._next
 
     def close(self, fd: int, /) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.close`."""
         del self._open[fd]
 
     def listdir(self, path: StrPath) -> list[str]:
-        """See `FileSystem`."""
+        """Implement `FileSystem.listdir`."""
         self._check()
         return list(self._folder(os.fspath(path)).names)
 
     def mkdir(self, path: StrPath, mode: int = 0o777) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.mkdir`."""
         del mode
         name = os.fspath(path)
         if name in self.volume.folders:
@@ -295,18 +295,18 @@ class Files:
         self._change("making a folder", lambda: self.volume.folders.update({name: Folder()}))
 
     def unlink(self, path: StrPath) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.unlink`."""
         folder, name, _ = self._present(path)
         self._change(f"removing {name}", lambda: folder.change(name, None, None))
 
     def replace(self, src: StrPath, dst: StrPath) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.replace`."""
         folder, name, inode = self._present(src)
         to = os.fspath(dst).rpartition("/")[2]
         self._change(f"renaming {name}", lambda: folder.change(name, to, inode))
 
     def stat(self, path: StrPath) -> os.stat_result:
-        """See `FileSystem`."""
+        """Implement `FileSystem.stat`."""
         self._check()
         if os.fspath(path) in self.volume.folders:
             return _facts(None)
@@ -315,13 +315,13 @@ class Files:
     # -- bytes
 
     def fstat(self, fd: int) -> os.stat_result:
-        """See `FileSystem`."""
+        """Implement `FileSystem.fstat`."""
         self._check()
         opened = self._open[fd]
         return _facts(None if opened.folder is not None else opened.inode)
 
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pread`."""
         self._check()
         opened = self._open[fd]
         if opened.folder is not None:
@@ -329,7 +329,7 @@ class Files:
         return bytes(opened.inode.data[offset : offset + length])
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.write`."""
         opened = self._open[fd]
         at = len(opened.inode.data) if opened.appends else opened.position
         taken = self._write(opened.inode, data, at)
@@ -337,19 +337,19 @@ class Files:
         return taken
 
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pwrite`."""
         return self._write(self._open[fd].inode, data, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[ReadBuffer], offset: int, /) -> int:
-        """See `FileSystem`."""
+        """Implement `FileSystem.pwritev`."""
         return self._write(self._open[fd].inode, b"".join(buffers), offset)
 
     def ftruncate(self, fd: int, length: int, /) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.ftruncate`."""
         self._cut(self._open[fd].inode, length)
 
     def truncate(self, path: StrPath, length: int) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.truncate`."""
         self._cut(self._present(path)[2], length)
 
     def _cut(self, inode: Inode, length: int) -> None:
@@ -360,7 +360,7 @@ class Files:
         self._change("cutting a file off", cut)
 
     def fsync(self, fd: int) -> None:
-        """See `FileSystem`."""
+        """Implement `FileSystem.fsync`."""
         opened = self._open[fd]
         self._change("a sync", lambda: self._sync(opened))
 
@@ -371,8 +371,8 @@ class Files:
             return
         folder.sync()
         if folder is self.volume.folders[self.volume.root]:
-            for each in self.volume.folders.values():
-                each.made = True
+            for parent in self.volume.folders.values():
+                parent.made = True
 
 
 def _missing(path: StrPath) -> FileNotFoundError:

@@ -12,7 +12,7 @@ from kohort.broker.server.connection import ClientSession
 from kohort.errors import ErrorCode
 from kohort.groups.client_quirks import DelayTolerance
 from kohort.groups.config import GroupConfig
-from kohort.io.processes import hold_max_ms
+from kohort.io.processes import long_poll_max_ms
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest, FindCoordinatorResponse
@@ -22,7 +22,7 @@ from simulation.server import Server
 from simulation.world import World
 
 HANDLERS = {
-    each.request: each.handler for each in (*groups.HANDLERS, *consumer_groups.HANDLERS, *group_offsets.HANDLERS)
+    entry.request: entry.handler for entry in (*groups.HANDLERS, *consumer_groups.HANDLERS, *group_offsets.HANDLERS)
 }
 HOLD_MS = 1_200
 HOST, PORT = "127.0.0.1", 9092
@@ -47,8 +47,8 @@ class SimulatedClient(ClientSession):
         return self.patience(mode).hold_ms
 
     def patience(self, mode: str) -> DelayTolerance:
-        """As the broker's, for kohort's own clients."""
-        return DelayTolerance(min(HOLD_MS, hold_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
+        """Return the quirks that the broker assumes of kohort's own clients."""
+        return DelayTolerance(min(HOLD_MS, long_poll_max_ms(self.lease_ms)) if self.lease_ms else HOLD_MS, True)
 
 
 @dataclass
@@ -154,18 +154,18 @@ class Gate:
             wanted = [(name, topic) for name, topic in self.by_name.items() if name.startswith("t")]
         else:
             found = [
-                (each, by_id.get(each.topic_id) if each.name is None else self.by_name.get(each.name))
-                for each in message.topics
+                (entry, by_id.get(entry.topic_id) if entry.name is None else self.by_name.get(entry.name))
+                for entry in message.topics
             ]
-            wanted = [(each.name, topic) for each, topic in found if topic is not None]
-        missing = [] if message.topics is None else [each for each, topic in found if topic is None]
+            wanted = [(entry.name, topic) for entry, topic in found if topic is not None]
+        missing = [] if message.topics is None else [entry for entry, topic in found if topic is None]
         topics = [
             topic_type(
-                error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if each.name else ErrorCode.UNKNOWN_TOPIC_ID,
-                name=each.name,
-                topic_id=each.topic_id,
+                error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing_topic.name else ErrorCode.UNKNOWN_TOPIC_ID,
+                name=missing_topic.name,
+                topic_id=missing_topic.topic_id,
             )
-            for each in missing
+            for missing_topic in missing
         ]
         for _, topic in wanted:
             parts = [

@@ -1,4 +1,4 @@
-"""What must hold of the journal's files, whatever happened to them."""
+"""A property of the journal's files that holds after every fault."""
 
 from __future__ import annotations
 

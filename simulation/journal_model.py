@@ -1,4 +1,4 @@
-"""What the journal says of every group, read a second time: checkers judge the coordinator by it, not by its state."""
+"""An independent model of every group, built from the journal's records: checkers compare the coordinator with it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ConsumerJournal:
         return next((name for name, member in self.members.items() if member.instance_id == instance_id), None)
 
     def state(self) -> GroupState:
-        """As ListGroups shows it."""
+        """Return the state as ListGroups shows it."""
         if not self.members:
             return GroupState.EMPTY
         if self.epoch > self.target_epoch:
@@ -134,7 +134,7 @@ class JournalModel:
         self.take(records)
 
     def take(self, records: Iterable[Record]) -> None:
-        """What a step wrote."""
+        """Apply the records of a step."""
         for record in records:
             kind = type(record)
             if kind is OffsetCommitted:

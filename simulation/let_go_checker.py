@@ -18,10 +18,10 @@ SILENT = (ConnectionLost, Tick)
 
 
 class LetGoChecker(Checker):
-    """Who is evicted for silence has stopped before, by its own clock, whether or not others take its partitions.
+    """A member evicted for silence has stopped before, by its own clock, even if nobody takes its partitions.
 
-    A process that has ended, or stands still, holds nothing. Sources of silence are a session and a lease, each of
-    which both sides count, on clocks of their own and with messages that are long on their way.
+    A process that has ended, or is stopped, owns nothing. Silence is measured by a session and a lease. Both sides
+    count them, on their own clocks and with delayed messages.
     """
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:

@@ -15,14 +15,14 @@ from kohort.errors import ErrorCode
 from kohort.groups.events import LeaveGroup, LeavingMember
 from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.push import (
-    Asked,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    decode_asked,
-    encode_ping_answer,
+    decode_coordinator_request,
+    encode_ping_response,
     framed,
     partition_of,
     write_topic_count,
@@ -38,7 +38,7 @@ from simulation.world import World
 TICK_MS = 300
 RETRY_MS = 1_000
 REFUSALS_MAX = 6
-"""Who is refused so often in a row, because another process has its id, ends: it was told."""
+"""The number of consecutive refusals after which a member ends: another process has its id."""
 
 
 class Door(Protocol):
@@ -135,7 +135,7 @@ class LiteralPushMember(Process):
         self._awake(noticed)
 
     def cut(self) -> None:
-        """Its connection breaks."""
+        """Break the connection."""
         super().cut()
         if self._connection is not None:
             self._connection.break_()
@@ -160,7 +160,7 @@ class LiteralPushMember(Process):
             self._read(self._connection, self._frames.popleft())
 
     def _read(self, connection: Connection | None, frame: bytes) -> None:
-        """It has the frame, and looks at its clock a little later."""
+        """Take a frame, and look at the clock a little later."""
 
         def look() -> None:
             self._reading = False
@@ -176,11 +176,11 @@ class LiteralPushMember(Process):
         if not self._registered:
             self._on_registered(ErrorCode.of(ErrorResponse.decode(frame).error_code))
             return
-        asked = decode_asked(frame)
+        asked = decode_coordinator_request(frame)
         if asked.num_retries == 0:
             self._alive(self._said_ms)
         if asked.kind is PushType.PING:
-            self._answer(connection, encode_ping_answer(self._positions() if self.habits.auto_commit else None))
+            self._answer(connection, encode_ping_response(self._positions() if self.habits.auto_commit else None))
         elif asked.kind is PushType.START:
             self._answer(connection, ErrorResponse(self._started_with(asked)).encode())
         elif not (self.habits.never_stops and self.fetching):
@@ -206,9 +206,9 @@ class LiteralPushMember(Process):
             self.reads |= {part: self.checkers.fresh_offset() for part in sorted(self._placed(self.reads))}
         return [PositionedPartition(part.topic, 1, part.partition, at) for part, at in self.reads.items()]
 
-    def _started_with(self, asked: Asked) -> ErrorCode:
+    def _started_with(self, asked: CoordinatorRequest) -> ErrorCode:
         """Another map than it reads, and it was not stopped: nothing is read by it."""
-        wanted = {partition_of(each): each.offset for each in asked.partitions}
+        wanted = {partition_of(partition): partition.offset for partition in asked.partitions}
         if self.fetching and wanted.keys() != self.reads.keys():
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if not self.fetching:
@@ -224,7 +224,7 @@ class LiteralPushMember(Process):
         return frozenset(part for part in partitions if self.reads.get(part) != NO_POSITION)
 
     def _find_starts(self) -> None:
-        """It knows where to begin in what it was started with without an offset, and commits that."""
+        """Choose start positions for partitions started without an offset, and commit them."""
         self._look_at_clock()
         if self.fetching:
             missing = self.reads.keys() - self._placed(self.reads)
@@ -250,7 +250,7 @@ class LiteralPushMember(Process):
     # -- its lease
 
     def _look_at_clock(self) -> None:
-        """What it read may be another's by now: it reads nothing more, and comes again."""
+        """Stop reading and reconnect once the lease is over: others may own the partitions."""
         if self.fetching and self.world.now_ms >= self.session_end_ms:
             self.reads, self.fetching = {}, False
             self._hold(frozenset())
@@ -282,9 +282,9 @@ class LiteralPushMember(Process):
         """The coordinator looks after the topics."""
 
     def _subscribed(self) -> None:
-        """It registers again: that is where topics are said."""
+        """Register again with the new topics: only a registration can name topics."""
         if self.member_id:
             self._drop("it reads other topics")
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered."""
+        """Handle the error of a commit."""

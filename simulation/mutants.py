@@ -64,26 +64,26 @@ class HastyDeadlines(Deadlines):
 
 
 class EndsSessionsEarly(GroupMachine):
-    """Gives a member's partitions away while the member still may think itself alive."""
+    """A coordinator that gives a member's partitions away while the member still may think itself alive."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
         self.context.deadlines = self._deadlines = HastyDeadlines()
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with sessions measured wrongly."""
+        """Act as the real coordinator, with sessions measured wrongly."""
         self._deadlines.now_ms = now.mono_ms
         return super().step(event, now)
 
 
 class LeasesIgnored(GroupMachine):
-    """Counts on leases that its members do not keep."""
+    """A coordinator that counts on leases that its members do not keep."""
 
     members_ignore_leases = True
 
 
 class TakesAnyCommit(GroupMachine):
-    """Takes a commit whatever member and generation it names."""
+    """A coordinator that takes a commit whatever member and generation it names."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -91,28 +91,30 @@ class TakesAnyCommit(GroupMachine):
 
     @staticmethod
     def _take(context: Context, event: OffsetCommit) -> None:
-        for one in event.offsets:
+        for offset in event.offsets:
             context.emit(
-                OffsetCommitted(event.group_id, one.topic, one.partition, one.offset, -1, "", context.now.wall_ms)
+                OffsetCommitted(
+                    event.group_id, offset.topic, offset.partition, offset.offset, -1, "", context.now.wall_ms
+                )
             )
         context.reply(event.request, OffsetCommitReply((ErrorCode.NONE,) * len(event.offsets)))
 
 
 class ForgetsGenerations(GroupMachine):
-    """Does not write that a generation has begun."""
+    """A coordinator that does not write that a generation has begun."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without the record."""
+        """Act as the real coordinator, without the record."""
         outcome = super().step(event, now)
         outcome.records = [record for record in outcome.records if not isinstance(record, GenerationStarted)]
         return outcome
 
 
 class WritesBesideRecords(GroupMachine):
-    """Changes hard state without a record."""
+    """A coordinator that changes hard state without a record."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but a commit leaves more than its record says."""
+        """Act as the real coordinator, but a commit leaves more than its record says."""
         outcome = super().step(event, now)
         for record in outcome.records:
             if isinstance(record, OffsetCommitted) and record.offset % 7 == 0:
@@ -122,10 +124,10 @@ class WritesBesideRecords(GroupMachine):
 
 
 class ForgetsParkedSyncs(GroupMachine):
-    """Begins a round without telling those who wait on a SyncGroup."""
+    """A coordinator that begins a round without telling those who wait on a SyncGroup."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without those replies."""
+        """Act as the real coordinator, without those replies."""
         outcome = super().step(event, now)
         outcome.replies = [
             reply
@@ -138,7 +140,7 @@ class ForgetsParkedSyncs(GroupMachine):
 
 
 class NeverEndsSessions(GroupMachine):
-    """Never notices that a member has died."""
+    """A coordinator that never notices that a member has died."""
 
     def _due(self, group: Group, timer: Timer) -> None:
         if timer.kind is not Deadline.SESSION:
@@ -146,10 +148,10 @@ class NeverEndsSessions(GroupMachine):
 
 
 class GivesWhatIsHeld(GroupMachine):
-    """Assigns a partition in a consumer group while another member still has to give it up."""
+    """A coordinator that assigns a partition in a consumer group while another member still has to give it up."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without knowing who holds what."""
+        """Act as the real coordinator, without knowing who holds what."""
         for group in self.context.ledger.groups.values():
             if (consumer := group.under(ConsumerGroup)) is not None:
                 consumer.holders.clear()
@@ -157,10 +159,10 @@ class GivesWhatIsHeld(GroupMachine):
 
 
 class MiscountsJoiners(GroupMachine):
-    """Counts a member that is evicted while it waits as one that still waits."""
+    """A coordinator that counts a member that is evicted while it waits as one that still waits."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with a wrong count after a refused join."""
+        """Act as the real coordinator, with a wrong count after a refused join."""
         outcome = super().step(event, now)
         for reply in outcome.replies:
             if isinstance(reply.value, JoinGroupReply) and reply.value.error is ErrorCode.UNKNOWN_MEMBER_ID:
@@ -172,18 +174,18 @@ class MiscountsJoiners(GroupMachine):
 
 
 class CommitsAborted(GroupMachine):
-    """Takes the offsets of an aborted transaction for committed."""
+    """A coordinator that takes the offsets of an aborted transaction for committed."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with the other end."""
+        """Act as the real coordinator, with the other end."""
         return super().step(replace(event, commit=True) if isinstance(event, TransactionEnded) else event, now)
 
 
 class ForgetsEpochs(GroupMachine):
-    """Does not write that a consumer group has a new epoch."""
+    """A coordinator that does not write that a consumer group has a new epoch."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, without the records after the first."""
+        """Act as the real coordinator, without the records after the first."""
         outcome = super().step(event, now)
         kept = [record for record in outcome.records if not isinstance(record, EpochBumped) or record.epoch <= 1]
         outcome.records = [record for record in kept if not isinstance(record, TargetEpochSet) or record.epoch <= 1]
@@ -191,17 +193,17 @@ class ForgetsEpochs(GroupMachine):
 
 
 class IgnoresMaxSize(GroupMachine):
-    """Lets everyone in."""
+    """A coordinator that lets everyone in."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(replace(config, group_max_size=1_000, consumer_max_size=1_000))
 
 
 class ForgetsWhomItExcluded(GroupMachine):
-    """Does not know any more that a target was made without a member when it is heard again."""
+    """A coordinator that does not know any more that a target was made without a member when it is heard again."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but it forgets."""
+        """Act as the real coordinator, but it forgets."""
         outcome = super().step(event, now)
         for group in self.context.ledger.groups.values():
             consumer = group.under(ConsumerGroup)
@@ -211,7 +213,7 @@ class ForgetsWhomItExcluded(GroupMachine):
 
 
 class WakesTheAway(GroupMachine):
-    """Leaves alone what a member that leaves for a while has waiting, and moves it on when that is answered."""
+    """A coordinator that keeps pending work of a member that left for a while, and moves it on afterwards."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
@@ -239,10 +241,10 @@ def away(machine: GroupMachine) -> list[MemberAssigned]:
 
 
 class LoadsTheAwayAsBack(GroupMachine):
-    """Takes members that left for a while to be back when it has loaded."""
+    """A coordinator that takes members that left for a while to be back when it has loaded."""
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one, but it moves them."""
+        """Act as the real coordinator, but it moves them."""
         outcome = super().on_loaded(*args)
         for record in away(self):
             self.context.emit(replace(record, member_epoch=record.previous_epoch))
@@ -250,10 +252,10 @@ class LoadsTheAwayAsBack(GroupMachine):
 
 
 class EmptiesTheAway(GroupMachine):
-    """Gives away what members have that left for a while, with the first tick."""
+    """A coordinator that gives away what members have that left for a while, with the first tick."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but a tick takes their shares."""
+        """Act as the real coordinator, but a tick takes their shares."""
         outcome = super().step(event, now)
         for record in away(self) if isinstance(event, Tick) else ():
             self.context.emit(replace(record, assigned=()))
@@ -261,10 +263,10 @@ class EmptiesTheAway(GroupMachine):
 
 
 class LosesTheReturned(GroupMachine):
-    """Does not know on which connection a classic static member is that took its predecessor's place."""
+    """A coordinator that does not know the connection of a classic static member that replaced another."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but it forgets the connection of a first join."""
+        """Act as the real coordinator, but it forgets the connection of a first join."""
         outcome = super().step(event, now)
         if isinstance(event, JoinGroup) and event.instance_id is not None and not event.member_id:
             self.context.forget_connection(event.connection, event.group_id, event.new_member_id)
@@ -272,7 +274,7 @@ class LosesTheReturned(GroupMachine):
 
 
 class AnswersBeforeDurable(Shard):
-    """Releases replies before what they tell is in the journal."""
+    """A coordinator that releases replies before what they tell is in the journal."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -294,18 +296,18 @@ class AnswersBeforeDurable(Shard):
 
 
 class LetsReadsPass(Shard):
-    """Has a read that saw what is still on its way to the journal answered at once."""
+    """A coordinator that has a read that saw what is still on its way to the journal answered at once."""
 
     def _run(self) -> None:
         if self._machine is not None and self._appends is not None and self._appends.waiting:
-            for event in [each for each in self._queue if isinstance(each, OffsetFetch)]:
+            for event in [queued for queued in self._queue if isinstance(queued, OffsetFetch)]:
                 self._queue.remove(event)
                 self._release([(event, self._machine.step(event, self._driver.now()))])
         super()._run()
 
 
 class KeepsDivergedMachine(Shard):
-    """Goes on with its machine when what that did could not be written."""
+    """A coordinator that goes on with its machine when what that did could not be written."""
 
     def _failed(self, why: str, fault: Exception | None = None) -> None:
         if self.phase is not Phase.SERVING or fault is not None:
@@ -318,17 +320,17 @@ class KeepsDivergedMachine(Shard):
 
 
 class CallsFencedUnavailable(Shard):
-    """Tells members that a coordinator which another has deposed is away for a moment."""
+    """A coordinator that tells members that a coordinator which another has deposed is away for a moment."""
 
     def _unload(self, phase: Phase, error: ErrorCode) -> None:
         super()._unload(phase, ErrorCode.COORDINATOR_NOT_AVAILABLE if phase is Phase.FENCED else error)
 
 
 class ExpiresFromCommits(GroupMachine):
-    """Takes an empty group's positions to have begun their time with their commit."""
+    """A coordinator that takes an empty group's positions to have begun their time with their commit."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but it forgets since when groups are empty."""
+        """Act as the real coordinator, but it forgets since when groups are empty."""
         if isinstance(event, Tick):
             for group in self.context.ledger.groups.values():
                 membership = group.membership
@@ -340,7 +342,7 @@ class ExpiresFromCommits(GroupMachine):
 
 
 class KeepsPositions(GroupMachine):
-    """Never looks for positions whose time is over."""
+    """A coordinator that never looks for positions whose time is over."""
 
     def _tick(self) -> None:
         self.context.expiry.cancel()

@@ -76,7 +76,7 @@ class Connection:
         world.after(due - world.now_ms, arrive)
 
     def send_down(self, deliver: Callable[[], None]) -> None:
-        """As `send_up`, at the client's end."""
+        """Let `deliver` be called at the client's end, if the connection lives that long."""
         if not self.open:
             return
         weather, world, chance = self._network.weather, self._network.world, self._chance

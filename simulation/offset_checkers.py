@@ -1,7 +1,7 @@
-"""What must never be seen of committed offsets: one lost, one that was never committed, one of a deleted topic.
+"""Checkers of committed offsets: none is lost, made up, or kept for a deleted topic.
 
-Every commit has an offset of its own, and offsets are ordered by when the coordinator took them in, transactional ones
-too: a transaction that commits counts from when its offset was sent.
+Every commit has an offset of its own. Offsets are ordered by when the coordinator received them, also transactional
+ones: a transaction that commits counts from when its offset was sent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class DurabilityChecker(Checker):
             keys = [record.key for record in outcome.records if isinstance(record, Tombstone)]
             self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
         elif isinstance(event, OffsetCommit | TxnOffsetCommit):
-            self._decided[event.request] = {one.offset: self._order.get(one.offset, 0) for one in event.offsets}
+            self._decided[event.request] = {
+                offset.offset: self._order.get(offset.offset, 0) for offset in event.offsets
+            }
         elif isinstance(event, OffsetFetch):  # decided now: its reply may leave after a later deletion or commit
             values = [value for _, value in outcome.replies if isinstance(value, OffsetFetchReply)]
             shown = [found for value in values for found in value.offsets]
@@ -83,7 +85,13 @@ class DurabilityChecker(Checker):
             self._drop(lambda slot: slot[0] in gone)
         elif isinstance(event, OffsetDelete) and isinstance(value, OffsetDeleteReply) and not value.error:
             paired = zip(event.partitions, value.errors, strict=True)
-            self._clear({(event.group_id, one.topic, one.partition) for one, error in paired if not error})
+            self._clear(
+                {
+                    (event.group_id, deleted_offset.topic, deleted_offset.partition)
+                    for deleted_offset, error in paired
+                    if not error
+                }
+            )
 
     def _clear(self, slots: set[Slot]) -> None:
         if slots:
@@ -127,7 +135,7 @@ class DurabilityChecker(Checker):
                     self._raise_floor(slot, decided[found.offset])
 
     def on_overtaken(self, event: Any, value: Any, came_ms: int, since_ms: int) -> None:
-        """What was written before counts as ever; nothing that was taken in later can have been written."""
+        """Count earlier writes as usual; nothing received later can have been written."""
         if getattr(event, "request", -1) in self._decided:
             self.on_released(event, value)
         elif isinstance(event, OffsetCommit) and ErrorCode.NONE in value.errors:

@@ -1,4 +1,4 @@
-"""Those who are no members, or not honest ones: a transactional producer, an administrator, and who sends nonsense."""
+"""Clients outside the groups: a transactional producer, an administrator, and a hostile client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Producer(Client):
         if topic_id is None:
             self.server.end_transaction(producer_id, commit=False)
             return
-        held = [1, 0] if member is None else [each.partition for each in member.held if each.topic == topic]
+        held = (
+            [1, 0] if member is None else [partition.partition for partition in member.held if partition.topic == topic]
+        )
         offsets = tuple(OffsetToCommit(topic, number, self.checkers.fresh_offset()) for number in sorted(held))
         as_whom = () if member is None else (member.member_id, member.generation, member.instance_id)
         event = events.TxnOffsetCommit(0, group_id, producer_id, 0, offsets, *as_whom)

@@ -134,7 +134,7 @@ class OwnMember(Process):
             self._awake(self._drive)
 
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered; only the membership decides."""
+        """Ignore the error of a commit; only the membership decides."""
 
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now: it holds it, and its lease is not over.
@@ -148,15 +148,15 @@ class OwnMember(Process):
 
     @property
     def _clock_ms(self) -> float:
-        """Its own clock."""
+        """Return the member's own clock."""
         return self.world.now_ms * self.habits.clock_rate
 
     def freeze(self, looks: int, duration_ms: int) -> None:
-        """After so many looks at the clock the process stands still, with what it has taken from its sockets."""
+        """Stop the process after a number of looks at the clock, with the data that it has taken from its sockets."""
         self._freeze_after, self._freeze_ms = looks, duration_ms
 
     def _elapsed_ms(self) -> float:
-        """Its clock; the process may have stood still since the last look."""
+        """Return the member's clock; the process may have been stopped since the last look."""
         if self._freeze_after:
             self._freeze_after -= 1
             if not self._freeze_after:
@@ -192,7 +192,7 @@ class OwnMember(Process):
             self._later(self.chance.upto(self.habits.callback_ms), self._release)
 
     def _find_starts(self) -> None:
-        """It knows where to begin in what it was started with without an offset, and commits that."""
+        """Choose start positions for partitions started without an offset, and commit them."""
         found, self.unplaced = self.unplaced, frozenset()
         self._commit(found)
 
@@ -226,10 +226,10 @@ class OwnMember(Process):
         if self._cluster is None or self._membership is None:
             return
         replaced = self._membership.replaced()  # of those a consumer has no position
-        kept = sorted(each for each in partitions - self.unplaced if each.topic not in replaced)
+        kept = sorted(partition for partition in partitions - self.unplaced if partition.topic not in replaced)
         if not kept:
             return
-        values = {each: OffsetAndMetadata(self.checkers.fresh_offset()) for each in kept}
+        values = {partition: OffsetAndMetadata(self.checkers.fresh_offset()) for partition in kept}
         with suppress(KafkaError):  # the checkers look at what was acknowledged
             await commit_offsets(self._cluster, self.group_id, values, self._membership.identity(), 5_000)
 
@@ -338,7 +338,7 @@ class OwnMember(Process):
             task.cancel()
 
     def cut(self) -> None:
-        """Its connections break."""
+        """Break the member's connections."""
         for connection in list(self._sockets.values()):
             connection.break_()
 

@@ -1,7 +1,7 @@
-"""What a seed stands for: who is there, and every fault with its time, drawn before anything happens.
+"""The plan of a seed: the participants, and every fault with its time, drawn before anything happens.
 
-A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`): that is what
-shrinking does with a seed that failed. Steps about a member that is not there do nothing.
+A plan can be played with some of its steps only (`keep`) and with a shorter fault phase (`heal_ms`). Shrinking does
+that with a seed that failed. Steps about a missing member do nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MORE = {"reload": 3, "subscribe": 3}
 """Drawn beside the others, from a stream of its own."""
 MORE_OFTEN = 0.15
 SOON_MS = 200
-"""So soon after another step half of these come: while its work is under way."""
+"""The maximum delay of half of these steps after another step: while its work is under way."""
 STRATEGIES: dict[str, tuple[tuple[str, ...], ...]] = {
     EAGER: ((EAGER,), (EAGER,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
     COOPERATIVE: ((COOPERATIVE,), (COOPERATIVE,), (COOPERATIVE, EAGER), (EAGER, COOPERATIVE)),
 }
 """What the members of a mixed group may have beside each other, by the one that all of them know."""
 CLEANS_MS = (1_500, 5_000, 15_000)
-"""In some runs the journal is compacted so often, as by a cleaner that has much to do."""
+"""The intervals of compaction in some runs, as by a cleaner that has much to do."""
 TROUBLE = {
     "start": 20,
     "crash": 12,
@@ -85,7 +85,9 @@ def shown(value: Any) -> str:
     if not isinstance(value, Habits | Weather):
         return str(value)
     texts = [
-        f"{one.name}={getattr(value, one.name)!r}" for one in fields(value) if getattr(value, one.name) != one.default
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
     ]
     return f"({', '.join(texts)})"
 
@@ -119,7 +121,7 @@ SCALES = (
 )
 SHORTEST_FAULTS_MS = 20_000
 RETURNS = 0.7
-"""So often a static member that was closed is started again, after one of these times."""
+"""The probability that a closed static member is started again, after one of these times."""
 AWAY_MS = (200, 2_000, 5_000)
 
 
@@ -298,7 +300,7 @@ class Draft:
         what = more.choices(list(MORE), list(MORE.values()))[0]
         if what == "reload":
             self.add(at_ms, what, away_ms=more.choice((0, 0, 200, 3_000)))
-        elif self.differ and (dynamic := [one for one in self.living if one.habits.instance_id is None]):
+        elif self.differ and (dynamic := [member for member in self.living if member.habits.instance_id is None]):
             self.add(at_ms, what, name=more.choice(dynamic).name, topics=self.some_topics())
 
     def add_weather(self, at_ms: int) -> None:
@@ -352,13 +354,13 @@ class Draft:
     def add_desert(self, at_ms: int) -> None:
         """Everyone goes, weeks pass, and someone comes back."""
         chance = self.chance
-        for one in self.living:
-            self.add(at_ms + chance.upto(1_000), chance.choice(("leave", "leave", "crash")), name=one.name)
+        for member in self.living:
+            self.add(at_ms + chance.upto(1_000), chance.choice(("leave", "leave", "crash")), name=member.name)
         self.living.clear()
         self.add_weeks(at_ms + chance.choice((2_000, 12_000)))
         self.add_member(at_ms + chance.choice((14_000, 40_000)), chance.choice(self.group_ids))
 
-    def trouble_group(self, at_ms: int, what: str, one: Known | None) -> None:
+    def trouble_group(self, at_ms: int, what: str, member: Known | None) -> None:
         """One step about a group's offsets."""
         chance = self.chance
         group_id = chance.choice(self.group_ids)
@@ -379,26 +381,26 @@ class Draft:
                 at_ms,
                 what,
                 name=f"x{len(self.steps)}",
-                group_id=group_id if one is None else one.habits.group_id,
+                group_id=group_id if member is None else member.habits.group_id,
                 topic=chance.choice(self.topics),
-                member=None if one is None or chance.likely(0.3) else one.name,
+                member=None if member is None or chance.likely(0.3) else member.name,
                 commit=chance.likely(0.6),
                 hold_ms=chance.choice((0, 500, 4_000, 20_000)),
             )
 
-    def trouble_member(self, at_ms: int, what: str, one: Known) -> None:
+    def trouble_member(self, at_ms: int, what: str, member: Known) -> None:
         """One step about one member."""
         if what == "twin":
-            if one.habits.instance_id is not None:
-                self.add_member(at_ms, one.habits.group_id, one.habits.instance_id)
+            if member.habits.instance_id is not None:
+                self.add_member(at_ms, member.habits.group_id, member.habits.instance_id)
         elif what == "pause":
-            self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((500, 4_000, 12_000, 40_000)))
+            self.add(at_ms, what, name=member.name, duration_ms=self.chance.choice((500, 4_000, 12_000, 40_000)))
         elif what == "cut_off":
-            self.add(at_ms, what, name=one.name, duration_ms=self.chance.choice((2_000, 6_000, 15_000)))
+            self.add(at_ms, what, name=member.name, duration_ms=self.chance.choice((2_000, 6_000, 15_000)))
         else:
-            self.add(at_ms, what, name=one.name)
+            self.add(at_ms, what, name=member.name)
             if what in ("crash", "leave"):
-                self.living.remove(one)
-            if what == "leave" and one.habits.instance_id is not None and self.chance.likely(RETURNS):
+                self.living.remove(member)
+            if what == "leave" and member.habits.instance_id is not None and self.chance.likely(RETURNS):
                 back_ms = at_ms + self.chance.choice(AWAY_MS)
-                self.add_member(back_ms, one.habits.group_id, one.habits.instance_id)
+                self.add_member(back_ms, member.habits.group_id, member.habits.instance_id)

@@ -10,7 +10,7 @@ from kohort.client.group.lease import Lease
 from kohort.errors import ErrorCode
 from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, OffsetCommit, OffsetFetch, OffsetToCommit
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
-from kohort.io.processes import CLOCK_MARGIN, hold_max_ms
+from kohort.io.processes import CLOCK_MARGIN, long_poll_max_ms
 from simulation.assigning import EAGER
 from simulation.checkers import Checkers
 from simulation.client import Client
@@ -66,15 +66,15 @@ class Habits:
 
 
 class Process(Client, ABC):
-    """What members of both protocols have in common.
+    """The common part of members of all protocols.
 
     Attributes:
         held: the partitions it would process.
         generation: or member epoch, that its commits name.
         session_end_ms: when its session, or its lease before that, ends by its own clock.
-        lease: ends ownership before the session does, where one was told.
+        lease: ends ownership before the session does, where one was sent.
         told_lease_ms: the lease that the coordinator counts on, 0: none.
-        stable: it has what it was last told to have, and knows of nothing new.
+        stable: it owns its last assignment, and knows of nothing new.
         keeps_its_id: as `Holder.keeps_its_id`.
     """
 
@@ -130,25 +130,25 @@ class Process(Client, ABC):
 
     @abstractmethod
     def _subscribed(self) -> None:
-        """It reads other topics now."""
+        """Act on a changed subscription."""
 
     @abstractmethod
     def _on_error(self, error: ErrorCode, sent_ms: int) -> None:
-        """What a commit was answered."""
+        """Handle the error of a commit."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it reads."""
+        """The topics that the member reads."""
         return self.habits.topics
 
     @property
     def instance_id(self) -> str | None:
-        """Its static id."""
+        """The member's static id."""
         return self.habits.instance_id
 
     @property
     def group_id(self) -> str:
-        """Its group."""
+        """The member's group."""
         return self.habits.group_id
 
     def topic_of(self, partition: TopicPartition) -> TopicId:
@@ -179,7 +179,7 @@ class Process(Client, ABC):
             action()
 
     def heal(self) -> None:
-        """Its application does what it should from now on."""
+        """Let the application behave well from now on."""
         self.habits = replace(self.habits, callback_ms=min(self.habits.callback_ms, HEALTHY_MS), never_stops=False)
 
     def tell_lease(self, lease_ms: int, *, keeps: bool) -> None:
@@ -198,7 +198,11 @@ class Process(Client, ABC):
 
     def _hold_ms(self) -> int:
         """How long the answer to a heartbeat is held back at most."""
-        return min(self.habits.hold_ms, hold_max_ms(self.told_lease_ms)) if self.told_lease_ms else self.habits.hold_ms
+        return (
+            min(self.habits.hold_ms, long_poll_max_ms(self.told_lease_ms))
+            if self.told_lease_ms
+            else self.habits.hold_ms
+        )
 
     def _alive(self, sent_ms: int) -> None:
         """The coordinator took a request that was sent then: the session goes on from there."""

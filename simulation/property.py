@@ -1,4 +1,4 @@
-"""What a checker is, and what it sees of the clients."""
+"""The base of checkers, and their view of the clients."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Holder(Protocol):
 
     @property
     def group_id(self) -> str:
-        """Its group."""
+        """The member's group."""
 
     @property
     def instance_id(self) -> str | None:
-        """Its static id."""
+        """The member's static id."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it reads."""
+        """The topics that the member reads."""
 
     def owns(self, partition: TopicPartition) -> bool:
         """Whether it would process this partition now."""

@@ -1,4 +1,4 @@
-"""What must hold of push groups beside what holds of all: nobody is forgotten, no change, no position."""
+"""Checkers of push groups: no member, no change and no position is forgotten."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ChangeChecker(Checker):
             at_rest = push is not None and not push.rebalancing and push.backoff.due_ms is None
             if not at_rest or journal is None or journal.push is None:
                 continue
-            readable = {name: frozenset(read_by(one, topics)) for name, one in journal.push.members.items()}
+            readable = {name: frozenset(read_by(member, topics)) for name, member in journal.push.members.items()}
             owned = [(name, pairs) for name, pairs in journal.push.owned.items() if pairs]
             for name, pairs in owned:
                 if not pairs <= readable.get(name, frozenset()):
@@ -105,10 +105,11 @@ def topics_of(member: PushMemberSaved, topics: Any) -> Iterator[Topic]:
 
 
 class StartOffsetChecker(Checker):
-    """Each Start says the offsets that were committed last; those of a transaction count from when they were sent.
+    """Each Start names the last committed offsets; those of a transaction count from when they were sent.
 
-    Where nothing is committed, who finds its starts itself is started without an offset, and none is written for it:
-    what the coordinator writes a consumer has said, or was found for one that asked for begin or end.
+    Without a committed offset, a consumer that finds its own start is started without one, and the coordinator writes
+    none for it. Every offset that the coordinator writes was sent by a consumer, or found for one that asked for begin
+    or end.
     """
 
     def __init__(self, world: World, members: list[Holder], config: GroupConfig) -> None:

@@ -18,7 +18,7 @@ from kohort.groups.push import rebalance, registration, requests
 from kohort.groups.push.group import PushGroup, PushMember
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Context
-from kohort.wire.push import Asked, ErrorResponse
+from kohort.wire.push import CoordinatorRequest, ErrorResponse
 from simulation.checkers import OwnershipChecker
 from simulation.property import Checker
 from simulation.push_checkers import ChangeChecker, StartedChecker, StartOffsetChecker
@@ -27,7 +27,7 @@ from simulation.swapped import Swapped
 
 
 class StartsBeforeStops(Swapped):
-    """Starts a consumer with partitions whose owner has not answered its Stop."""
+    """A coordinator that starts a consumer with partitions whose owner has not answered its Stop."""
 
     module, name = PushGroup, "is_free_for"
 
@@ -38,7 +38,7 @@ class StartsBeforeStops(Swapped):
 
 
 class DropsChanges(Swapped):
-    """Forgets a change that comes while a rebalance is under way, as the text does."""
+    """A coordinator that forgets a change that comes while a rebalance is under way, as the text does."""
 
     module, name = rebalance, "look"
 
@@ -54,7 +54,7 @@ class DropsChanges(Swapped):
 
 
 class ForgetsTheReturned(Swapped):
-    """Starts no consumer that comes back, where nothing is to be changed."""
+    """A coordinator that starts no consumer that comes back, where nothing is to be changed."""
 
     module, name = requests, "start"
 
@@ -70,7 +70,7 @@ class ForgetsTheReturned(Swapped):
 
 
 class FreesAtDisconnects(Swapped):
-    """Takes the end of a connection for the consumer's."""
+    """A coordinator that takes the end of a connection for the consumer's."""
 
     module, name = registration, "on_connection_lost"
 
@@ -88,7 +88,7 @@ class FreesAtDisconnects(Swapped):
 
 
 class HalvesSessions(Swapped):
-    """Ends sessions at half their length."""
+    """A coordinator that ends sessions at half their length."""
 
     module, name = requests, "bound_ms"
 
@@ -103,7 +103,7 @@ class HalvesSessions(Swapped):
 
 
 class CallsRepeatsFirst(Swapped):
-    """Says of a Ping that repeats one that all answers have come."""
+    """A coordinator that says of a Ping that repeats one that all answers have come."""
 
     module, name = requests, "ping"
 
@@ -118,7 +118,7 @@ class CallsRepeatsFirst(Swapped):
 
 
 class ForgetsStopsThatAreOut(Swapped):
-    """Leaves alone who is to have what it has, though it has been asked to stop."""
+    """A coordinator that leaves alone who is to have what it has, though it has been asked to stop."""
 
     module, name = rebalance, "must_move"
 
@@ -133,20 +133,20 @@ class ForgetsStopsThatAreOut(Swapped):
 
 
 class StartsFromTheFirst(GroupMachine):
-    """Starts a partition from where it was started first."""
+    """A coordinator that starts a partition from where it was started first."""
 
     def __init__(self, config: GroupConfig) -> None:
         super().__init__(config)
         self._first: dict[tuple[str, str, int], int] = {}
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with these positions."""
+        """Act as the real coordinator, with these positions."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):
             if isinstance(value, StartConsumer):
                 positions = tuple(
-                    each._replace(offset=self._first.setdefault((value.group_id, *each[:2]), each.offset))
-                    for each in value.positions
+                    position._replace(offset=self._first.setdefault((value.group_id, *position[:2]), position.offset))
+                    for position in value.positions
                 )
                 outcome.pushes[at] = Push(connection, value._replace(positions=positions))
         return outcome
@@ -162,7 +162,7 @@ class _BySize(PushGate):
 
 
 class FindsForWhoFinds(Swapped):
-    """Writes the log's end as the position where a consumer wants to find it itself."""
+    """A coordinator that writes the log's end as the position where a consumer wants to find it itself."""
 
     module, name = requests, "start"
 
@@ -181,27 +181,27 @@ class FindsForWhoFinds(Swapped):
 
 
 class StartsWhoFindsAtTheBegin(GroupMachine):
-    """Starts a consumer that finds its starts itself at the begin."""
+    """A coordinator that starts a consumer that finds its starts itself at the begin."""
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, with no position left out."""
+        """Act as the real coordinator, with no position left out."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):
             if isinstance(value, StartConsumer):
-                positions = tuple(each._replace(offset=max(0, each.offset)) for each in value.positions)
+                positions = tuple(position._replace(offset=max(0, position.offset)) for position in value.positions)
                 outcome.pushes[at] = Push(connection, value._replace(positions=positions))
         return outcome
 
 
 class MatchesAnswersBySize(GroupMachine):
-    """Takes an answer for what it is as long as: that to a Ping without partitions for RestartFetcher."""
+    """A coordinator that matches responses by length: an empty Ping response counts as RestartFetcher."""
 
     push_gate: ClassVar = _BySize
 
 
 class _AnyPing(PushMembership):
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         return True
 
 

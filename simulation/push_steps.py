@@ -1,7 +1,8 @@
-"""What push groups add to a plan: their members and faults, drawn from a stream of their own beside all the others.
+"""The part of push groups in a plan: their members and faults, drawn from a stream of their own.
 
 They live on the same shard as the groups of the other protocols. Visitors ask to be in a group of another protocol than
-theirs: a group has one as long as it has members, an empty one is whatever joins it. They are gone when faults end.
+theirs. A group keeps its protocol while it has members; an empty one takes the protocol of its next member. Visitors
+are gone when faults end.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from simulation.world import Chance
 OWN, LITERAL = "OwnPushMember", "LiteralPushMember"
 OTHERS = ("ClassicMember", "ConsumerMember", "OwnClassicMember", "OwnConsumerMember")
 SHARE = 0.3
-"""In so many plans there are push groups."""
+"""The share of plans with push groups."""
 EVERY_MS = 4_000
 FINDERS = 0.25
-"""Of so many members the coordinator finds no offsets: they find themselves where they begin."""
+"""The share of members for which the coordinator finds no offsets: they choose their own start."""
 FIRST, LIVING = 3, 4
-"""At most so many members of each group at the start, and in all of them at any time."""
+"""The maximum number of members of each group at the start, and of all of them at any time."""
 HALF_OPEN_MS = (2_000, 5_000, 9_000, 20_000)
 PAUSES_MS = (500, 4_000, 12_000, 40_000)
 TROUBLE = {
@@ -155,32 +156,32 @@ class PushSteps:
         elif self.living:
             self.trouble_member(at_ms, what, chance.choice(self.living))
 
-    def trouble_member(self, at_ms: int, what: str, one: PushKnown) -> None:
+    def trouble_member(self, at_ms: int, what: str, member: PushKnown) -> None:
         """One step about one member."""
         chance = self.chance
         if what == "twin":
-            self.twin(at_ms, one)
+            self.twin(at_ms, member)
         elif what == "half_open":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice(HALF_OPEN_MS), up=chance.likely(0.6))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice(HALF_OPEN_MS), up=chance.likely(0.6))
         elif what == "freeze":
-            self._add(at_ms, what, name=one.name, looks=1 + chance.upto(4), duration_ms=chance.choice(PAUSES_MS))
+            self._add(at_ms, what, name=member.name, looks=1 + chance.upto(4), duration_ms=chance.choice(PAUSES_MS))
         elif what == "pause":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice(PAUSES_MS))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice(PAUSES_MS))
         elif what == "cut_off":
-            self._add(at_ms, what, name=one.name, duration_ms=chance.choice((2_000, 6_000, 15_000)))
+            self._add(at_ms, what, name=member.name, duration_ms=chance.choice((2_000, 6_000, 15_000)))
         elif what == "subscribe":
-            self._add(at_ms, what, name=one.name, topics=self._some_topics())
+            self._add(at_ms, what, name=member.name, topics=self._some_topics())
         else:
-            self._add(at_ms, what, name=one.name)
+            self._add(at_ms, what, name=member.name)
             if what in ("crash", "leave"):
-                self.living.remove(one)
+                self.living.remove(member)
 
-    def twin(self, at_ms: int, one: PushKnown) -> None:
+    def twin(self, at_ms: int, member: PushKnown) -> None:
         """Another process with the id of one, that has not ended, or is about to."""
-        if one.habits.consumer_id is not None:
+        if member.habits.consumer_id is not None:
             if self.chance.likely(0.4):
-                self._add(at_ms, self.chance.choice(("crash", "cut")), name=one.name)
-            self.start(at_ms + self.chance.upto(500), one.habits.group_id, one.habits.consumer_id)
+                self._add(at_ms, self.chance.choice(("crash", "cut")), name=member.name)
+            self.start(at_ms + self.chance.upto(500), member.habits.group_id, member.habits.consumer_id)
 
     def visit(self, at_ms: int, group_id: str, others: Sequence[str]) -> None:
         """Someone of another protocol asks to be in a group for a while, sometimes one that all members leave."""
@@ -193,9 +194,9 @@ class PushSteps:
         else:
             habits, kind = Habits(group_id, self.topics, heartbeat_ms=1_500), chance.choice(OTHERS)
             if chance.likely(0.4):
-                for one in [each for each in self.living if each.habits.group_id == group_id]:
-                    self._add(at_ms, "leave", name=one.name)
-                    self.living.remove(one)
+                for member in [known for known in self.living if known.habits.group_id == group_id]:
+                    self._add(at_ms, "leave", name=member.name)
+                    self.living.remove(member)
                 self.start(at_ms + stay_ms + chance.upto(3_000), group_id)
                 at_ms += chance.choice((0, 2_000, 10_000))
         self._add(at_ms, "visit", name=name, kind=kind, habits=habits, stay_ms=stay_ms)

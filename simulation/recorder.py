@@ -33,7 +33,7 @@ class RecordingMachine(GroupMachine):
     seen: dict[str, set[Seen]]
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one."""
+        """Step as the real machine does, and record the transitions."""
         named = getattr(event, "group_id", None)
         groups, members = self._groups(named), self._members(named)
         outcome = super().step(event, now)

@@ -1,4 +1,4 @@
-"""What requests are refused with when their shard can't serve them."""
+"""A checker of the error codes of requests that a shard can't serve."""
 
 from __future__ import annotations
 

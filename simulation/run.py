@@ -32,11 +32,11 @@ from simulation.world import World
 
 INTERNAL = "__consumer_offsets"
 SHORTEST_MS = 120_000
-"""Every run is at least so long."""
+"""The minimum virtual time of a run."""
 LONGEST_HEALING_MS = 100_000
-"""So long after the last fault every group must be whole."""
+"""The time after the last fault by which every group must be stable."""
 FEWEST_EVENTS = 200
-"""Every run has at least so many."""
+"""The minimum number of events of a run."""
 HEALTHY_LATE_MS = 20
 """A healthy journal may answer so late."""
 SOON_MS = 500
@@ -44,9 +44,10 @@ SETTLING_MS = 20_000
 LOOK_MS = 5_000
 WATCH_MS = 25_000
 LOOKS = 3
-"""A world that is whole at so many looks in a row has healed."""
+"""The number of consecutive looks at a stable world after which it has healed."""
 MONITORED, MONITOR_MS = 0.2, 400
-"""In so many runs someone reads all offsets so often: what is told to one who reads must not be lost either."""
+"""The share of runs in which a monitor reads all offsets, and its interval: a reader's offsets must not be lost
+either."""
 KINDS: dict[str, type[Process]] = {
     kind.__name__: kind
     for kind in (
@@ -224,7 +225,7 @@ class Run:
         self.network.cut_off[name] = self.world.now_ms + duration_ms
 
     def do_half_open(self, name: str, duration_ms: int, up: bool) -> None:
-        """What a member sends, or is sent to it, does not arrive for a while; the other way everything does."""
+        """Delay the messages of a member in one direction for a while; the other direction works."""
         held = self.network.held_up if up else self.network.held_down
         held[name] = self.world.now_ms + duration_ms
 

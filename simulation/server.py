@@ -182,7 +182,7 @@ class Server:
             self.checkers.on_durable(self.machine, self.disk.records, self.waiting)
 
     def worked(self, work: Work, event: Any) -> None:
-        """See `Host`."""
+        """Implement `Host.worked`."""
         self.checkers.on_worked(work, event)
 
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -265,7 +265,7 @@ class Server:
         answer(value)
 
     def _refused(self, event: OffsetCommit | TxnOffsetCommit) -> tuple[ErrorCode, ...]:
-        """What the shell answers by itself: unknown topics, and a transaction that is not under way."""
+        """Return the errors of the shell itself: unknown topics, and a transaction that is not under way."""
         if isinstance(event, TxnOffsetCommit) and event.producer_id not in self._transactions:
             return (ErrorCode.INVALID_TXN_STATE,) * len(event.offsets)
         topics = self.image.topics

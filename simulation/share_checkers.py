@@ -28,7 +28,9 @@ class ClassicEvennessChecker(Checker):
             living = [member for member in self.members if member.group_id == group_id and not member.dead]
             if group is None or group.consumer is not None or len({member.topics for member in living}) != 1:
                 continue
-            if group.push is not None and not all(has_one_stream(each) for each in group.push.members.values()):
+            if group.push is not None and not all(
+                has_one_stream(push_member) for push_member in group.push.members.values()
+            ):
                 continue
             if not is_even(living):
                 shares = {member.name: sorted(map(str, member.held)) for member in living}

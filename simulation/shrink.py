@@ -1,7 +1,7 @@
-"""From a plan that fails to a small one that fails in the same way: fewer steps, and a shorter fault phase.
+"""The reduction of a failing plan to a small one that fails alike: fewer steps, and a shorter fault phase.
 
-Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002): drop ever smaller
-parts of the steps, keep what still fails the same checker, until no single step can go.
+Delta debugging drops ever smaller parts of the steps, and keeps what still fails the same checker, until no single step
+can go. Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (2002).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from simulation.run import Result
 
 Player = Callable[[Plan], Result]
 RUNS_MAX = 2_000
-"""So many trials at most: a plan of 40 steps takes about 200."""
+"""The maximum number of trials: a plan of 40 steps takes about 200."""
 MARGIN_MS = 500
-"""The fault phase ends at least so long after the last step."""
+"""The minimum time between the last step and the end of the fault phase."""
 
 
 class Shrinker:

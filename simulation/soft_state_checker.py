@@ -1,4 +1,4 @@
-"""What a coordinator has built when it begins, held against the journal: deadlines, work asked for, rounds."""
+"""A checker of a coordinator's soft state after loading, from the journal: deadlines, pending work, rebalances."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SoftStateChecker(Checker):
                 self._check_watch(group_id, consumer, now.consumer)
 
     def _runs(self, timer: Timer | None, delay_ms: int | None) -> bool:
-        """Whether a timer runs from now for so long, or with None not at all."""
+        """Return whether a timer ends after `delay_ms`, or is not set for None."""
         due_ms = None if timer is None else timer.due_ms
         return due_ms is None if delay_ms is None else due_ms == self.world.now_ms + delay_ms
 
@@ -93,7 +93,7 @@ class SoftStateChecker(Checker):
         outcome: Outcome,
         topics: Mapping[str, Topic],
     ) -> None:
-        """What is missing is asked for: topics of all patterns, then a target of the newest epoch for all members."""
+        """Check that missing results are requested: topics of all patterns, then a target of the newest epoch."""
         mine = [work for work in outcome.work if isinstance(work, Computation) and work.group_id == group_id]
         patterns = {member.subscribed_regex for member in journal.members.values() if member.subscribed_regex}
         asked = {regex for work in mine if isinstance(work, ResolveRegexes) for regex in work.regexes}
@@ -164,13 +164,13 @@ def is_fresh(presence: Presence) -> bool:
     flags = (presence.lost, presence.overdue, presence.interval_ms)
     return (
         not any(flags)
-        and all(each is None for each in waits)
+        and all(wait is None for wait in waits)
         and all(timer is None or timer.due_ms is None for timer in timers)
     )
 
 
 def has(journal: ConsumerJournal, member_id: str) -> frozenset[Any]:
-    """What a member has been given."""
+    """Return the partitions that a member was assigned."""
     current = journal.current.get(member_id)
     return frozenset() if current is None else pairs(current.assigned)
 

@@ -1,4 +1,4 @@
-"""A coordinator with one function of its own replaced as long as it takes a step."""
+"""A coordinator with one of its own functions replaced during each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kohort.groups.machine import GroupMachine
 
 @contextmanager
 def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
-    """A module or a class with another function of this name."""
+    """Replace a function of a module or a class."""
     real = getattr(where, name)
     setattr(where, name, other)
     try:
@@ -25,31 +25,31 @@ def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
 
 
 def rewired(protocol: ProtocolHandlers[Any], real: Any, other: Any) -> ProtocolHandlers[Any]:
-    """A row with another function wherever it has the real one."""
+    """Return a protocol's handlers with another function wherever they have the real one."""
     changed: dict[str, Any] = {}
     for field in fields(protocol):
         cell = getattr(protocol, field.name)
         if cell is real:
             changed[field.name] = other
         elif isinstance(cell, Mapping) and real in cell.values():
-            changed[field.name] = {key: other if each is real else each for key, each in cell.items()}
+            changed[field.name] = {key: other if function is real else function for key, function in cell.items()}
     return replace(protocol, **changed)
 
 
 class Swapped(GroupMachine):
-    """The real one with one function of the coordinator replaced, by `swap(real)`."""
+    """A coordinator with one function replaced, by `swap(real)`."""
 
     module: ModuleType | type
     name: str
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for the real function."""
+        """Return the replacement of the real function."""
         raise NotImplementedError
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:
-        """The function replaced in its module, and in the rows of the protocols that have it."""
+        """Replace the function in its module, and in the handlers of the protocols that have it."""
         real, protocols = getattr(self.module, self.name), self.context.protocols
         other = self.swap(real)
         self.context.protocols = {kind: rewired(row, real, other) for kind, row in protocols.items()}
@@ -60,11 +60,11 @@ class Swapped(GroupMachine):
             self.context.protocols = protocols
 
     def step(self, event: Any, now: Now) -> Outcome:
-        """As the real one, but for the function."""
+        """Step with the function replaced."""
         with self._swapped():
             return super().step(event, now)
 
     def on_loaded(self, *args: Any) -> Outcome:
-        """As the real one, but for the function."""
+        """Build the soft state with the function replaced."""
         with self._swapped():
             return super().on_loaded(*args)

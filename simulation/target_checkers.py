@@ -28,7 +28,9 @@ from simulation.world import World
 
 def ended(outcome: Outcome) -> list[str]:
     """Consumer groups that are none any more."""
-    return [one.key[1] for one in outcome.records if isinstance(one, Tombstone) and one.key[0] is Kind.EPOCH]
+    return [
+        record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.EPOCH
+    ]
 
 
 class TargetChecker(Checker):
@@ -94,7 +96,9 @@ class CountChecker(Checker):
         self._counted.clear()
         self._touched.clear()
         groups = self.journal.groups.items()
-        self._loaded = {(name, one.consumer.epoch) for name, one in groups if one.consumer and self._is_whole(name)}
+        self._loaded = {
+            (name, group.consumer.epoch) for name, group in groups if group.consumer and self._is_whole(name)
+        }
 
     def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
         told = [note for note in outcome.notes if isinstance(note, Rebalanced)]
@@ -102,8 +106,14 @@ class CountChecker(Checker):
         counted = sum(note.amount for note in notes if note.meter is Meter.COMPLETED_REBALANCES)
         if counted != len(told):
             self.fail(f"{counted} rebalances are counted and {len(told)} told of after {event}")
-        saved = [one for one in outcome.records if isinstance(one, GroupSaved) and one.members]
-        if isinstance(event, SyncGroup) and len(saved) != len([one for one in told if one.protocol == "classic"]):
+        saved = [
+            saved_group
+            for saved_group in outcome.records
+            if isinstance(saved_group, GroupSaved) and saved_group.members
+        ]
+        if isinstance(event, SyncGroup) and len(saved) != len(
+            [rebalanced for rebalanced in told if rebalanced.protocol == "classic"]
+        ):
             self.fail(f"{saved} is written and {told} is told of")
         for group_id in ended(outcome) if outcome.records else ():
             self._counted = {key for key in self._counted if key[0] != group_id}
@@ -116,10 +126,16 @@ class CountChecker(Checker):
                 self._touched[record.group_id] = None
 
     def _count(self, group_id: str, outcome: Outcome) -> None:
-        bumped = [one.epoch for one in outcome.records if isinstance(one, EpochBumped) and one.group_id == group_id]
+        bumped = [
+            record.epoch
+            for record in outcome.records
+            if isinstance(record, EpochBumped) and record.group_id == group_id
+        ]
         consumer = self.journal.consumer(group_id)
         settled = [
-            one.member_epoch for one in outcome.records if isinstance(one, MemberAssigned) and one.group_id == group_id
+            record.member_epoch
+            for record in outcome.records
+            if isinstance(record, MemberAssigned) and record.group_id == group_id
         ]
         epoch = max(settled, default=bumped[0] if bumped else 0 if consumer is None else consumer.epoch)
         if (group_id, epoch) in self._counted:
@@ -141,7 +157,7 @@ class CountChecker(Checker):
 
 
 class HandoverChecker(Checker):
-    """What a classic member works on when its group becomes a consumer group is its own there until it gives it up."""
+    """A classic member keeps its partitions when its group becomes a consumer group, until it revokes them."""
 
     skips = QUIET
 
@@ -151,11 +167,15 @@ class HandoverChecker(Checker):
         before, group_id = self.journal.groups.get(event.group_id), event.group_id
         if before is None or before.consumer is not None:
             return
-        saved = {one.member_id for one in outcome.records if isinstance(one, MemberSaved) and one.classic_protocols}
+        saved = {
+            record.member_id
+            for record in outcome.records
+            if isinstance(record, MemberSaved) and record.classic_protocols
+        }
         held = {
-            one.member_id: pairs((*one.assigned, *one.pending_revocation))
-            for one in outcome.records
-            if isinstance(one, MemberAssigned)
+            record.member_id: pairs((*record.assigned, *record.pending_revocation))
+            for record in outcome.records
+            if isinstance(record, MemberAssigned)
         }
         for member in self.members:
             if member.group_id != group_id or member.member_id not in saved:

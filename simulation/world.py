@@ -37,21 +37,21 @@ class Happening:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """It will not happen."""
+        """Cancel the call."""
         self.action = None
 
 
 class World:
     """One run's clock and its sources of chance.
 
-    Who acts draws from a stream of its own, so that a plan with a step less leaves the others' luck as it was.
+    Each actor draws from a stream of its own, so that a plan with a step less leaves the others' luck as it was.
 
     Attributes:
         now_ms: virtual monotonic time.
-        skew_ms: what jumps of the wall clock have added.
-        happened: how many things have happened.
+        skew_ms: the sum of the wall clock's jumps.
+        happened: the number of events so far.
         topic_ids: the topics that exist, with their ids.
-        trace: the last lines of what happened, for a failure's story; empty unless `tells`.
+        trace: the last lines of the trace, for a failure's report; empty unless `tells`.
     """
 
     TRACE_LINES = 400

@@ -19,7 +19,7 @@ named as Spark's are."""
 
 
 def page() -> str:
-    """The page as the help texts make it."""
+    """Return the page that the help texts make."""
     for name, (place, _) in COMMANDS.items():
         if not place.endswith(":app"):  # what a list of commands says of it is only its beginning
             command = tree()[name]
@@ -35,13 +35,13 @@ def page() -> str:
 
 
 def names() -> str:
-    """What commands call things in tables and in JSON."""
+    """Return the section on names in tables and in JSON."""
     rows = [f"| `{name}` | {meaning} |" for name, meaning in NAMES.items()]
     return "\n".join(["## Names", "", NAMES_ARE, "", "| name | meaning |", "|---|---|", *rows, ""])
 
 
 def main() -> int:
-    """Writes the page, or with --check says whether it is what it should be."""
+    """Write the page, or with --check report whether it is current."""
     if "--check" in sys.argv[1:]:
         current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page()
         print("docs/commands.md is " + ("current" if current else "out of date: make docs"))

@@ -1,9 +1,9 @@
-"""Draws docs/demo.svg from what a run of `kohort demo` prints, or docs/demo-region.svg of `kohort demo --region`.
+"""Draw docs/demo.svg from the output of `kohort demo`, or docs/demo-region.svg from `kohort demo --region`.
 
 `python tools/demo_picture.py [--region] [FILE]` takes a saved output.
 
-The terminal in the picture has a dark background of its own, so that it can be read on a light page and on a dark one.
-No font or style is fetched from anywhere.
+The terminal in the picture has a dark background of its own. It is legible on a light page and on a dark one. No font
+or style is fetched from anywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def run_demo(*options: str) -> str:
-    """What the demo prints where it is no terminal; no path of this machine is in it."""
+    """Return the demo's output without a terminal, without paths of this machine."""
     with tempfile.TemporaryDirectory() as folder:
         kohort = Path(sys.executable).with_name("kohort")
         environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
@@ -45,7 +45,7 @@ def run_demo(*options: str) -> str:
 
 
 def lines(printed: str) -> list[str]:
-    """The events and the tables; the line that comes every other second is left out."""
+    """Return the events and the tables; the line that comes every other second is left out."""
     kept = [line.rstrip() for line in printed.splitlines() if not _PROGRESS.match(line) and not _LEFT_OUT.search(line)]
     while kept and not kept[-1]:
         kept.pop()
@@ -53,7 +53,7 @@ def lines(printed: str) -> list[str]:
 
 
 def draw(shown: list[str], *options: str) -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     command = " ".join(("kohort demo", *options))
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ {command}", style="bold"))
@@ -69,9 +69,9 @@ def draw(shown: list[str], *options: str) -> str:
 
 
 def main() -> int:
-    """Writes the picture."""
+    """Write the picture."""
     options = [REGION] if REGION in sys.argv[1:] else []
-    saved = [one for one in sys.argv[1:] if one != REGION]
+    saved = [argument for argument in sys.argv[1:] if argument != REGION]
     printed = Path(saved[0]).read_text(encoding="utf-8") if saved else run_demo(*options)
     picture = DOCS / ("demo-region.svg" if options else "demo.svg")
     picture.write_text(draw(lines(printed), *options), encoding="utf-8")

@@ -26,14 +26,14 @@ FORBIDDEN = {
     "what a merge left": re.compile(r"^(?:<{7}|>{7}|\|{7})(?: |$)"),
 }
 BY_TEXT = "# by text: "
-"""Begins the comment, with the reason, on a line that may decide by an error's text: an error of another project has
+"""The start of the comment, with the reason, on a line that may decide by an error's text. Another project's error has
 nothing else, or only a log line depends on it."""
 _LOOKS = {"startswith", "endswith", "find", "index", "count", "match", "search", "fullmatch", "findall"}
 GENERATED = (".so", ".c", ".pyc", ".jar", ".class", ".egg-info")
 
 
 def tracked_files() -> list[str]:
-    """Every tracked file that is still there."""
+    """Return every tracked file that still exists."""
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"
     )
@@ -41,14 +41,14 @@ def tracked_files() -> list[str]:
 
 
 def text_decisions(source: str) -> list[int]:
-    """Lines on which code decides by the text of an error. Errors of our own carry what they are about as values."""
+    """Return the lines on which code decides by an error's text: kohort's own errors carry values for that."""
     lines = source.split("\n")
     found = {line for function in ast.walk(ast.parse(source)) for line in _decisions_of(function)}
     return sorted(line for line in found if BY_TEXT not in lines[line - 1])
 
 
 def _decisions_of(scope: ast.AST) -> list[int]:
-    """Of a function, or of a handler; what is within it is seen with it."""
+    """Return the decisions of a function or a handler, including nested ones."""
     errors = {"error"} if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else set()
     if isinstance(scope, ast.ExceptHandler) and scope.name:
         errors.add(scope.name)
@@ -69,7 +69,7 @@ def _is_error(annotation: str) -> bool:
 
 
 def _says(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
-    """Whether a value is the text of an error, or made of it."""
+    """Return whether a value is an error's text, or made of it."""
     match node:
         case ast.Name(id=name):
             return name in texts
@@ -92,7 +92,7 @@ def _decides(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
 
 
 def complaints(name: str) -> list[str]:
-    """What one file must not hold, one line each."""
+    """Return the faults of one file, one line each."""
     found = []
     if name.endswith(GENERATED):
         found.append(f"{name}: generated files are not kept")
@@ -108,7 +108,7 @@ def complaints(name: str) -> list[str]:
 
 
 def main() -> int:
-    """Prints every complaint; 1 when there is one."""
+    """Print every fault; return 1 if there is one."""
     files = tracked_files()
     found = [line for name in files for line in complaints(name)]
     for line in found:

@@ -45,7 +45,7 @@ LEFT_OUT = {
 
 
 def table() -> str:
-    """Every API that one of the two names."""
+    """Return the table of every API that either broker supports."""
     lines = ["| key | API | here | Apache Kafka 4.4.0 | left out because |", "|---|---|---|---|---|"]
     for key in sorted({*ROUTES, *KAFKA}):
         route, theirs = ROUTES.get(key), KAFKA.get(key)
@@ -60,14 +60,14 @@ def _span(span: tuple[int, int] | None) -> str:
 
 
 def page(current: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with the current table."""
     before, _, rest = current.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 def main() -> int:
-    """Writes the page, or with --check says whether it is what it should be."""
+    """Write the page, or with --check report whether it is current."""
     current = PAGE.read_text(encoding="utf-8")
     if "--check" in sys.argv[1:]:
         print("docs/protocol-coverage.md is " + ("current" if current == page(current) else "out of date: make docs"))

@@ -86,13 +86,13 @@ SECTIONS = (
 )
 """The page, in this order."""
 OF_BROKER: dict[str, list[str]] = {}
-"""Names by which the broker's own settings give a topic's property its default; those of other units too."""
+"""The broker settings that give a topic's property its default, including those in other units."""
 for _name, _property in [*LOG_NAMES.items(), *((name, unit[0]) for name, unit in LOG_UNITS.items())]:
     OF_BROKER.setdefault(_property, []).append(_name)
 
 
 def page() -> str:
-    """The page as the declarations make it."""
+    """Return the page that the declarations make."""
     return HEAD + "".join(_section(section) for section in SECTIONS)
 
 

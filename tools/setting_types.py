@@ -1,7 +1,7 @@
-"""Writes the types of the clients' settings for type checkers and editors, from the configuration classes.
+"""The generator of the clients' setting types for type checkers and editors, from the configuration classes.
 
-Type checkers read source only: what `Consumer(group_id=…)` takes must stand there once more. This writes it, so that
-names, types, defaults and texts are those of the configuration classes, and a test holds it to them.
+Type checkers read source only, so the keywords of `Consumer(group_id=…)` must be written out once more. This tool
+writes them, so that names, types, defaults and texts are those of the configuration classes. A test compares both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, Literal, TypedDict
 
 
 def source() -> str:
-    """The module's text."""
+    """Return the module's text."""
     connection = settings(ConnectionConfig)
     parts = [_HEAD, _class("ConnectionSettings", "TypedDict", "Admin's settings, which all clients have", connection)]
     for cls in (ConsumerConfig, ProducerConfig):
@@ -57,7 +57,7 @@ def _class(name: str, base: str, about: str, members: dict[str, Setting]) -> str
 
 
 def type_of(setting: Setting) -> str:
-    """The annotation of one setting: what its configuration class says, and choices by name."""
+    """Return the annotation of one setting: the type of its configuration class, and choices by name."""
     if setting.knob.choices and setting.type is str:
         words = [repr(choice).replace("'", '"') for choice in setting.knob.choices]
         numbers = [choice for choice in setting.knob.choices if choice.lstrip("-").isdigit()]
@@ -68,7 +68,7 @@ def type_of(setting: Setting) -> str:
 def _annotation(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        return " | ".join(_annotation(each) for each in arguments)
+        return " | ".join(_annotation(argument) for argument in arguments)
     if origin is tuple:
         return f"Sequence[{_annotation(arguments[0])}]"
     if origin is Callable:

@@ -17,7 +17,7 @@ CHECKED = ("src/", "simulation/", "bench/", "tools/")
 
 
 def tracked_sources() -> list[Path]:
-    """Every tracked or new Python and Cython file that the limits hold for."""
+    """Return every tracked or new Python and Cython file that the limits apply to."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.pyx"],
         cwd=ROOT,
@@ -29,7 +29,7 @@ def tracked_sources() -> list[Path]:
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from the `def` to the end, the docstring left out."""
+    """Return the number of lines from the `def` to the end, without the docstring."""
     total = (function.end_lineno or function.lineno) - function.lineno + 1
     first = function.body[0]
     has_docstring = (
@@ -41,7 +41,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def complaints(path: Path) -> list[str]:
-    """What is too long in one file, one line each."""
+    """Return the excess sizes of one file, one line each."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT)
     found = []
@@ -59,7 +59,7 @@ def complaints(path: Path) -> list[str]:
 
 
 def main() -> int:
-    """Prints every complaint; 1 when there is one."""
+    """Print every fault; return 1 if there is one."""
     sources = tracked_sources()
     found = [line for path in sources for line in complaints(path)]
     for line in found:

@@ -44,35 +44,37 @@ state is, says `src/kohort/region/states.py`; what the words mean, [region.md](r
 
 
 def name(state: str) -> str:
-    """A state's name in a diagram."""
+    """Return a state's name in a diagram."""
     return "[*]" if state == NONE else state.replace(" ", "_")
 
 
 def arrows(table: Iterable[Transition]) -> list[str]:
-    """One arrow for each pair of states, with the events that lead along it."""
+    """Return one arrow for each pair of states, with the events that lead along it."""
     events: dict[tuple[str, str], list[str]] = {}
-    for each in table:
-        events.setdefault((each.state, each.to), []).append(each.event)
+    for transition in table:
+        events.setdefault((transition.state, transition.to), []).append(transition.event)
     return [f"    {name(state)} --> {name(to)}: {', '.join(dict.fromkeys(by))}" for (state, to), by in events.items()]
 
 
 def section(title: str, table: tuple[Transition, ...]) -> str:
-    """A machine's diagram and table."""
+    """Return a machine's diagram and table."""
     lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows(table), "```", ""]
     lines += ["| state | event | next | when |", "|---|---|---|---|"]
-    states = list(dict.fromkeys(each.state for each in table))
-    ordered = sorted(table, key=lambda each: states.index(each.state))
-    lines += [f"| {each.state} | {each.event} | {each.to} | {each.why} |" for each in ordered]
+    states = list(dict.fromkeys(transition.state for transition in table))
+    ordered = sorted(table, key=lambda transition: states.index(transition.state))
+    lines += [
+        f"| {transition.state} | {transition.event} | {transition.to} | {transition.why} |" for transition in ordered
+    ]
     return "\n".join(lines) + "\n"
 
 
 def document() -> str:
-    """docs/states.md."""
+    """Return the text of docs/states.md."""
     return "\n".join([HEAD, *(section(title, table) for title, table in MACHINES)])
 
 
 def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
-    """A machine in which every event has an entry in every state."""
+    """Return the section of a machine in which every event has an entry in every state."""
     ways: dict[tuple[str, str], list[str]] = {}
     lines = []
     for event, rows in table.items():
@@ -84,19 +86,19 @@ def whole(title: str, table: Mapping[type, Mapping[Any, Row[Any, Any]]]) -> str:
                     ways.setdefault((state.name, to.name), []).append(event.__name__)
         for (why, to), states in by_why.items():
             told = "all" if len(states) == len(rows) else ", ".join(states)
-            lines.append(f"| {event.__name__} | {told} | {', '.join(each.name for each in to) or '-'} | {why} |")
+            lines.append(f"| {event.__name__} | {told} | {', '.join(target.name for target in to) or '-'} | {why} |")
     arrows = [f"    {state} --> {to}: {', '.join(by)}" for (state, to), by in ways.items()]
     drawn = [f"## {title}", "", "```mermaid", "stateDiagram-v2", *arrows, "```", ""]
     return "\n".join([*drawn, "| event | in | may lead to | what it does |", "|---|---|---|---|", *lines]) + "\n"
 
 
 def region_document() -> str:
-    """docs/region-states.md."""
+    """Return the text of docs/region-states.md."""
     return "\n".join([REGION_HEAD, whole("A region", REGION), whole("A member", MEMBER)])
 
 
 def main() -> int:
-    """Write what differs; with --check only tell."""
+    """Write the files that differ; with --check only report them."""
     stale = False
     for path, wanted in ((DOC, document()), (REGION_DOC, region_document())):
         if not path.exists() or path.read_text() != wanted:

@@ -1,7 +1,6 @@
 """The figures of coordinators over Kafka. One node of Apache Kafka serves both sides of each, in turn.
 
-Times are shown as a rate (one over the seconds), so that a ratio above 1 is always the better one; of cores, less is
-better.
+Times are shown as a rate (one over the seconds), so that a ratio above 1 is always better. For cores, less is better.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def three_nodes(options: Options, console: Console) -> Taken:
 
 
 def latencies(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
-    """A commit beside a produce, one at a time."""
+    """Compare a commit with a produce, one at a time."""
     for title, others in _latency_titles(where).items():
         if options.only in title:
             with here.ours() as ours:
@@ -78,7 +77,7 @@ def latencies(here: Site, options: Options, console: Console, where: str = ONE) 
 
 
 def commits(here: Site, options: Options, console: Console) -> Taken:
-    """As many as can be."""
+    """Compare the highest commit rates."""
     for count in (1, 10, 100):
         title = f"commits of {count} partitions, 128 at a time"
         if options.only in title:
@@ -92,7 +91,7 @@ def commits(here: Site, options: Options, console: Console) -> Taken:
 
 
 def _both(scenario: Scenario, ours: Coordinator, kafka: Coordinator) -> Sample:
-    """As `play`, and what Kafka has used meanwhile."""
+    """Play a scenario, and measure Kafka's processor time meanwhile."""
     before = kafka.cpu_s()
     sample = play(scenario, ours)
     sample.facts["kafka's cpu_s"] = round(kafka.cpu_s() - before, 2)
@@ -100,7 +99,7 @@ def _both(scenario: Scenario, ours: Coordinator, kafka: Coordinator) -> Sample:
 
 
 def quiet(here: Site, options: Options, console: Console) -> Taken:
-    """What members cost that only heartbeat."""
+    """Compare the cost of members that only heartbeat."""
     many = options.records(_MEMBERS)
     for title, members, groups, shards in (
         ("cores of an idle coordinator, 50 shards", 0, 1, 50),
@@ -114,13 +113,13 @@ def quiet(here: Site, options: Options, console: Console) -> Taken:
 
 
 def scales(options: Options, console: Console) -> Taken:
-    """Short sessions: one coordinator for all members, two for half of them each."""
+    """Compare one coordinator for all members with two for half of them each, with short sessions."""
     each = [Quiet(name, options.records(_MEMBERS), _SHORT_MS, _WATCHED_S) for name in ("classic", "consumer")]
-    wanted = [one for one in each if options.only in scale.title_of(one)]
+    wanted = [quiet_load for quiet_load in each if options.only in scale.title_of(quiet_load)]
     if wanted:
         with site(shorter(_SHORT_MS)) as here:
-            for one in wanted:
-                yield scale.figure(here, one, options, console)
+            for quiet_load in wanted:
+                yield scale.figure(here, quiet_load, options, console)
 
 
 def _proofs_title(where: str) -> str:
@@ -139,14 +138,14 @@ def _silence_title(where: str) -> str:
 
 
 def silences(here: Site, options: Options, console: Console, where: str = ONE) -> Taken:
-    """One of two coordinators stands still."""
+    """Measure the downtime when one of two coordinators is stopped."""
     title = _silence_title(where)
     if options.only in title:
         yield _shown(title, standstill.silences(here), options, console)
 
 
 def ends(here: Site, options: Options, console: Console) -> Taken:
-    """One of two coordinators ends."""
+    """Measure the downtime when one of two coordinators ends."""
     for protocol in ("classic", "consumer"):
         title = f"{protocol}: SIGKILL with 1,000 members, {_OFFSETS:,} offsets"
         if options.only in title:
@@ -158,7 +157,7 @@ def ends(here: Site, options: Options, console: Console) -> Taken:
 
 
 def loads(here: Site, options: Options, console: Console) -> Taken:
-    """A shard's load."""
+    """Compare the loading of a shard."""
     title = f"a shard with {_OFFSETS:,} offsets loads"
     if options.only in title:
         with loading.contenders(here, options.records(_OFFSETS)) as found:

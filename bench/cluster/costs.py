@@ -1,4 +1,4 @@
-"""What quiet members cost: processor time of who serves them, and the appends that prove who does."""
+"""The cost of quiet members: processor time of the servers, and of the appends that prove ownership."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long one request takes that waits for an append: commits, beside a plain produce with acks=all.
+"""The latency of one request that waits for an append: commits, beside a plain produce with acks=all.
 
-Each asks one at a time, on a connection of its own. Under load others do the same on other connections, at the same
-partition of the topic or the same group, with a pause between their requests.
+Each client sends one request at a time, on its own connection. Under load, other connections send the same requests to
+the same partition or group, with pauses.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ class Trial:
         """One who asks; the rate is one over the median."""
 
         def run() -> Sample:
-            used = {each: of.cpu_s() for each, of in self.processes.items()}
+            used = {process: of.cpu_s() for process, of in self.processes.items()}
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 seen, asked = runner.run(_one_at_a_time(servers, ask, self))
             p50, p99 = percentile(seen, 0.5), percentile(seen, 0.99)
             facts = {"p50_ms": round(p50 * 1e3, 2), "p99_ms": round(p99 * 1e3, 2)}
-            for each, of in self.processes.items():
-                facts[f"{each}, CPU µs each"] = round((of.cpu_s() - used[each]) / asked * 1e6)
+            for process, of in self.processes.items():
+                facts[f"{process}, CPU µs each"] = round((of.cpu_s() - used[process]) / asked * 1e6)
             return Sample(1.0, p50, facts)
 
         return Contender(name, run)

@@ -21,11 +21,11 @@ from kohort.journal.local import LogJournal
 from kohort.log import LogConfig, PartitionLog
 
 EACH = 1_000
-"""Records of one append."""
+"""The number of records of one append, and of partitions of each group."""
 
 
 def appends(count: int) -> Iterator[list[Record]]:
-    """Offsets in groups of so many partitions each."""
+    """Yield offsets in groups of `EACH` partitions each."""
     for start in range(0, count, EACH):
         yield [OffsetCommitted(f"group-{start}", "topic", n, n, -1, "", NOW) for n in range(EACH)]
 

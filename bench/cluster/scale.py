@@ -20,12 +20,12 @@ def title_of(quiet: Quiet) -> str:
 
 
 def on_coordinators(site: Site, quiet: Quiet, count: int) -> Sample:
-    """The cores of so many coordinators, and of Kafka beside them."""
+    """Measure the cores of `count` coordinators, and of Kafka beside them."""
     settings = site.settings(shards=SHARDS)
     with ExitStack() as stack:
         running = [stack.enter_context(site.start(settings)) for _ in range(count)]
         until_spread(running)
-        return quiet.cost([as_coordinator(one) for one in running], site.kafka_cpu_s)
+        return quiet.cost([as_coordinator(process) for process in running], site.kafka_cpu_s)
 
 
 def figure(site: Site, quiet: Quiet, options: Options, console: Console) -> Figure:

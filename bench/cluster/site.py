@@ -51,7 +51,7 @@ class Site:
         return ",".join(node.bootstrap_servers for node in self.nodes)
 
     def kafka_cpu_s(self) -> float:
-        """What all nodes have used."""
+        """Return the processor seconds of all nodes."""
         return sum(cpu_s_of(node.pid) for node in self.nodes)
 
     def settings(self, shards: int = SHARDS) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def as_coordinator(running: CoordinatorProcess) -> Coordinator:
 
 
 async def described(address: str) -> DescribeCoordinatorsResponse:
-    """What a coordinator of ours says of itself and its shards."""
+    """Return the description that a coordinator gives of itself and its shards."""
     link = await Link.open(*host_and_port(address), "bench")
     seen: DescribeCoordinatorsResponse = await link.ask(DescribeCoordinatorsRequest(), 0)
     link.abort()

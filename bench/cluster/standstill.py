@@ -1,4 +1,4 @@
-"""How long groups get no answer: a coordinator's host falls silent; a broker dies that leads the journal."""
+"""The downtime of groups: a coordinator's host falls silent, or a broker dies that leads the journal."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from kohort.wire.offsets import OffsetFetchRequest
 
 GROUPS = 8
 SESSION_S = 6.0
-"""After so long without a word of it a coordinator of ours has lost its shards; `placement.session.timeout.ms`."""
+"""The silence after which a coordinator of ours loses its shards; `placement.session.timeout.ms`."""
 KAFKA_SESSION_S = 3.0
-"""The same of a broker of the three nodes; `broker.session.timeout.ms`."""
+"""The silence after which one of three Kafka nodes is fenced; `broker.session.timeout.ms`."""
 _WITHIN_S = 90.0
 _AROUND_S = 2.0
 
 Where: TypeAlias = Callable[[str], Awaitable[Address | None]]
-"""Who has a group; None: nobody can be named now."""
+"""A look-up of a group's coordinator; None: no node can name it now."""
 
 
 async def offset_of(at: Address, group: str) -> int | None:
-    """The offset that a coordinator tells of a group; None: it does not answer for it yet.
+    """Return a group's offset from a coordinator; None: it does not answer for the group yet.
 
-    It is asked as consumers ask, for stable offsets: without that Kafka reads what it knows to be replicated, which is
-    nothing for a moment after an election.
+    The request asks for stable offsets, as consumers do. Otherwise Kafka reads only offsets that it knows to be
+    replicated, which are none for a moment after an election.
     """
     with suppress(OSError, TimeoutError):
         link = await Link.open(*at, "bench")
@@ -58,9 +58,9 @@ async def offset_of(at: Address, group: str) -> int | None:
 
 
 async def until_answered(where: Where, groups: list[str], session_s: float) -> Sample:
-    """Seconds until all groups are answered for, with what was committed last.
+    """Return the seconds until all groups are answered for, with their last commits.
 
-    `wrong answers` are those that had no error and another offset, or none.
+    `wrong answers` are those without an error that had another offset, or none.
     """
     started = time.monotonic()
     wrong = 0
@@ -80,7 +80,7 @@ async def until_answered(where: Where, groups: list[str], session_s: float) -> S
 
 
 async def committed(at: Address, topic: str, count: int) -> list[str]:
-    """So many groups of the coordinator at an address, each with an offset of 1."""
+    """Create `count` groups of the coordinator at an address, each with an offset of 1."""
     groups: list[str] = []
     link = await Link.open(*at, "bench")
     until = time.monotonic() + _WITHIN_S
@@ -102,14 +102,14 @@ async def committed(at: Address, topic: str, count: int) -> list[str]:
 
 
 def silent(site: Site, how: signal.Signals) -> Sample:
-    """One of two coordinators of ours hears a signal; seconds until the other answers for its groups."""
+    """Send a signal to one of two coordinators; return the seconds until the other answers for its groups."""
     topic = site.new_topic(1)
     with ExitStack() as stack:
         settings = site.settings()
         running = [stack.enter_context(site.start(settings)) for _ in range(2)]
         until_spread(running)
         victim = owner_of(0, running)
-        other = next(one for one in running if one is not victim)
+        other = next(coordinator for coordinator in running if coordinator is not victim)
         address = host_and_port(other.address)
 
         async def where(_: str) -> Address:
@@ -121,7 +121,7 @@ def silent(site: Site, how: signal.Signals) -> Sample:
 
 
 def silent_broker(site: Site) -> Sample:
-    """The same for Kafka's own coordinators: the broker that has some groups stands still."""
+    """Stop the Kafka broker that coordinates some groups, and measure their downtime."""
     topic = site.new_topic(1)
     victim = asyncio.run(_coordinating(site))
     asked = next(host_and_port(node.bootstrap_servers) for node in site.nodes if node is not victim)
@@ -140,7 +140,7 @@ async def _coordinating(site: Site) -> ApacheKafka:
     while time.monotonic() < until:
         at = await found(asked, new_group())
         parts = await partitions(asked, "__consumer_offsets")
-        if at is not None and parts and all(len(each.isr_nodes) == len(site.nodes) for each in parts):
+        if at is not None and parts and all(len(part.isr_nodes) == len(site.nodes) for part in parts):
             return next(node for node in site.nodes if host_and_port(node.bootstrap_servers) == at)
         await asyncio.sleep(LOOK_S)
     raise RunFailed("not all replicas are in sync")
@@ -233,19 +233,19 @@ async def _election(site: Site) -> dict[str, Sample]:
         before = (await described(ours.address)).shards[0]
         await _through(victim, list(watched.values()))
         after = (await described(ours.address)).shards[0]
-        samples = {name: Sample(1.0, one.gap, {"s": round(one.gap, 3)}) for name, one in watched.items()}
+        samples = {name: Sample(1.0, asking.gap, {"s": round(asking.gap, 3)}) for name, asking in watched.items()}
         samples[f"commit, {OURS}"].facts["reloads"] = after.term - before.term
         return samples
 
 
 async def _through(victim: ApacheKafka, watched: list[Asking]) -> None:
     """Ask before, during and after a node's death."""
-    tasks = [asyncio.create_task(one.run()) for one in watched]
+    tasks = [asyncio.create_task(asking.run()) for asking in watched]
     try:
         await _answered(watched, 0.0)
         await asyncio.sleep(_AROUND_S)
-        for one in watched:
-            one.gap = 0.0
+        for asking in watched:
+            asking.gap = 0.0
         killed = time.monotonic()
         await asyncio.to_thread(victim.kill)
         await _answered(watched, killed + _AROUND_S)
@@ -258,7 +258,7 @@ async def _through(victim: ApacheKafka, watched: list[Asking]) -> None:
 async def _answered(watched: list[Asking], since: float) -> None:
     """Return once all have been answered after a time."""
     until = time.monotonic() + _WITHIN_S
-    while not all(one.answered > since for one in watched):
+    while not all(asking.answered > since for asking in watched):
         if time.monotonic() > until:
             raise RunFailed("not all are answered again")
         await asyncio.sleep(LOOK_S)
@@ -270,7 +270,7 @@ def _one_election() -> dict[str, Sample]:
 
 
 def elections() -> list[Contender]:
-    """What is asked while a broker dies that leads the journal: one death shows all, on three new nodes each time."""
+    """Measure all requests while a broker dies that leads the journal: one death, on three new nodes each time."""
     runs = Parts(_one_election)
 
     def of(name: str) -> Contender:

@@ -21,16 +21,16 @@ from kohort.wire.offsets import OffsetFetchRequest
 
 _LOOK_S = 0.005
 _AROUND_S = 2.0
-"""Commits are timed for so long before an end, and for so long after it."""
+"""The time before and after an end for which commits are timed."""
 _PATIENCE_S = 60.0
 
 
 def owner_of(index: int, running: list[CoordinatorProcess]) -> CoordinatorProcess:
     """Which of them has a shard."""
     seen = asyncio.run(described(running[0].address))
-    owner = next(each for each in seen.coordinators if each.node_id == seen.owners[index])
+    owner = next(coordinator for coordinator in seen.coordinators if coordinator.node_id == seen.owners[index])
     address = f"{owner.host}:{owner.port}"
-    return next(one for one in running if one.address == address)
+    return next(process for process in running if process.address == address)
 
 
 def until_spread(running: list[CoordinatorProcess]) -> None:
@@ -72,7 +72,7 @@ def killed(site: Site, protocol: str, members: int, offsets: int) -> Sample:
     with ExitStack() as stack:
         running = [stack.enter_context(site.start(settings)) for _ in range(2)]
         victim = owner_of(0, running)
-        survivor = next(one for one in running if one is not victim)
+        survivor = next(coordinator for coordinator in running if coordinator is not victim)
         now = load.host_and_port(victim.address)
 
         def take_over() -> None:
@@ -132,7 +132,7 @@ def longest_commit(site: Site, end: Callable[[CoordinatorProcess], object]) -> S
     settings, topic = site.settings(), site.new_topic(1)
     with ExitStack() as stack:
         running = [stack.enter_context(site.start(settings)) for _ in range(2)]
-        servers = ",".join(one.address for one in running)
+        servers = ",".join(coordinator.address for coordinator in running)
         clients = [Committing(servers, topic, f"{topic}-{number}") for number in range(8)]
         for client in clients:
             client.start()
@@ -169,6 +169,6 @@ def ends(site: Site) -> list[Contender]:
     """A coordinator that goes on, one that ends cleanly, one that is killed."""
     return [
         Contender("nothing happens", lambda: longest_commit(site, lambda _: None)),
-        Contender("clean stop", lambda: longest_commit(site, lambda one: one.stop())),
-        Contender("SIGKILL", lambda: longest_commit(site, lambda one: one.kill())),
+        Contender("clean stop", lambda: longest_commit(site, lambda coordinator: coordinator.stop())),
+        Contender("SIGKILL", lambda: longest_commit(site, lambda coordinator: coordinator.kill())),
     ]

@@ -1,4 +1,4 @@
-"""Who leads a partition, and who has a group, as the nodes say."""
+"""The leader of a partition and the coordinator of a group, as the nodes report them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
 
 ANSWER_S = 1.0
-"""Who is silent for so long is asked anew."""
+"""The time after which a silent node is asked again."""
 
 Address: TypeAlias = tuple[str, int]
 Partition: TypeAlias = MetadataResponse.MetadataResponseTopic.MetadataResponsePartition
@@ -50,9 +50,9 @@ async def partitions(asked: Address, topic: str) -> list[Partition]:
 
 async def leader(asked: Address, topic: str, partition: int) -> int:
     """The node that leads a partition, as another node knows; -1: nobody."""
-    for each in await partitions(asked, topic):
-        if each.partition_index == partition and each.error_code == 0:
-            return each.leader_id
+    for known in await partitions(asked, topic):
+        if known.partition_index == partition and known.error_code == 0:
+            return known.leader_id
     return -1
 
 

@@ -1,4 +1,4 @@
-"""What the clients of one group hold, by their own account: who stands still, and whether two ever hold the same."""
+"""The partitions that the clients of one group hold, by their own account: downtime and overlaps."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def p99(result: Result) -> tuple[float, float]:
 
 
 def scenarios() -> Iterator[Scenario]:
-    """What is compared."""
+    """Yield the scenarios to compare."""
     for protocol in ("classic", "consumer"):
         said = f"--protocol {protocol}"
         one = f"{said} --members 100 --events join,leave,crash"

@@ -1,18 +1,18 @@
-"""Which way of telling a classic eager group of a change leaves its members working longest, in virtual time.
+"""A comparison in virtual time of ways to notify a classic eager group of a change, by its members' working time.
 
-`python -m bench.coordinator.gathering` prints a table; docs/notification.md holds one and what was
-decided by it. Compared are
+`python -m bench.coordinator.gathering` prints a table; docs/notification.md holds one and the decision that followed.
+The policies are:
 
-- off: as Apache Kafka, a member is told by the reply to its next heartbeat;
-- parking: replies are held while nothing happens, and all that are held at a change are released at once;
-- one interval: gathering. On a change everyone goes on working until all replies are held or a deadline has passed, and
-  is told then. Whose reply is released before (by a commit, or since it was held long enough) is told at that moment
-  only if its next heartbeat is due after the deadline. The deadline is one interval;
-- last due: the same, with the deadline at the moment when the last of those that were not held is due, if that is
-  earlier. This is what kohort.groups.classic.deferred_notification does.
+- off: as in Apache Kafka, a member learns of the change from the response to its next heartbeat;
+- parking: responses are delayed while nothing happens, and all delayed ones are released at once on a change;
+- one interval: deferred notification. On a change everyone continues until all responses are delayed or a deadline has
+  passed, and is notified then. A response may be released earlier, by a commit or at the end of its delay. Its member
+  is then notified at once only if its next heartbeat is due after the deadline. The deadline is one interval;
+- last due: deferred notification with an earlier deadline. The deadline is the moment when the last missing heartbeat
+  is due, if that is earlier. This is what kohort.groups.classic.deferred_notification does.
 
-A member that was told joins when it polls next, and stands still from then until the last has joined and the leader's
-assignment has gone round.
+A notified member joins at its next poll. It stands still from then until the last has joined and the leader's
+assignment has arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs one load against one coordinator and says how long the group stood still.
+"""One load against one coordinator: measures how long the group stood still.
 
 `python -m bench.coordinator.load --bootstrap-server HOST:PORT --protocol classic --members 100` prints one JSON line.
 """
@@ -30,7 +30,7 @@ from kohort.wire.offsets import OffsetCommitRequest, OffsetCommitResponse, Offse
 STABLE_WITHIN_S = 150.0
 LOOK_S = 0.005
 LOOK_SHARE = 10
-"""Looking whether all are stable takes at most one part in so many of the load's own time."""
+"""The divisor of the load's own time that checks of stability may take at most."""
 OFFSETS_PER_COMMIT = 1_000
 COMMITS = 8
 """The version of OffsetCommit that is measured."""
@@ -121,7 +121,11 @@ class Load:
     def living_stable(self, group: str) -> bool:
         """Whether all members that live have what they are to have, whoever has the rest."""
         members = self.groups[group]
-        return bool(members) and all(each.stable for each in members) and len({each.epoch for each in members}) == 1
+        return (
+            bool(members)
+            and all(member.stable for member in members)
+            and len({member.epoch for member in members}) == 1
+        )
 
     def stable(self) -> bool:
         return all(self.group_stable(group) for group in self.groups)
@@ -130,7 +134,7 @@ class Load:
         return sum(book.overlaps for book in self.books.values())
 
     def errors(self) -> dict[str, int]:
-        """What members of all groups were refused with, and how often."""
+        """Return the errors of the members of all groups, and their numbers."""
         found: dict[str, int] = {}
         for member in self.members():
             for name, count in member.heard.errors.items():
@@ -142,7 +146,7 @@ class Load:
         return await self.until_reached(self.stable)
 
     async def until_reached(self, reached: Callable[[], bool]) -> float:
-        """As `until_stable`, for something else."""
+        """Wait until a condition holds; return the seconds, as `until_stable` does."""
         started = time.monotonic()
         while True:
             before = time.monotonic()
@@ -279,7 +283,7 @@ class Load:
         }
 
     async def store_offsets(self, count: int) -> list[str]:
-        """Commit so many offsets in groups of their own; their names."""
+        """Commit `count` offsets in groups of their own; return the groups' names."""
         link = await Link.open(*self.plan.address(), "offsets")
         each = min(OFFSETS_PER_COMMIT, self.plan.partitions)
         names = [f"{self._run}-o{index}" for index in range(-(-count // each))]
@@ -444,7 +448,7 @@ async def measure(
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What a load can be told."""
+    """Return the parser of a load's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-server", required=True)
     parser.add_argument("--topics-at", default="", help="where topics are made, if not at the coordinator")

@@ -1,11 +1,11 @@
 """Members of both protocols, without data: they join, hold an assignment, heartbeat and leave.
 
-They act as Java's clients do, or as librdkafka's (KIP-848), which wait for an answer no longer than the interval that
-they were told, or as kohort's, which keep a lease. The first heartbeat after a join comes at a random point of its
-interval, as among clients that started at different times. A lost connection is noticed at once, as by clients that
-watch their sockets, and the first heartbeat on the next one comes without delay, so that a restart is measured by what
-the coordinator makes of a storm and not by the interval. What they hold is written down at the moment they would
-process it, so that standstill is the clients' own.
+They act as Java's clients do, as librdkafka's (KIP-848), or as kohort's, which keep a lease. Those of librdkafka wait
+for a response no longer than the interval that they were given. The first heartbeat after a join comes at a random
+point of its interval, as among clients that started at different times. A lost connection is noticed at once, as by
+clients that watch their sockets. The first heartbeat on the next connection comes without delay. A restart is thus
+measured by the coordinator's handling of the storm, not by the interval. Assignments are recorded at the moment when
+the members would process them, so that downtime is the clients' own.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ NOT_YET = (
 
 @dataclass
 class Plan:
-    """What all members of a run share. Times in milliseconds.
+    """The common settings of all members of a run. Times in milliseconds.
 
     Attributes:
-        software: the name that clients give of themselves, "" for none.
-        patient: whether a client waits for an answer longer than the interval it was told.
-        id_length: client ids are padded to so many characters.
-        commit_ms: classic members commit this often, 0: never.
-        from_reply: the next heartbeat is due an interval after the last was answered, not after it was sent.
-        processes: each member says that it is a process of its own, which sleeps until the member crashes or is gone.
-        servers: push members ask these, in turn, who their coordinator is; empty: they know.
+        software: the client's software name, "" for none.
+        patient: whether a client waits for a response longer than the interval it was given.
+        id_length: client ids are padded to this number of characters.
+        commit_ms: the interval of classic members' commits, 0: none.
+        from_reply: the next heartbeat is due an interval after the last response, not after the last request.
+        processes: each member claims to be a process of its own, which sleeps until the member crashes or is gone.
+        servers: push members ask these, in turn, for their coordinator; empty: they know it.
         leased: push members keep the lease that kohort's own keep.
     """
 
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass
 class Heard:
-    """What a member saw, on time.monotonic()'s clock."""
+    """The observations of one member, on time.monotonic()'s clock."""
 
     latencies: list[float] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)

@@ -1,17 +1,17 @@
-"""How soon unmodified clients learn of a change, with heartbeats held and not, and beside Apache Kafka.
+"""The delay until unmodified clients learn of a change, with and without long polling, and beside Apache Kafka.
 
 `python -m bench.coordinator.notification` runs three members of every client (those of `make churn`) in classic eager
-groups of their own, all at once, against kohort with `group.notify.at.once` off and known, and against Apache Kafka. A
-member without a name of its own joins and leaves each group over and over, or (`--replace`) crashes and another joins
-at that moment, so that every trigger's moment is known. Members that are told together send their heartbeats in step
-from then on; so after each rebalance every member's process is paused for a random part of the interval, as if the
-group had lived for a while. What happens during it is not measured.
+groups of their own, all at once. It runs against kohort with `group.notify.at.once` off and known, and against Apache
+Kafka. A dynamic member joins and leaves each group again and again. With `--replace`, it crashes and another joins at
+that moment. So every trigger's moment is known. Members that are notified together send their heartbeats in step from
+then on. After each rebalance, therefore, every member's process is paused for a random part of the interval, as if the
+group had lived for a while. Nothing is measured during the pause.
 
 - whole: from the trigger until the last member has its assignment;
-- standstill: from a member's giving up until its assignment, all members and triggers;
-- commit, record: how long a commit took; from a record's production until its member, which had the partition already,
-  had it;
-- close: from a member's decision to close until it has.
+- standstill: from a member's revocation until its assignment, all members and triggers;
+- commit, record: the duration of a commit; the time from a record's production until its member, which already owned
+  the partition, had it;
+- close: the time that a member takes to close.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NS = 1e9
 
 @dataclass
 class Figures:
-    """What one client showed, in seconds."""
+    """The results of one client, in seconds."""
 
     whole: list[float] = field(default_factory=list)
     standstill: list[float] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Group:
         self._logs.append(log)
 
     def told(self, log: Path) -> Iterator[dict[str, Any]]:
-        """What one member has told so far, whole lines only."""
+        """Yield the reports of one member so far, complete lines only."""
         if log.exists():
             text = log.read_text()
             yield from map(json.loads, text[: text.rfind("\n") + 1].splitlines())
@@ -145,11 +145,11 @@ class Group:
         return found
 
     async def assigned(self, since_ns: int, partitions: Callable[[int], bool]) -> int:
-        """Wait until all have been given theirs since then, and hold so many together; when the last was."""
+        """Wait until all have a newer assignment and own the expected partitions; return when the last was assigned."""
         until = time.monotonic() + WITHIN_S
         while time.monotonic() < until:
             held = self.held(since_ns)
-            count = sum(len(each) for each, _ in held.values())
+            count = sum(len(holding) for holding, _ in held.values())
             if len(held) == len(self._logs) and partitions(count):
                 return max(at for _, at in held.values())
             await asyncio.sleep(LOOK_S)
@@ -184,7 +184,7 @@ class Group:
     async def settle(self, chance: random.Random) -> None:
         """Bring the members out of step, and let their coordinator learn their interval."""
         await asyncio.sleep(chance.random() * HEARTBEAT_MS / 1000)
-        await asyncio.gather(*(pause(each, chance.random() * HEARTBEAT_MS / 1000) for each in self._processes))
+        await asyncio.gather(*(pause(process, chance.random() * HEARTBEAT_MS / 1000) for process in self._processes))
         await asyncio.sleep(HEARTBEAT_MS / 1000)
         self._steady.append((time.monotonic_ns(), 0))
         await asyncio.sleep(QUIET_S + chance.random() * HEARTBEAT_MS / 1000)

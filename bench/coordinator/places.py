@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def shorter(session_ms: int) -> dict[str, str]:
-    """The same with sessions of so long, and three heartbeats in each."""
+    """Return the common settings with shorter sessions, and three heartbeats in each."""
     session, interval = str(session_ms), str(session_ms // 3)
     return {
         **SETTINGS,
@@ -42,7 +42,7 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s_of(pid: int) -> float:
-    """What a process has used, in CPU seconds."""
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_S
 
@@ -64,11 +64,11 @@ class Coordinator:
     warm_s: float = 0.0
 
     def cpu_s(self) -> float:
-        """What the process has used, in CPU seconds."""
+        """Return the CPU seconds of the coordinator's process."""
         return cpu_s_of(self.pid())
 
     def memory_mib(self) -> float:
-        """Its resident memory."""
+        """Return the resident memory of the coordinator's process."""
         lines = Path(f"/proc/{self.pid()}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 

@@ -1,7 +1,7 @@
-"""Members of the push protocol, without data: they register, then answer what they are asked.
+"""Members of the push protocol, without data: they register, then answer the coordinator's requests.
 
-They speak as the protocol's text has it and no more: no lease unless the plan wants it, no leave of its own. One that
-leaves says so by Kafka's LeaveGroup on another connection, as kohort's clients do, since the text has nothing for it.
+They follow the protocol's text and no more: no lease unless the plan wants it, no leave of its own. A member that
+leaves sends Kafka's LeaveGroup on another connection, as kohort's clients do, since the text has no leave.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kohort.wire.push import (
     ErrorResponse,
     PushType,
     RegisterConsumerRequest,
-    decode_asked,
-    encode_ping_answer,
+    decode_coordinator_request,
+    encode_ping_response,
     framed,
 )
 
@@ -79,12 +79,12 @@ class PushMember(Member):
         if found.error_code != ErrorCode.NONE:
             self.note(ErrorCode(found.error_code).name)
             raise ConnectionError("no coordinator")
-        return next((each.host, each.port) for each in found.brokers if each.id == found.coordinator_id)
+        return next((broker.host, broker.port) for broker in found.brokers if broker.id == found.coordinator_id)
 
     async def _live(self, link: Link) -> None:
         self.epoch = 0  # the protocol has none
         self._said = time.monotonic()
-        self._positions = framed(encode_ping_answer([]))
+        self._positions = framed(encode_ping_response([]))
         request = RegisterConsumerRequest(
             group_id=self.group,
             consumer_id=self.name,
@@ -110,22 +110,22 @@ class PushMember(Member):
         if is_ping:
             self.heard.pings += 1
             return self._positions
-        asked = decode_asked(frame)
+        asked = decode_coordinator_request(frame)
         if asked.kind is PushType.STOP:
             self._stop_work()
             return _DONE
-        told = frozenset(each.partition for each in asked.partitions)
+        told = frozenset(partition.partition for partition in asked.partitions)
         if self._working and told != self.owned:
             self.note("another map without a Stop")
             return _REFUSED
-        self._positions = framed(encode_ping_answer(asked.partitions))
+        self._positions = framed(encode_ping_response(asked.partitions))
         self._start_work(told)
         if self.plan.leased and self._ending is None:
             self._look_at_lease()
         return _DONE
 
     def _look_at_lease(self) -> None:
-        """Work no longer than it lasts; who has let go connects again."""
+        """Work until the lease ends; a member that released its partitions connects again."""
         left = self._owned_until - time.monotonic()
         self._ending = None
         if left > 0:

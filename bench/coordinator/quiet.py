@@ -1,4 +1,4 @@
-"""What quiet members of any protocol cost those who serve them: processor time, while nobody comes or goes."""
+"""The cost of quiet members of any protocol for their servers: processor time, while nobody comes or goes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SETTLE_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What members do nothing but live.
+    """Members that only stay in their groups.
 
     Attributes:
         protocol: of their groups.
         members: in all, a group at each coordinator.
         session_ms: of each member, which is heard three times in it.
-        seconds: that are watched.
-        topics_at: where topics are made, "": at the coordinator.
-        real: of the members of each group, consumers of ours.
+        seconds: the measured time.
+        topics_at: where topics are created, "": at the coordinator.
+        real: the number of kohort's own consumers among the members of each group.
     """
 
     protocol: str
@@ -62,15 +62,15 @@ class Quiet:
         async with AsyncExitStack() as stack:
             running = []
             for place in places:
-                each = await self._load(place, self.members // len(places), alone=len(places) == 1)
-                running.append(each)
-                stack.push_async_callback(each.drop_topic, self.topics_at or place.servers)
-                stack.push_async_callback(each.close)
-                (group,) = each.groups
-                real = RealMembers(each.plan, self.protocol, group, self.real, each.books[group])
+                group_load = await self._load(place, self.members // len(places), alone=len(places) == 1)
+                running.append(group_load)
+                stack.push_async_callback(group_load.drop_topic, self.topics_at or place.servers)
+                stack.push_async_callback(group_load.close)
+                (group,) = group_load.groups
+                real = RealMembers(group_load.plan, self.protocol, group, self.real, group_load.books[group])
                 await stack.enter_async_context(real)
-            for each in running:
-                await each.until_stable()
+            for group_load in running:
+                await group_load.until_stable()
             await asyncio.sleep(_SETTLE_S)
             return await self._watched(places, running, besides)
 
@@ -91,24 +91,24 @@ class Quiet:
     async def _watched(
         self, places: Sequence[Coordinator], running: list[Load], besides: Callable[[], float] | None
     ) -> Sample:
-        members = [member for each in running for member in each.members()]
+        members = [member for group_load in running for member in group_load.members()]
         for member in members:
             member.heard.pings = 0
             member.heard.errors.clear()
         began, used, others = time.monotonic(), [place.cpu_s() for place in places], besides() if besides else 0.0
-        beats = await asyncio.gather(*(each.heartbeats(self.seconds) for each in running))
+        beats = await asyncio.gather(*(group_load.heartbeats(self.seconds) for group_load in running))
         took = time.monotonic() - began
         each_used = [place.cpu_s() - before for place, before in zip(places, used, strict=True)]
         facts = {
             "µs a member and second": round(sum(each_used) / took / self.members * 1e6, 1),
             "heard/s": round(sum(beat["heartbeats_s"] for beat in beats) + sum(m.heard.pings for m in members) / took),
             "heartbeat p99_ms": max(beat["p99_ms"] for beat in beats),
-            "errors": sum(sum(each.errors().values()) for each in running),
+            "errors": sum(sum(group_load.errors().values()) for group_load in running),
         }
         if besides is not None:
             facts["kafka's cores"] = round((besides() - others) / took, 3)
-        for number, one in enumerate(each_used if len(places) > 1 else [], start=1):
-            facts[f"cores of {number}"] = round(one / took, 3)
+        for number, used_s in enumerate(each_used if len(places) > 1 else [], start=1):
+            facts[f"cores of {number}"] = round(used_s / took, 3)
         return Sample(max(sum(each_used), 1e-3), took, facts)
 
 
@@ -122,5 +122,5 @@ async def has(place: Coordinator, group: str) -> bool:
         if found.error_code == 0:
             break
         await asyncio.sleep(load.LOOK_S)
-    address = next(f"{each.host}:{each.port}" for each in found.brokers if each.id == found.coordinator_id)
+    address = next(f"{broker.host}:{broker.port}" for broker in found.brokers if broker.id == found.coordinator_id)
     return address == place.servers

@@ -31,13 +31,13 @@ class RealMember:
         self._stopped_at: float | None = None
 
     def read(self, at_s: float) -> None:
-        """It got records."""
+        """Record that the member got records."""
         if self.read_at_s:
             self.longest_gap_s = max(self.longest_gap_s, at_s - self.read_at_s)
         self.read_at_s = at_s
 
     def tell(self, book: Book, at_s: float, owned: frozenset[int]) -> None:
-        """It has changed what it holds."""
+        """Record a change of the member's assignment."""
         if not owned:
             self._stopped_at = at_s
         elif self._stopped_at is not None:

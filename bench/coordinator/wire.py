@@ -43,7 +43,7 @@ class Link(asyncio.Protocol):
             self._idle.set_exception(ConnectionError("connection closed"))
 
     async def idle(self, seconds: float) -> None:
-        """Say nothing for so long.
+        """Send nothing for some seconds.
 
         Raises ConnectionError as soon as the connection ends: clients watch their sockets.
         """

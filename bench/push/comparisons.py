@@ -1,7 +1,7 @@
 """The figures of the push protocol, each beside Kafka's two protocols on our broker and on Apache Kafka.
 
-Times are shown as a rate (one over the seconds), so that a ratio above 1 is always the better one; of cores, less is
-better. Source: spec 4.1.
+Times are shown as a rate (one over the seconds), so that a ratio above 1 is always better. For cores, less is better.
+Source: spec 4.1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def figures(options: Options, console: Console) -> Iterator[Figure]:
 
 
 def scaled(options: Options, members: int) -> int:
-    """As many members; light ones and real ones, so never fewer than these."""
+    """Return the scaled number of members; never less than the light and real ones need."""
     return max(3 * rounds.REAL, int(members * options.scale))
 
 
@@ -60,7 +60,7 @@ def compared(title: str, contenders: list[Contender], options: Options, console:
 
 
 def of_event(event: str, run: Run) -> Sample:
-    """What a run shows of one kind of event."""
+    """Return a run's result for one kind of event."""
     times, facts = run
     seen = times.facts(event)
     return Sample(1.0, max(seen["median_ms"] / 1e3, 1e-4), {**seen, **facts})
@@ -100,7 +100,7 @@ def played(place: Coordinator, protocol: str, members: int, repeats: int) -> Run
 
 
 def cores(members: int, options: Options, console: Console) -> Iterator[Figure]:
-    """What quiet members cost: nobody comes or goes."""
+    """Compare the cost of quiet members: nobody comes or goes."""
     title = f"push: cores for {members:,} members with sessions of {SESSION_MS // 1000} s, at a broker"
     if options.only not in title:
         return
@@ -113,7 +113,7 @@ def cores(members: int, options: Options, console: Console) -> Iterator[Figure]:
 
 
 def on_coordinators(members: int, options: Options, console: Console) -> Iterator[Figure]:
-    """The same on one coordinator over Kafka, and on two."""
+    """Compare the cost of quiet members on one coordinator over Kafka with that on two."""
     quiet = Quiet("push", members, SESSION_MS, QUIET_S, real=rounds.REAL)
     if options.only in scale.title_of(quiet):
         try:

@@ -43,7 +43,7 @@ class Rounds:
         self.moved: dict[str, list[float]] = {name: [] for name in EVENTS}
 
     def facts(self, event: str) -> dict[str, float]:
-        """What a figure shows of one kind of event."""
+        """Return the results for one kind of event."""
         return {
             "median_ms": round(statistics.median(self.whole[event]) * 1e3, 1),
             "max_ms": round(max(self.whole[event]) * 1e3, 1),
@@ -78,7 +78,7 @@ async def measure(options: argparse.Namespace, repeats: int) -> tuple[Rounds, di
     try:
         async with RealMembers(running.plan, options.protocol, group, REAL, book) as real:
             started = time.monotonic()
-            await running.until_reached(lambda: all(each.owned for each in real.members) and running.stable())
+            await running.until_reached(lambda: all(consumer.owned for consumer in real.members) and running.stable())
             facts: dict[str, Any] = {"join_all_s": round(time.monotonic() - started, 3)}
             for _ in range(repeats):
                 await event(running, real, rounds, "join", lambda: _join(running, group, processes=False))
@@ -110,9 +110,9 @@ async def event(running: Load, real: RealMembers, rounds: Rounds, name: str, hap
     for member in running.members():
         member.heard.stood_still.clear()
         everyone[member] = member.owned
-    for each in real.members:
-        each.stood_still.clear()
-        everyone[each] = each.owned
+    for real_member in real.members:
+        real_member.stood_still.clear()
+        everyone[real_member] = real_member.owned
     started = time.monotonic()
     await happen()
     await running.until_stable()

@@ -1,8 +1,8 @@
-"""The coordinator of a large group dies: how long partitions stand still, and when all members are connected again.
+"""The death of a large group's coordinator: partitions' downtime, and the time until all members are connected again.
 
-A partition stands still while nobody works on it: from when its member has let go of it (a Stop, or its lease is over)
-until it is started; with a broker that is killed also while the broker serves no data. Members without data keep the
-lease that ours keep. Ten are consumers of ours, which read what is sent to their partitions at an even pace.
+A partition's downtime begins when its member releases it (a Stop, or the end of its lease) and ends at its next start.
+A killed broker also stops a partition while it serves no data. Members without data keep the lease that ours keep. Ten
+are consumers of ours, which read what is sent to their partitions at an even pace.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Standing(Book):
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What happens to a group.
+    """One takeover of a group.
 
     Attributes:
-        members: of it, ten of them consumers of ours.
+        members: of the group, ten of them consumers of ours.
         session_ms: of each.
     """
 
@@ -103,7 +103,10 @@ class Takeover:
         with ExitStack() as stack:
             running = [stack.enter_context(site.start(settings)) for _ in range(2)]
             until_spread(running)
-            places = [Coordinator(each.address, each.address, each.kill, lambda: None, lambda: 0) for each in running]
+            places = [
+                Coordinator(coordinator.address, coordinator.address, coordinator.kill, lambda: None, lambda: 0)
+                for coordinator in running
+            ]
             return self._run(lambda: self._at_coordinators(site, places))
 
     @staticmethod
@@ -127,14 +130,14 @@ class Takeover:
             return await self._watched(running, real, killed, [away])
 
     async def _at_coordinators(self, site: Site, places: list[Coordinator]) -> Sample:
-        async with self._group([each.servers for each in places], site.kafka.bootstrap_servers) as (running, real):
+        async with self._group([place.servers for place in places], site.kafka.bootstrap_servers) as (running, real):
             (group,) = running.groups
             victim, survivor = places if await has(places[0], group) else reversed(places)
             killed = time.monotonic()
             await asyncio.to_thread(victim.kill)
             sample = await self._watched(running, real, killed, [])
             shards = (await described(survivor.servers)).shards
-            sample.facts["load_ms"] = max(each.load_ms for each in shards)
+            sample.facts["load_ms"] = max(shard.load_ms for shard in shards)
             return sample
 
     @asynccontextmanager
@@ -150,16 +153,20 @@ class Takeover:
             running.add(group)
         try:
             async with RealMembers(running.plan, "push", group, REAL, book) as real:
-                await running.until_reached(lambda: all(each.owned for each in real.members) and running.stable())
-                async with _sent(data, running.plan.topic, [part for each in real.members for part in each.owned]):
-                    await running.until_reached(lambda: all(each.read_at_s for each in real.members))
+                await running.until_reached(
+                    lambda: all(consumer.owned for consumer in real.members) and running.stable()
+                )
+                async with _sent(
+                    data, running.plan.topic, [part for consumer in real.members for part in consumer.owned]
+                ):
+                    await running.until_reached(lambda: all(consumer.read_at_s for consumer in real.members))
                     await asyncio.sleep(_BEFORE_S)
                     book.gaps.clear()
                     for member in running.members():
                         member.heard.errors.clear()
                         member.stable = False
-                    for each in real.members:
-                        each.longest_gap_s = 0.0
+                    for consumer in real.members:
+                        consumer.longest_gap_s = 0.0
                     yield running, real
         finally:
             await running.close()
@@ -167,10 +174,10 @@ class Takeover:
                 await running.drop_topic(data)
 
     async def _watched(self, running: Load, real: RealMembers, killed: float, unread: list[Interval]) -> Sample:
-        """What the members saw, from the kill on."""
+        """Return the members' observations since the kill."""
         await running.until_stable()
         connected = time.monotonic() - killed
-        await running.until_reached(lambda: all(each.read_at_s > killed + _AFTER_S for each in real.members))
+        await running.until_reached(lambda: all(consumer.read_at_s > killed + _AFTER_S for consumer in real.members))
         (book,) = running.books.values()
         assert isinstance(book, Standing)
         still = [book.stood_still(partition, unread) for partition in range(self.members)]
@@ -178,7 +185,7 @@ class Takeover:
         facts = {
             "stood still, median ms": round(statistics.median(still) * 1e3, 1),
             "worst ms": round(max(still) * 1e3, 1),
-            "between records, worst ms": round(max(each.longest_gap_s for each in real.members) * 1e3, 1),
+            "between records, worst ms": round(max(consumer.longest_gap_s for consumer in real.members) * 1e3, 1),
             "all connected, s": round(connected, 3),
             "leases over": errors.get("lease over", 0),
             "overlaps": running.overlaps(),

@@ -1,7 +1,7 @@
-"""Reads a topic from its beginning with one client: `python -m bench.runners.consume CLIENT SERVERS TOPIC COUNT`.
+"""Read a topic from its beginning with one client: `python -m bench.runners.consume CLIENT SERVERS TOPIC COUNT`.
 
-The clock runs from the first call that could return records, on a consumer that has its partitions, to the last record:
-joining a group and fetching metadata are not what is compared. Every value is looked at.
+The clock runs from the first call that could return records to the last record, on a consumer that has its partitions.
+Joining a group and fetching metadata are not compared. Every value is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BY_NAME = 12
 
 
 def raw_receive(servers: str, topic: str, count: int) -> Timed:
-    """The same bytes received into one buffer and not decoded.
+    """Receive the bytes into one buffer without decoding them.
 
     A blocking socket; requests are made beforehand but for their offsets.
 
@@ -79,7 +79,7 @@ def _receive_frame(sock: socket.socket, buffer: memoryview) -> memoryview:
 
 def _partitions_in(frame: memoryview) -> Iterator[Any]:
     _, answer = framing.decode_response(FetchResponse, _BY_NAME, frame)
-    return (part for one in answer.responses for part in one.partitions)
+    return (part for response in answer.responses for part in response.partitions)
 
 
 def kohort_arrow(servers: str, topic: str, count: int, **settings: Any) -> Timed:
@@ -127,11 +127,11 @@ def _kohort(servers: str, topic: str, **settings: Any) -> AbstractContextManager
 
 
 def confluent_kafka(servers: str, topic: str, count: int) -> Timed:
-    """Librdkafka by batches of 5000 messages.
+    """Read with librdkafka by batches of 5000 messages.
 
-    Its queue is full long before the application has worked it off, and by default it then stays away from the broker
-    for a second (`fetch.queue.backoff.ms`), most of which the application waits: a sixth of the rate. A short pause is
-    what suits a consumer that is faster than that.
+    Its queue fills long before the application has emptied it. By default it then pauses fetching for a second
+    (`fetch.queue.backoff.ms`). The application waits for most of that second: a sixth of the rate. A short pause suits
+    a faster consumer.
     """
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
@@ -210,7 +210,7 @@ def aiokafka(servers: str, topic: str, count: int) -> Timed:
 
 
 def _most_resident_mb() -> float:
-    """Of this program alone: getrusage also counts what the process was before it began to run it."""
+    """Return the peak memory of this program alone: getrusage also counts the process before exec."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 

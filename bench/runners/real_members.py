@@ -1,8 +1,8 @@
-"""Consumers of ours in one group, each polling in a thread, that say what they hold.
+"""Consumers of ours in one group, each polling in a thread, that report their assignments.
 
 `python -m bench.runners.real_members SERVERS GROUP TOPIC COUNT SETTINGS`; SETTINGS is JSON. Each change is a line
-`[NUMBER, SECONDS, [PARTITION…]]` by the clock that all processes of a machine share (`time.monotonic`); each poll that
-brings records is a line `[NUMBER, SECONDS, null]`. They leave when standard input ends.
+`[NUMBER, SECONDS, [PARTITION…]]`. Each poll that brings records is a line `[NUMBER, SECONDS, null]`. The clock is the
+one that all processes of a machine share (`time.monotonic`). The consumers leave when standard input ends.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _saying = threading.Lock()
 
 
 class _Holding(RebalanceListener):
-    """What one consumer has, told with each change."""
+    """The assignment of one consumer, reported with each change."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._held: set[int] = set()
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self._held.update(each.partition for each in partitions)
+        self._held.update(partition.partition for partition in partitions)
         self._say()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._held.difference_update(each.partition for each in partitions)
+        self._held.difference_update(partition.partition for partition in partitions)
         self._say()
 
     def _say(self) -> None:

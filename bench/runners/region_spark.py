@@ -92,7 +92,7 @@ class Rows(StreamingQueryListener):
                 raise TimeoutError(f"{self.count} rows in {PATIENCE_S:g} s")
 
     def until_runs(self, count: int, do: Callable[[], object]) -> float:
-        """Do something, and wait until so many runs that were not there before have done a batch; gives the seconds."""
+        """Call `do`, and wait until `count` new runs have done a batch; return the seconds."""
         with self.lock:
             before = set(self.batches)
         began_s = time.perf_counter()
@@ -102,12 +102,12 @@ class Rows(StreamingQueryListener):
 
 
 def lines(frame: DataFrame) -> DataFrame:
-    """What every query here computes."""
+    """Return the computation of every query here."""
     return frame.selectExpr("CAST(value AS STRING) AS line", "partition", "offset")
 
 
 def slow_lines(frame: DataFrame) -> DataFrame:
-    """The same with a second's wait in each batch."""
+    """Return the computation with a second's wait in each batch."""
     return lines(frame).where("line IS NOT NULL AND java_method('java.lang.Thread', 'sleep', 1000L) IS NULL")
 
 
@@ -127,7 +127,7 @@ class Stage:
         return {"subscribe": self.topic, "group.id": f"{self.name}-{group}", "maxOffsetsPerTrigger": most}
 
     def alone(self, name: str) -> StreamingQuery:
-        """What a query of the region does, without one: the same rows, staged for the same sink and never published."""
+        """Start a query without a region that stages the same rows for the same sink and never publishes them."""
         options = {
             **self.source(name, FEW),
             "kafka.bootstrap.servers": self.servers,
@@ -146,7 +146,7 @@ class Stage:
         return writer.option("checkpointLocation", str(self.folder / f"checkpoint-{name}")).start()
 
     def sequence(self) -> RegionSeen:
-        """Have a sequence taken."""
+        """Request a sequence, and return it."""
         before = self.region.describe().sequence
         self.region.checkpoint()
         while (seen := self.region.describe()).sequence == before:
@@ -245,7 +245,7 @@ def join(how: str, servers: str, topic: str, folder: Path) -> dict[str, float]:
     stage = Stage(servers, topic, folder, every="1s")
     stage.query("a", "both", most=FEW, on_rebalance=how)
     stage.rows.until_runs(1, stage.region.start)
-    stage.sequence()  # else a reset would have it begin anew
+    stage.sequence()  # otherwise a reset would start the query from the beginning
     stage.query("b", "both", most=FEW, on_rebalance=how)
     took_s = stage.rows.until_runs(1 if how == "checkpoint" else 2, stage.region.start)
     stage.region.close(gently=False)

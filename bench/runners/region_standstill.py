@@ -22,7 +22,7 @@ WORK_S = 0.05
 
 
 class Member:
-    """Reads, and notes when it got how much."""
+    """A member that reads, and records when it got how much."""
 
     def __init__(self, region: Region, name: str, topic: str) -> None:
         self.got: list[tuple[float, int]] = []

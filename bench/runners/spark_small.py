@@ -49,11 +49,11 @@ def job_tiny(spark: SparkSession, kind: str, servers: str, topic: str, count: in
         .start()
     )
     query.processAllAvailable()
-    batches = [one for one in query.recentProgress if one.numInputRows][WARM_BATCHES:]
+    batches = [progress for progress in query.recentProgress if progress.numInputRows][WARM_BATCHES:]
     query.stop()
-    took = [one.durationMs["triggerExecution"] for one in batches]
+    took = [batch.durationMs["triggerExecution"] for batch in batches]
     told = {
-        name: statistics.median(one.durationMs.get(name, 0) for one in batches)
+        name: statistics.median(batch.durationMs.get(name, 0) for batch in batches)
         for name in ("latestOffset", "addBatch", "queryPlanning", "walCommit", "commitOffsets")
     }
     return {

@@ -16,7 +16,7 @@ from bench.runners.spark import session
 
 
 def write(spark: SparkSession, kind: str, servers: str, topic: str, count: int) -> None:
-    """So many records, from two tasks."""
+    """Write `count` records from two tasks."""
     frame = spark.range(0, count, 1, 2).selectExpr("lpad(CAST(id AS STRING), 100, 'x') AS value")
     frame.write.format(kind).option("kafka.bootstrap.servers", servers).option("topic", topic).mode("append").save()
 

@@ -14,7 +14,7 @@ from typing import Any
 from kohort import Producer
 
 AT_ONCE: Any = {"linger_ms": 0, "reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 20, "retry_backoff_max_ms": 20}
-"""What reads is timed, not what sends."""
+"""The producer's settings: the reader is timed, not the sender."""
 
 
 def main(servers: str, topic: str, partitions: str, pause_s: str) -> None:

@@ -45,7 +45,7 @@ Respond = Callable[[memoryview], None]
 NODES = (1, 2)
 TOPIC, TOPIC_ID = "t", UUID(int=0x29)
 FETCH_BYTES = (1, 300, 1 << 20)
-"""About so many bytes a node answers a fetch with; at least a batch."""
+"""The approximate bytes of a node's answer to a fetch; at least a batch."""
 LATEST = -1
 """The timestamp that asks for the end."""
 REFUSED, UNSURE, LOST, DROPPED, SLOW, TWICE = "refused", "unsure", "lost", "dropped", "slow", "twice"
@@ -53,7 +53,7 @@ FAULTS = (REFUSED, UNSURE, LOST, DROPPED, SLOW, SLOW, TWICE)
 """Faults of a request: refused; carried out, and said that it may not have been; carried out without an
 answer; not carried out; carried out late; answered twice."""
 SLOW_MS = (300, 2_000, 6_000)
-"""Up to so long a slow request takes: the last is longer than clients wait."""
+"""The maximum times of a slow request: the last is longer than clients wait."""
 TRANSACTION_VERSION = "transaction.version"
 
 

@@ -136,7 +136,7 @@ class PartitionModel:
     # Reading.
 
     def read(self, at: int, size: int, *, committed: bool) -> bytes:
-        """Whole batches from the one that holds an offset, about so many bytes of them."""
+        """Return complete batches of about `size` bytes from the one that holds an offset."""
         stop, data = self.last_stable if committed else self.end, b""
         for batch in self.batches[max(0, bisect_right(self._offsets, at) - 1) :]:
             if batch.end > at and batch.end <= stop and len(data) < size:

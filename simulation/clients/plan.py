@@ -25,7 +25,7 @@ TROUBLE = {
 }
 EVERY_MS = (300, 1_000, 3_000)
 DEAFENED = 0.3
-"""So often an application hears nothing for a while, and what it sends arrives."""
+"""The probability that an application hears nothing for a while, and its requests still arrive."""
 SHORTEST_MS, LONGEST_MS = 4_000, 20_000
 
 

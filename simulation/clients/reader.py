@@ -35,11 +35,11 @@ SETTINGS: dict[str, Any] = {
 }
 POLL_MS = 400
 DECODE_MS = 5
-"""Up to so long decoding takes, while the client's own thread goes on."""
+"""The maximum time of decoding, while the client's own thread continues."""
 WORK_MS = (0, 0, 5, 300)
-"""Up to so long the application works between two polls."""
+"""The maximum times of the application's work between two polls."""
 COMMITS = (0.0, 0.2, 0.6)
-"""So often it commits after a poll."""
+"""The probabilities of a commit after a poll."""
 
 
 class ReadingApplication:

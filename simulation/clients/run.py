@@ -24,9 +24,9 @@ from simulation.run import Result
 from simulation.world import World
 
 HEALING_MS = 45_000
-"""Longer than every timeout of the applications: so long after the last fault all is read and written."""
+"""The time after the last fault by which all is read and written: longer than every timeout of the applications."""
 LOOK_MS, LOOKS = 1_000, 3
-"""A world that has nothing left at so many looks in a row has healed."""
+"""The interval of looks, and the number of consecutive looks without unfinished work after which the run has healed."""
 
 
 class ClientRun:

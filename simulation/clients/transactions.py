@@ -12,7 +12,7 @@ from simulation.clients.partition import PartitionModel
 from simulation.world import World
 
 MARKERS_MS = 400
-"""Up to so long the ends of a transaction take to be written."""
+"""The maximum time until a transaction's markers are written."""
 
 
 @dataclass(slots=True)

@@ -22,11 +22,11 @@ from simulation.remote.life import Life
 from simulation.world import WALL_START_MS, World
 
 PAUSE_MS = (150, 600, 2_000)
-"""Up to so long it waits between two lots of records."""
+"""The maximum pauses between two lots of records."""
 HOLD_MS = (0, 200, 3_000)
-"""Up to so long a transaction is held open."""
+"""The maximum times that a transaction is held open."""
 RECORDS = (1, 4, 12)
-"""Up to so many records in a lot."""
+"""The maximum numbers of records in a lot."""
 DELIVERY_MS = (7_000, 30_000)
 TRANSACTION_MS = (6_000, 60_000)
 

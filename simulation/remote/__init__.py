@@ -1,1 +1,1 @@
-"""Several coordinators over one Kafka cluster: a remote log, a place where they find each other, and bad days."""
+"""Several coordinators over one Kafka cluster: a remote journal, placement in ZooKeeper, and fault schedules."""

@@ -1,4 +1,4 @@
-"""What a coordinator may still say that was overtaken."""
+"""Checkers of responses from a coordinator that was replaced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KeptAliveChecker(EvictionChecker):
 
 
 class WholeAppendChecker(Checker):
-    """What a coordinator loads ends with all that one event brought about, or with nothing of it."""
+    """A loaded journal ends with all records of one event, or with none of them."""
 
     REMEMBERED = 500
     """Steps, the newest: the end of a journal is from one of them."""
@@ -77,27 +77,31 @@ class WholeAppendChecker(Checker):
 
 
 class DoorChecker(Checker):
-    """Who has a place holds it under its own session, and in the end all know the same map, with all of them in it."""
+    """Each placed coordinator holds its node under its own session; in the end all know the same complete map."""
 
     SETTLED_MS = 2_000
-    """Who has stood connected for so long has done what there was to do."""
+    """The time of a steady connection after which a coordinator has done all pending work."""
 
     def on_doors(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper, *, at_end: bool) -> None:
         if at_end:
             self._at_end(coordinators, zookeeper)
-        for one in coordinators:
-            session = one.session
-            if session is None or one.life.paused or self.world.now_ms - session.since_ms < self.SETTLED_MS:
+        for coordinator in coordinators:
+            session = coordinator.session
+            if session is None or coordinator.life.paused or self.world.now_ms - session.since_ms < self.SETTLED_MS:
                 continue
-            node = zookeeper.nodes.get(f"{IDS}/{one.number}")
+            node = zookeeper.nodes.get(f"{IDS}/{coordinator.number}")
             if node is not None and session.id in zookeeper.sessions and node.owner != session.id:
-                self.fail(f"{one.name} has a place of session {node.owner:#x}, and is in session {session.id:#x}")
+                self.fail(
+                    f"{coordinator.name} has a place of session {node.owner:#x}, and is in session {session.id:#x}"
+                )
 
     def _at_end(self, coordinators: Sequence[Coordinator], zookeeper: ZooKeeper) -> None:
         there = read_placement(from_bytes(zookeeper.nodes[PLACEMENT].data))
-        missing = {one.candidate for one in coordinators} - set(there.candidates)
+        missing = {coordinator.candidate for coordinator in coordinators} - set(there.candidates)
         if missing:
             self.fail(f"{missing} have no place in {there}")
-        for one in coordinators:
-            if one.door is None or one.door.placement != there:
-                self.fail(f"{one.name} goes by {one.door and one.door.placement}, the map is {there}")
+        for coordinator in coordinators:
+            if coordinator.door is None or coordinator.door.placement != there:
+                self.fail(
+                    f"{coordinator.name} goes by {coordinator.door and coordinator.door.placement}, the map is {there}"
+                )

@@ -32,7 +32,7 @@ from simulation.server import Answer, Server
 from simulation.world import Chance, World
 
 TOKENS = 10_000_000
-"""So many requests of one coordinator have numbers of their own."""
+"""The range of request numbers of one coordinator."""
 SUSPECTED_MS = 300
 """Coordinators notice within this time that another's process refuses connections."""
 
@@ -50,12 +50,12 @@ class LifeDriver(VirtualDriver):
         self._life.turn(action)
 
     def shard_loaded(self, index: int) -> None:
-        """See `Tenures`."""
+        """Implement `Driver.shard_loaded`: pass the event on to the tenures."""
         self._coordinator.tenures.loaded(index)
         self._coordinator.on_shard_loaded()
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """See `Tenures`."""
+        """Implement `Driver.shard_ended`: pass the event on to the tenures."""
         self._world.tell(f"{self._coordinator.name}: the shard has ended: {error}")
         self._coordinator.tenures.lost(index, error)
 
@@ -101,7 +101,7 @@ class Coordinator(Server):
 
     @property
     def candidate(self) -> Candidate:
-        """As the others know it."""
+        """The candidate as the other coordinators know it."""
         return Candidate(self.number, f"{self.number}-{self.incarnation}", f"10.0.1.{self.number}", 9_092)
 
     # -- the process
@@ -300,11 +300,11 @@ class Coordinator(Server):
         self.life.turn(partial(self._pushing.receive, connection, memoryview(frame)[4:], respond))
 
     def on_closed(self, connection_id: int) -> None:
-        """Its end of a connection ends, when it looks."""
+        """Notice the end of a connection at the coordinator's side."""
         if self.life.alive:
             self.life.turn(partial(super().on_closed, connection_id))
 
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
-        """It hears of topics when it polls next."""
+        """Change the topics; the coordinator learns of it at its next poll."""
         self.life.turn(partial(super().change_topics, image, deleted))
         self.image = image

@@ -18,7 +18,7 @@ from simulation.remote.zookeeper import ZooKeeper
 from simulation.world import Chance, World
 
 ASTRAY = 0.1
-"""So often a client asks one that does not know better."""
+"""The probability that a client asks a coordinator that does not know better."""
 NOWHERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
@@ -68,7 +68,7 @@ class Routes(Network):
 
 
 class Fleet:
-    """What the run has in the place of its server.
+    """All coordinators, in the role of the run's single server.
 
     Attributes:
         coordinators: by number.
@@ -92,21 +92,23 @@ class Fleet:
     @property
     def waiting(self) -> dict[int, tuple[Any, Any, int]]:
         """Requests without an answer, anywhere."""
-        return {token: asked for one in self.coordinators for token, asked in one.waiting.items()}
+        return {token: asked for coordinator in self.coordinators for token, asked in coordinator.waiting.items()}
 
     @property
     def shard(self) -> Shard | None:
         """Any that is here."""
-        return next((one.shard for one in self.coordinators if one.shard is not None), None)
+        return next((coordinator.shard for coordinator in self.coordinators if coordinator.shard is not None), None)
 
     def start(self) -> None:
         """Come up, one after the other."""
-        for one in self.coordinators:
-            self.world.after(self.chance.upto(500), one.start)
+        for coordinator in self.coordinators:
+            self.world.after(self.chance.upto(500), coordinator.start)
 
     def crash(self, down_ms: int) -> None:
         """One of them dies: most often the one that serves; the others notice that it refuses connections."""
-        serving = [one for one in self.coordinators if one.shard is not None and one.life.alive]
+        serving = [
+            coordinator for coordinator in self.coordinators if coordinator.shard is not None and coordinator.life.alive
+        ]
         one = self.chance.choice(serving if serving and self.chance.likely(0.7) else self.coordinators)
         one.crash(down_ms)
         for other in self.coordinators:
@@ -121,5 +123,5 @@ class Fleet:
     def change_topics(self, image: TopicImage, deleted: str | None = None) -> None:
         """All hear of it."""
         self.image = image
-        for one in self.coordinators:
-            one.change_topics(image, deleted)
+        for coordinator in self.coordinators:
+            coordinator.change_topics(image, deleted)

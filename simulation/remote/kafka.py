@@ -36,7 +36,7 @@ FIRST_PORT = 9_100
 TOPIC = JournalTopic("__kohort_groups", UUID(int=0x17), 1)
 KEYS = frozenset((0, 1, 2, 3, 10, 18, 22))
 FETCH_BYTES = (1, 600, 1 << 20, 1 << 20)
-"""About so many bytes a node answers a fetch with; at least a batch."""
+"""The approximate bytes of a node's answer to a fetch; at least a batch."""
 EPOCH_LAST = 32_766
 """After it Kafka gives another producer id."""
 LATEST = -1
@@ -45,7 +45,7 @@ REFUSED, UNSURE, LOST, DROPPED = "refused", "unsure", "lost", "dropped"
 FAULTS = (REFUSED, UNSURE, LOST, DROPPED)
 """What goes wrong with an append: not taken and said so; taken, and not known to be; taken, and no answer; neither."""
 TRUNCATED = 0.5
-"""So often a new leader lacks what the last one had taken and not acknowledged."""
+"""The probability that a new leader lacks what the last one had taken and not acknowledged."""
 
 
 class Kafka:

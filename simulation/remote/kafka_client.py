@@ -41,7 +41,7 @@ class SimulatedBrokers(Protocol):
 
 
 class KafkaClient:
-    """What a `KafkaJournal` asks of a client (`ClusterLink`).
+    """The client that a `KafkaJournal` uses (`ClusterLink`).
 
     Attributes:
         cluster: the core.

@@ -35,7 +35,7 @@ class Life:
         self._turned()
 
     def after(self, delay_ms: float, action: Callable[[], object]) -> Happening:
-        """A turn in so long."""
+        """Take a turn after a delay."""
         return self._world.after(delay_ms, partial(self.turn, action))
 
     def pause(self) -> None:

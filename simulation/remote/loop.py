@@ -21,7 +21,7 @@ class VirtualHandle(asyncio.TimerHandle):
     happening: Happening | None = None
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """Cancel the call."""
         super().cancel()
         if self.happening is not None:
             self.happening.cancel()
@@ -94,7 +94,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.faults.append(fault)
 
     def die(self) -> None:
-        """Its process has ended: what is under way is dropped."""
+        """Drop everything under way: the process has ended."""
         for task in list(self._tasks):
             setattr(task, "_log_destroy_pending", False)  # noqa: B010  # it is dropped on purpose
             coro: Any = task.get_coro()

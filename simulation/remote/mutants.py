@@ -30,7 +30,7 @@ from simulation.swapped import swapped
 
 
 class ReadsBeforeItFences(DiskMutant):
-    """Takes office by reading all that is there, and then writes its fence."""
+    """A coordinator that takes office by reading all that is there, and then writes its fence."""
 
     where, name = JournalTerm, "run"
 
@@ -74,13 +74,13 @@ async def latest(place: JournalPlace) -> int:
 
 
 class TakesTimeoutsForSuccess(DiskMutant):
-    """Takes an append that is not known to be written for one that is."""
+    """A coordinator that takes an append that is not known to be written for one that is."""
 
     where, name = JournalWriter, "_ask"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """It gives the offset that is expected."""
+        """Return a function that gives the expected offset."""
 
         async def ask(writer: JournalWriter, batch: bytes) -> int:
             try:
@@ -94,7 +94,7 @@ class TakesTimeoutsForSuccess(DiskMutant):
 
 
 class WritesHalves(DiskMutant):
-    """Writes what belongs together as two batches, one after the other."""
+    """A coordinator that writes what belongs together as two batches, one after the other."""
 
     @classmethod
     @contextmanager
@@ -123,7 +123,7 @@ class WritesHalves(DiskMutant):
 
 
 class HeartbeatsWithoutProof(DiskMutant):
-    """Answers what writes nothing without looking at its proof."""
+    """A coordinator that answers what writes nothing without looking at its proof."""
 
     where, name = Appends, "_needs_proof"
 
@@ -134,7 +134,7 @@ class HeartbeatsWithoutProof(DiskMutant):
 
 
 class PushesWithoutProof(DiskMutant):
-    """Pings, stops and starts consumers without looking at its proof."""
+    """A coordinator that pings, stops and starts consumers without looking at its proof."""
 
     where, name = Appends, "_needs_proof"
     unproved: ClassVar[tuple[type, ...]] = (PingConsumer, StopConsumer, StartConsumer)
@@ -144,7 +144,7 @@ class PushesWithoutProof(DiskMutant):
         """Of what was pushed, these need none."""
 
         def needs_proof(self: Appends, steps: Any) -> bool:
-            spared = [isinstance(each.value, cls.unproved) for _, outcome in steps for each in outcome.pushes]
+            spared = [isinstance(push.value, cls.unproved) for _, outcome in steps for push in outcome.pushes]
             answers = any(outcome.replies for _, outcome in steps)
             return bool(real(self, steps)) and (answers or bool(self._unproven) or not (spared and all(spared)))
 
@@ -152,13 +152,13 @@ class PushesWithoutProof(DiskMutant):
 
 
 class StopsWithoutProof(PushesWithoutProof):
-    """Stops consumers without looking at its proof."""
+    """A coordinator that stops consumers without looking at its proof."""
 
     unproved = (StopConsumer,)
 
 
 class ReadsWithoutProof(DiskMutant):
-    """Answers reads as it answers heartbeats."""
+    """A coordinator that answers reads as it answers heartbeats."""
 
     where, name = shard, "_reads"
 
@@ -169,13 +169,13 @@ class ReadsWithoutProof(DiskMutant):
 
 
 class TakesLateAnswersForProof(DiskMutant):
-    """Takes an acknowledgement for proof, whenever the append was sent."""
+    """A coordinator that takes an acknowledgement for proof, whenever the append was sent."""
 
     where, name = Appends, "_proved"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As if it had been sent now."""
+        """Return a function that treats the append as sent now."""
 
         def proved(self: Appends, steps: Any) -> Any:
             self._sending_at = self._elapsed_ms()
@@ -185,7 +185,7 @@ class TakesLateAnswersForProof(DiskMutant):
 
 
 class EndsSessionsEarly(DiskMutant):
-    """Ends sessions after a take-over as if nobody else could have answered the members."""
+    """A coordinator that ends sessions after a take-over as if nobody else could have answered the members."""
 
     where, name = failure_detector, "extend_session"
 
@@ -196,13 +196,13 @@ class EndsSessionsEarly(DiskMutant):
 
 
 class TakesEarlierNodesForItsOwn(DiskMutant):
-    """Takes the node of an earlier session for its own."""
+    """A coordinator that takes the node of an earlier session for its own."""
 
     where, name = zookeeper_door, "is_of"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
-        """As it says the same."""
+        """Return a function that accepts a node with the same contents."""
 
         def is_of(node: Node, session: int) -> bool:
             return bool(real(node, session)) or b"endpoints" in node.data
@@ -211,7 +211,7 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
 
 
 class SetsWatchesOnce(DiskMutant):
-    """Sets the watch on a node when it reads it first."""
+    """A coordinator that sets the watch on a node when it reads it first."""
 
     where, name = VirtualSession, "_handed"
 

@@ -1,7 +1,8 @@
 """One partition of a topic on Apache Kafka: batches, and the producers that its leader knows, as Kafka keeps them.
 
-What Kafka 4.3 does was measured: an epoch is refused once a higher one of the same producer id *has written here*, not
-when it was given out; a batch that comes again is known by its sequence; a batch without a producer id is always taken.
+The behaviour of Kafka 4.3 was measured. An epoch is refused once a higher one of the same producer id *has written
+here*, not when it was given out. A repeated batch is recognised by its sequence. A batch without a producer id is
+always accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SEQUENCES = 2**31
 
 
 class Author(NamedTuple):
-    """Who wrote a batch."""
+    """The writer of a batch."""
 
     producer_id: int
     epoch: int
@@ -31,7 +32,7 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True)
 class Producer:
-    """What the leader knows of a producer id.
+    """The leader's knowledge of a producer id.
 
     Attributes:
         batches: first and last sequence and offset of the newest.
@@ -89,9 +90,9 @@ class Partition:
             if author.epoch < known.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH, -1
             if author.epoch == known.epoch:
-                for one in known.batches:
-                    if one[:2] == (first, last):
-                        return ErrorCode.NONE, one[2]
+                for batch in known.batches:
+                    if batch[:2] == (first, last):
+                        return ErrorCode.NONE, batch[2]
                 if first != (known.batches[-1][1] + 1) % SEQUENCES:
                     return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
             elif first != 0:

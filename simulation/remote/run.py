@@ -48,7 +48,7 @@ CUTS_MS = (500, 3_000, 8_000, 15_000)
 
 
 def remote_plan(seed: int) -> Plan:
-    """What a seed stands for here: the members' troubles of the same seed, and others' of the coordinators."""
+    """Return the plan of a seed: the members' faults of the same seed, and faults of the coordinators."""
     plan = Draft(seed).plan()
     steps = [placed_here(step) for step in plan.steps if step.what not in ELSEWHERE]
     chance, at_ms = Chance(f"{seed}/remote"), 3_000.0
@@ -127,7 +127,7 @@ class RemoteRun(Run):
 
     def _chosen(self, which: int) -> Any:
         """One by its number; one number more stands for whoever serves."""
-        serving = [one for one in self.fleet.coordinators if one.shard is not None]
+        serving = [coordinator for coordinator in self.fleet.coordinators if coordinator.shard is not None]
         everyone = self.fleet.coordinators
         return everyone[which] if which < len(everyone) else (serving or everyone)[0]
 
@@ -144,7 +144,7 @@ class RemoteRun(Run):
         self.fleet.kafka.network.cut_off[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_deafen(self, which: int, duration_ms: int) -> None:
-        """What a coordinator sends reaches Kafka, and nothing comes back."""
+        """Cut a coordinator's responses from Kafka off; its requests still arrive."""
         self.fleet.kafka.network.deaf[self._chosen(which).name] = self.world.now_ms + duration_ms
 
     def do_cut_from_door(self, which: int, duration_ms: int) -> None:
@@ -204,5 +204,5 @@ class RemoteRun(Run):
         for cut in (fleet.kafka.network.cut_off, fleet.kafka.network.deaf, fleet.zookeeper.cut_off):
             cut.clear()
         fleet.kafka.heal()
-        for one in fleet.coordinators:
-            one.wake()
+        for coordinator in fleet.coordinators:
+            coordinator.wake()

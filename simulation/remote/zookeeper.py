@@ -18,7 +18,7 @@ from simulation.world import Chance, World
 
 DELAY_MS = 5
 TICK_MS = 200
-"""The server looks for sessions that have ended so often."""
+"""The interval at which the server looks for expired sessions."""
 Watch = Callable[[], None]
 
 
@@ -120,24 +120,24 @@ class ZooKeeper:
 
     def change(self, session: ServerSession, changes: tuple[Change, ...]) -> bool:
         """All or none."""
-        for one in changes:
-            node = self.nodes.get(one.path)
-            if (node is None) != (one.version is None):
+        for change in changes:
+            node = self.nodes.get(change.path)
+            if (node is None) != (change.version is None):
                 return False
-            if node is not None and one.version not in (-1, node.version):
+            if node is not None and change.version not in (-1, node.version):
                 return False
-        for one in changes:
-            node = self.nodes.get(one.path)
-            if one.delete:
-                self._delete(one.path)
-            elif one.data is None:
+        for change in changes:
+            node = self.nodes.get(change.path)
+            if change.delete:
+                self._delete(change.path)
+            elif change.data is None:
                 continue
             elif node is None:
-                self.nodes[one.path] = Node(one.data, 0, session.id if one.ephemeral else 0)
-                self._fire(one.path)
+                self.nodes[change.path] = Node(change.data, 0, session.id if change.ephemeral else 0)
+                self._fire(change.path)
             else:
-                self.nodes[one.path] = Node(one.data, node.version + 1, node.owner)
-                self._fire(one.path, children=False)
+                self.nodes[change.path] = Node(change.data, node.version + 1, node.owner)
+                self._fire(change.path, children=False)
         return True
 
 
@@ -194,19 +194,19 @@ class VirtualSession:
             self._zookeeper.end(self._session.id)
 
     async def read(self, path: str, watch: Watch | None = None) -> Node | None:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
     async def make_path(self, path: str) -> None:
-        """See the real one."""
+        """Implement the real session's ``."""
         await self._ask(lambda session: self._zookeeper.make_path(session, path))
 
     async def change(self, *changes: Change) -> bool:
-        """See the real one."""
+        """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.change(session, changes))  # type: ignore[no-any-return]
 
     def _handed(self, watch: Watch | None, path: str) -> Watch | None:

@@ -1,4 +1,4 @@
-"""Kafka consumer groups, whole, in one Python package.
+"""Kafka consumer groups in one Python package: broker, coordinator, client, region and Spark source.
 
 The public names are imported when they are first used, so that `import kohort` stays quick. Every type that their
 signatures name is here too.

@@ -1,4 +1,4 @@
-"""`python -m kohort` is the command `kohort`."""
+"""The command `kohort`, run as `python -m kohort`."""
 
 from kohort.cli import main
 

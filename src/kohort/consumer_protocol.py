@@ -1,9 +1,9 @@
-"""The "consumer" protocol type's bytes inside classic members: subscriptions read, assignments read and written.
+"""The bytes of the "consumer" protocol type in classic groups: subscriptions and assignments, read and written.
 
 For offsets, a subscription is read as version 0 whatever version it names, and bytes after the topics are ignored.
-Source: spec 1.4 (KIP-496, "Proposed Changes"). Everyone else reads a subscription in full. Bytes behind what a version
-is known to have are ignored, so that newer versions are read as far as they are known. Source: spec 3.2-3.6, 3.13;
-KIP-429, KIP-792.
+Source: spec 1.4 (KIP-496, "Proposed Changes"). Every other reader reads a subscription in full. Bytes after a version's
+known fields are ignored, so that newer versions are read as far as they are known. Source: spec 3.2-3.6, 3.13; KIP-429,
+KIP-792.
 
     Subscription: int16 version, [string] topics, bytes user data, 1+: [string, [int32]] owned, 2+: int32 generation,
                   3+: nullable string rack
@@ -26,11 +26,11 @@ _INT32 = struct.Struct(">i")
 
 
 class MalformedError(ValueError):
-    """The bytes are not what they should be."""
+    """Bytes that do not have the expected form."""
 
 
 class Subscription(NamedTuple):
-    """What a classic consumer says of itself."""
+    """The subscription of a classic consumer."""
 
     version: int
     topics: tuple[str, ...]
@@ -41,14 +41,14 @@ class Subscription(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a leader, or a coordinator, gives a classic consumer."""
+    """The assignment of a classic consumer, from the leader or a coordinator."""
 
     partitions: tuple[TopicPartition, ...] = ()
     user_data: bytes | None = None
 
 
-class _Reader:
-    """Reads on from a position, never past the end."""
+class _FieldReader:
+    """A reader that moves on from a position, never past the end."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -63,7 +63,7 @@ class _Reader:
         return int(value)
 
     def count(self, smallest: int) -> int:
-        """The length of an array whose elements take at least `smallest` bytes."""
+        """Return the length of an array whose elements take at least `smallest` bytes."""
         count = self.number(_INT32)
         if count < 0 or count > (len(self.raw) - self.at) // smallest:
             raise MalformedError
@@ -94,8 +94,8 @@ class _Reader:
 
 
 def read_topics(metadata: bytes) -> tuple[str, ...] | None:
-    """The subscribed topic names in the order given, or None when the bytes are no subscription."""
-    reader = _Reader(metadata)
+    """Return the subscribed topic names in the order given, or None when the bytes are no subscription."""
+    reader = _FieldReader(metadata)
     try:
         reader.number(_INT16)
         return reader.topics()
@@ -104,8 +104,8 @@ def read_topics(metadata: bytes) -> tuple[str, ...] | None:
 
 
 def read_subscription(metadata: bytes) -> Subscription | None:
-    """A subscription in full, or None when the bytes are none; what its version lacks is empty."""
-    reader = _Reader(metadata)
+    """Return a subscription in full, or None for other bytes; fields that its version lacks are empty."""
+    reader = _FieldReader(metadata)
     try:
         version = reader.number(_INT16)
         if version < 0:
@@ -122,10 +122,10 @@ def read_subscription(metadata: bytes) -> Subscription | None:
 
 
 def read_assignment(assignment: bytes) -> Assignment | None:
-    """An assignment; an empty one from empty bytes, None when the bytes are none."""
+    """Return an assignment; an empty one from empty bytes, None when the bytes are none."""
     if not assignment:
         return Assignment()
-    reader = _Reader(assignment)
+    reader = _FieldReader(assignment)
     try:
         if reader.number(_INT16) < 0:
             return None
@@ -135,7 +135,7 @@ def read_assignment(assignment: bytes) -> Assignment | None:
 
 
 def write_subscription(subscription: Subscription) -> bytes:
-    """A subscription, with what its version has."""
+    """Return a subscription's bytes, with the fields of its version."""
     version = min(subscription.version, NEWEST_VERSION)
     parts = [_INT16.pack(version), _INT32.pack(len(subscription.topics))]
     parts += map(_text, subscription.topics)
@@ -150,7 +150,7 @@ def write_subscription(subscription: Subscription) -> bytes:
 
 
 def write_assignment(version: int, partitions: Iterable[TopicPartition], user_data: bytes | None = None) -> bytes:
-    """An assignment for a member whose subscription has this version."""
+    """Return an assignment's bytes for a member whose subscription has this version."""
     return b"".join((_INT16.pack(min(max(version, 0), NEWEST_VERSION)), _partitions(partitions), _data(user_data)))
 
 

@@ -1,8 +1,8 @@
 """Kafka's error codes in one table, and the few exceptions that callers of the client see.
 
-An error that travels is a code (`ErrorCode`); an error that a caller must handle is an exception whose class says
-what the caller can do: retry, stop because someone newer took over, ask for rights, and so on. Every exception
-carries the code it came from, so nothing is lost by there being only a handful of classes.
+An error on the wire is a code (`ErrorCode`). An error that a caller must handle is an exception. Its class says what
+the caller can do: retry, stop because of a newer instance, obtain rights, and so on. Every exception carries its
+original code, so a handful of classes loses no information.
 
 Source: Kafka 4.4, the Errors enumeration, for numbers, names and which ones may be retried.
 """
@@ -28,11 +28,11 @@ class ErrorCode(IntEnum):
 
     @property
     def topic_text(self) -> str:
-        """The meaning where a whole topic was asked for: `text` may speak of partitions too."""
+        """The meaning for a whole topic: `text` may speak of partitions too."""
         return "this server has no such topic" if self.name == "UNKNOWN_TOPIC_OR_PARTITION" else self.text
 
     def __new__(cls, value: int, retriable: bool = False, text: str = "") -> Self:
-        """Make the member and hang the two facts on it."""
+        """Create the member with its two facts."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.retriable = retriable
@@ -41,7 +41,7 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> ErrorCode:
-        """The member for a number from the wire; a number this table lacks is UNKNOWN_SERVER_ERROR."""
+        """Return the member for a number from the wire; an unknown number is UNKNOWN_SERVER_ERROR."""
         return _BY_NUMBER.get(number, cls.UNKNOWN_SERVER_ERROR)
 
     UNKNOWN_SERVER_ERROR = -1, False, "the server failed in a way it has no code for"
@@ -188,7 +188,7 @@ _BY_NUMBER: Final[dict[int, ErrorCode]] = {int(code): code for code in ErrorCode
 
 
 class KafkaError(Exception):
-    """The base of everything this package raises on purpose.
+    """The base of all exceptions that this package raises deliberately.
 
     Attributes:
         code: the protocol's error code; UNKNOWN_SERVER_ERROR where the protocol was not involved.
@@ -205,7 +205,7 @@ class KafkaError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        """The message, with the code's name where it says more than the class does."""
+        """Return the message, with the code's name where it says more than the class does."""
         if self.code is ErrorCode.UNKNOWN_SERVER_ERROR:
             return self.message
         return f"{self.message} [{self.code.name}]"
@@ -213,7 +213,7 @@ class KafkaError(Exception):
     def __reduce__(
         self,
     ) -> tuple[Callable[..., KafkaError], tuple[type[KafkaError], tuple[object, ...], dict[str, Any]]]:
-        """Keep all that the error has when it crosses processes, whatever its class is made with.
+        """Keep all attributes of the error when it crosses processes, independent of its class's constructor.
 
         Spark carries exceptions between processes.
         """
@@ -221,7 +221,7 @@ class KafkaError(Exception):
 
 
 def _again(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]) -> KafkaError:
-    """An error as it was in another process."""
+    """Restore an error from another process."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(has)
@@ -229,19 +229,19 @@ def _again(kind: type[KafkaError], args: tuple[object, ...], has: dict[str, Any]
 
 
 class RetriableError(KafkaError):
-    """Trying again may succeed, with nothing changed by the caller."""
+    """A temporary failure: trying again may succeed without any change by the caller."""
 
     default_code = ErrorCode.NETWORK_EXCEPTION
 
 
 class TimedOutError(RetriableError):
-    """The time allowed ran out; whether the operation took effect is not known."""
+    """The time allowed ran out; whether the operation took effect is unknown."""
 
     default_code = ErrorCode.REQUEST_TIMED_OUT
 
 
 class FencedError(KafkaError):
-    """Someone newer took over this identity (member, instance id, producer, leader): stop using it."""
+    """A newer instance took over this identity (member, instance id, producer, leader): stop using it."""
 
     default_code = ErrorCode.FENCED_INSTANCE_ID
 
@@ -253,7 +253,7 @@ class NotAuthorizedError(KafkaError):
 
 
 class CommitFailedError(KafkaError):
-    """Offsets were not committed, because the partitions may belong to another member by now."""
+    """A refused offset commit: the partitions may belong to another member by now."""
 
     default_code = ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -265,7 +265,7 @@ class InvalidInputError(KafkaError, ValueError):
 
 
 class RecordsRefusedError(InvalidInputError):
-    """Records of a batch were refused, and so the whole batch. Source: KIP-467.
+    """Refused records of a batch, with which the whole batch was refused. Source: KIP-467.
 
     Attributes:
         records: why, by the index in the batch of each record that was refused.
@@ -281,23 +281,23 @@ class RecordsRefusedError(InvalidInputError):
         self.records = dict(records)
 
     def of(self, index: int) -> InvalidInputError:
-        """What the record with this index failed of: itself, or another one of its batch."""
+        """Return the error of the record with this index: its own, or that another record of its batch was refused."""
         if index in self.records:
             return InvalidInputError(self.records[index], self.code)
         return InvalidInputError(f"not written, as other records of its batch were refused: {self.message}", self.code)
 
 
 class NotFoundError(KafkaError):
-    """The topic, group, member or other thing named does not exist."""
+    """A named topic, group, member or other object that does not exist."""
 
     default_code = ErrorCode.RESOURCE_NOT_FOUND
 
 
 class OffsetError(KafkaError):
-    """A position is missing or outside what the partition holds.
+    """A position that is missing or outside the partition's log.
 
     Attributes:
-        partition: that it is of; None where the error is of no single partition.
+        partition: the partition of the position; None where the error is of no single partition.
     """
 
     partition: TopicPartition | None
@@ -311,13 +311,13 @@ class OffsetError(KafkaError):
 
 
 class CorruptDataError(KafkaError):
-    """Bytes that are not what they should be: a damaged record, file or message."""
+    """Damaged bytes: a record, file or message that can't be decoded."""
 
     default_code = ErrorCode.CORRUPT_MESSAGE
 
 
 def _classes() -> dict[ErrorCode, type[KafkaError]]:
-    """Which exception speaks for which code; codes not listed are retriable or plain."""
+    """Return the exception class of each code; codes not listed are retriable or plain."""
     table: dict[type[KafkaError], str] = {
         TimedOutError: "REQUEST_TIMED_OUT",
         FencedError: "FENCED_INSTANCE_ID PRODUCER_FENCED INVALID_PRODUCER_EPOCH TRANSACTION_COORDINATOR_FENCED "
@@ -347,10 +347,10 @@ _CLASSES: Final[dict[ErrorCode, type[KafkaError]]] = _classes()
 
 
 def error_for(code: int, message: str = "") -> KafkaError:
-    """The exception that stands for an error code: its class says what the caller can do.
+    """Return the exception for an error code: its class says what the caller can do.
 
-    UNKNOWN_TOPIC_OR_PARTITION and UNKNOWN_TOPIC_ID become NotFoundError although the protocol lets a client retry
-    them while metadata spreads; whoever retries looks at `code.retriable`.
+    UNKNOWN_TOPIC_OR_PARTITION and UNKNOWN_TOPIC_ID become NotFoundError although the protocol lets a client retry them
+    while metadata spreads; callers that retry check `code.retriable`.
     """
     known = ErrorCode.of(code)
     if known is ErrorCode.UNKNOWN_SERVER_ERROR and code != known:

@@ -15,9 +15,9 @@ Offset: TypeAlias = int
 TopicId: TypeAlias = uuid.UUID
 
 NO_TOPIC_ID: TopicId = uuid.UUID(int=0)
-"""What stands for "no topic id" on the wire."""
+"""The UUID that means "no topic id" on the wire."""
 NO_POSITION: Offset = -1
-"""What stands for "no offset" where a push consumer is started that finds it itself."""
+"""The number that means "no offset" when a push consumer is started that finds its start itself."""
 
 
 TOPIC_NAME_RULE = "1 to 249 of letters, digits, '.', '_' and '-'"
@@ -26,7 +26,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def topic_name_allowed(name: str) -> bool:
-    """Whether a topic may have this name."""
+    """Return whether a topic may have this name."""
     return name not in (".", "..") and _TOPIC_NAME.fullmatch(name) is not None
 
 
@@ -41,7 +41,7 @@ class TopicPartition(NamedTuple):
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, both sorted."""
+    """Return partition numbers by topic, both sorted."""
     found: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)
@@ -49,7 +49,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 class AclOperation(IntEnum):
-    """What a rule of access allows or denies, by the protocol's numbers; ANY is for filters."""
+    """The operation that an access rule allows or denies, by the protocol's numbers; ANY is for filters."""
 
     ANY = 1
     ALL = 2

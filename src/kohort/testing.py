@@ -1,6 +1,6 @@
-"""The pytest plugin: a broker with real groups for each test that asks for one.
+"""The pytest plugin: a broker with real groups for each test that uses its fixture.
 
-Installed with the package, so a test only names the fixture:
+The plugin is installed with the package, so a test only names the fixture:
 
     def test_replay(kohort_broker):
         with Producer(kohort_broker.bootstrap_servers) as producer:
@@ -9,11 +9,11 @@ Installed with the package, so a test only names the fixture:
     @pytest.mark.kohort_broker({"num.partitions": 6})
     def test_with_six_partitions(kohort_broker): ...
 
-The marker sets properties of that broker, under Kafka's names. It may also stand on a class or, as `pytestmark`, on a
-module: what is nearer to the test adds to what is farther, and wins where both name a property.
+The marker sets properties of that broker, under Kafka's names. It may also mark a class or, as `pytestmark`, a module.
+Nearer markers add to farther ones, and win where both name a property.
 
-A broker can be made to fail on purpose: `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
-chosen by api, group, client and occurrence; `kohort_broker.kill()` and `.restart()` are a crash and the way back.
+A broker can be made to fail on purpose. `kohort_broker.faults.add(Fault(...))` fails, delays, drops or holds requests
+chosen by api, group, client and occurrence. `kohort_broker.kill()` and `.restart()` simulate a crash and a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORM = 'write @pytest.mark.kohort_broker({"num.partitions": 6})'
 
 
 def __getattr__(name: str) -> Any:
-    """`Fault` is imported when it is first asked for."""
+    """Import `Fault` when it is first used."""
     if name != "Fault":
         raise AttributeError(f"module 'kohort.testing' has no attribute {name!r}")
     from kohort.broker.server.fault_kinds import Fault
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test whose own marker could configure nothing is an error: it would pass for a wrong reason."""
+    """Fail a test whose own marker could configure nothing: it would pass for a wrong reason."""
     if not isinstance(item, pytest.Function) or "request" in inspect.signature(item.function).parameters:
         return  # it may ask for the fixture while it runs
     fixtures = item.fixturenames
@@ -66,10 +66,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _marked_config(item: pytest.Item) -> dict[str, Any]:
-    """The properties that the markers of a test, its class and its module give, the nearest last.
+    """Return the properties from the markers of a test, its class and its module, the nearest last.
 
     Raises:
-        pytest.fail.Exception: a marker is written in another way.
+        pytest.fail.Exception: a marker has another form.
     """
     config: dict[str, Any] = {}
     for mark in reversed(list(item.iter_markers("kohort_broker"))):
@@ -86,7 +86,7 @@ def _marked_config(item: pytest.Item) -> dict[str, Any]:
 
 @pytest.fixture
 def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """Starts any number of brokers, each with its own data folder; all end with the test.
+    """Start any number of brokers, each with its own data folder; all end with the test.
 
     Call it with `config=` (a mapping) and, to keep data from one broker to the next, with `data_dir=`.
     """
@@ -105,7 +105,7 @@ def kohort_broker_factory(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 
 @pytest.fixture
 def kohort_broker(request: pytest.FixtureRequest, kohort_broker_factory: Callable[..., Broker]) -> Broker:
-    """A broker of the test's own; `@pytest.mark.kohort_broker({…})` sets its properties."""
+    """Start a broker for one test; `@pytest.mark.kohort_broker({…})` sets its properties."""
     from kohort.errors import InvalidInputError
 
     config = _marked_config(request.node)
@@ -118,7 +118,7 @@ def kohort_broker(request: pytest.FixtureRequest, kohort_broker_factory: Callabl
 
 @pytest.fixture(scope="session")
 def kohort_shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for the whole run, for tests that use topics and groups of their own names."""
+    """Start one broker for the whole run, for tests with their own topic and group names."""
     from kohort.broker import Broker
 
     with Broker(tmp_path_factory.mktemp("kohort-shared-broker")) as broker:

@@ -1,4 +1,4 @@
-"""A real ZooKeeper on this machine, from the jars that PySpark brings; for trying things and for tests."""
+"""A real ZooKeeper on this machine, from PySpark's jars, for tests and for trying things out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START_TIMEOUT_MS = 30_000
 
 
 def spark_jars() -> Path:
-    """The folder of PySpark's jars, without importing PySpark.
+    """Return the folder of PySpark's jars, without importing PySpark.
 
     Raises:
         NotFoundError: PySpark is not installed.
@@ -29,12 +29,12 @@ def spark_jars() -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nothing listens on now."""
+    """Return a free port of the loopback interface."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many, no two alike."""
+    """Return `count` different free ports."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class ZooKeeper:
-    """A ZooKeeper server as a child process, ended with this one.
+    """A ZooKeeper server as a child process, ended with this process.
 
         with ZooKeeper() as zookeeper:
             zookeeper.address                # 127.0.0.1:PORT
@@ -54,8 +54,8 @@ class ZooKeeper:
         data_dir: the folder of its data; None is a temporary folder, deleted at the end.
 
     Raises:
-        NotFoundError: no Java, or no PySpark whose jars could be used.
-        KafkaError: it did not come up.
+        NotFoundError: no Java, or no PySpark with usable jars.
+        KafkaError: the server did not start.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, data_dir: Path | None = None) -> None:
@@ -114,11 +114,11 @@ class ZooKeeper:
         return self._server.pid
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Kill the server as a crash would."""
         self._server.kill()
 
     def close(self) -> None:
-        """Ends it; may be called again."""
+        """Stop the server; may be called again."""
         self._server.stop()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)

@@ -15,14 +15,14 @@ from kohort.ids import TopicPartition
 from kohort.io.processes import owned_ms
 from kohort.wire.groups import LeaveGroupResponse
 from kohort.wire.push import (
-    Asked,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushBroker,
     PushType,
     RegisterConsumerRequest,
-    decode_ping_answer,
+    decode_ping_response,
     encode_ping,
     encode_start,
     encode_stop,
@@ -111,11 +111,11 @@ def test_it_says_what_it_is(held: Held) -> None:
 def test_pings_are_answered_with_what_was_worked_on(held: Held) -> None:
     raw = held.cluster.ask(encode_ping(0))
     assert raw is not None
-    assert decode_ping_answer(raw, True) == (PositionedPartition("t", 1, 0, 5),)
+    assert decode_ping_response(raw, True) == (PositionedPartition("t", 1, 0, 5),)
     held.member.take_positions({T0: 9, T1: 3})
     raw = held.cluster.ask(encode_ping(0))
     assert raw is not None
-    assert decode_ping_answer(raw, True) == (PositionedPartition("t", 1, 0, 9),), "of what it was started with only"
+    assert decode_ping_response(raw, True) == (PositionedPartition("t", 1, 0, 9),), "of what it was started with only"
     assert Held(enable_auto_commit=False).cluster.ask(encode_ping(0)) == b""
 
 
@@ -140,7 +140,7 @@ class TakesAnyPing(PushMembership):
     """A planted fault: a repeated Ping renews the lease."""
 
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         return True
 
 
@@ -175,7 +175,7 @@ def test_it_comes_back_under_its_id_and_goes_on_meanwhile(held: Held) -> None:
     held.member.take_positions({T0: 8})
     raw = cluster.ask(encode_ping(0))
     assert raw is not None
-    assert decode_ping_answer(raw, True)[0].offset == 8
+    assert decode_ping_response(raw, True)[0].offset == 8
     assert cluster.ask(start(T0, offset=8)) == ErrorResponse(0).encode()
     assert held.member.revocation is None
     assert held.member.assignment.generation == 1, "nothing was revoked"
@@ -192,7 +192,7 @@ def test_a_stop_waits_for_the_application_and_its_last_positions_follow(held: He
     assert cluster.answers[-1] == ErrorResponse(0).encode()
     raw = cluster.ask(encode_ping(0))
     assert raw is not None
-    assert decode_ping_answer(raw, True)[0].offset == 11
+    assert decode_ping_response(raw, True)[0].offset == 11
     assert cluster.ask(start(T1)) == ErrorResponse(0).encode()
     assert member.assignment.partitions == (T1,)
 

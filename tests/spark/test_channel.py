@@ -15,7 +15,7 @@ import pytest
 from tests.support.waiting import until
 
 from kohort.io import channel as frames
-from kohort.io.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, Frames, Link, frame, proof
+from kohort.io.channel import FRAME_BYTES_MAX, NONCE_BYTES, PROOF_BYTES, FrameParser, Link, frame, proof
 from kohort.spark import driver_channel
 from kohort.spark.driver_channel import LOOPBACK, Contact, Line, Message, Switchboard, decode, encode
 
@@ -49,7 +49,7 @@ def test_messages_come_whole_from_any_pieces() -> None:
     said = [{"kind": "done", "end": "é" * 300}, {"kind": "over"}, {"kind": "done", "end": ""}]
     data = b"".join(frame(encode(message)) for message in said)
     for size in (1, 3, 7, 1000, len(data)):
-        reading = Frames()
+        reading = FrameParser()
         found = [one for at in range(0, len(data), size) for one in reading.feed(data[at : at + size])]
         assert list(map(decode, found)) == said
 
@@ -68,7 +68,7 @@ def test_messages_come_whole_from_any_pieces() -> None:
 )
 def test_what_is_no_message_is_refused_before_it_is_kept(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"message|JSON|Expecting|decode"):
-        list(map(decode, Frames().feed(data)))
+        list(map(decode, FrameParser().feed(data)))
 
 
 def test_a_message_longer_than_a_frame_is_refused_by_its_sender() -> None:

@@ -6,19 +6,19 @@ import pytest
 
 from kohort.wire.push import (
     NUMBER_MAX,
-    Asked,
     ClusterMetadataRequest,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushBroker,
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    decode_asked,
-    decode_ping_answer,
+    decode_coordinator_request,
+    decode_ping_response,
     encode_ping,
-    encode_ping_answer,
+    encode_ping_response,
     encode_start,
     encode_stop,
     framed,
@@ -85,20 +85,22 @@ def test_what_the_coordinator_asks() -> None:
     assert encode_ping(3) == bytes.fromhex("50020003")
     assert encode_stop() == bytes.fromhex("5003")
     assert encode_start(POSITIONS) == bytes.fromhex("5004") + POSITION_BYTES
-    assert decode_asked(encode_ping(3)) == Asked(PushType.PING, 3)
-    assert decode_asked(encode_stop()) == Asked(PushType.STOP)
-    assert decode_asked(encode_start(POSITIONS)) == Asked(PushType.START, partitions=POSITIONS)
-    assert decode_asked(encode_start(())) == Asked(PushType.START)
+    assert decode_coordinator_request(encode_ping(3)) == CoordinatorRequest(PushType.PING, 3)
+    assert decode_coordinator_request(encode_stop()) == CoordinatorRequest(PushType.STOP)
+    assert decode_coordinator_request(encode_start(POSITIONS)) == CoordinatorRequest(
+        PushType.START, partitions=POSITIONS
+    )
+    assert decode_coordinator_request(encode_start(())) == CoordinatorRequest(PushType.START)
 
 
 def test_ping_answers_have_positions_with_auto_commit_and_nothing_without() -> None:
-    assert encode_ping_answer(None) == b""
-    assert encode_ping_answer(()) == bytes.fromhex("0000")
-    assert encode_ping_answer(POSITIONS) == POSITION_BYTES
-    assert decode_ping_answer(b"", auto_commit=False) == ()
-    assert decode_ping_answer(POSITION_BYTES, auto_commit=True) == POSITIONS
+    assert encode_ping_response(None) == b""
+    assert encode_ping_response(()) == bytes.fromhex("0000")
+    assert encode_ping_response(POSITIONS) == POSITION_BYTES
+    assert decode_ping_response(b"", auto_commit=False) == ()
+    assert decode_ping_response(POSITION_BYTES, auto_commit=True) == POSITIONS
     with pytest.raises(WireError, match="within a number"):
-        decode_ping_answer(b"", auto_commit=True)
+        decode_ping_response(b"", auto_commit=True)
 
 
 @pytest.mark.parametrize("size", range(len(REGISTER_BYTES)))
@@ -110,15 +112,15 @@ def test_a_registration_that_is_cut_off_is_refused(size: int) -> None:
 @pytest.mark.parametrize("size", range(2, len(POSITION_BYTES) + 2))
 def test_a_start_that_is_cut_off_is_refused(size: int) -> None:
     with pytest.raises(WireError):
-        decode_asked(encode_start(POSITIONS)[:size])
+        decode_coordinator_request(encode_start(POSITIONS)[:size])
 
 
 def test_bytes_too_many_are_refused() -> None:
     for decode, raw in (
         (RegisterConsumerRequest.decode, REGISTER_BYTES),
         (ErrorResponse.decode, b"\0\0"),
-        (decode_asked, encode_ping(1)),
-        (decode_asked, encode_stop()),
+        (decode_coordinator_request, encode_ping(1)),
+        (decode_coordinator_request, encode_stop()),
         (ClusterMetadataRequest.decode, ClusterMetadataRequest("g").encode()),
     ):
         with pytest.raises(WireError, match="1 bytes too many"):
@@ -141,9 +143,9 @@ def test_malformed_registrations_are_refused_with_the_reason(raw: bytes, why: st
 
 def test_other_requests_are_refused() -> None:
     with pytest.raises(WireError, match="its type is 20485"):
-        decode_asked(b"\x50\x05")
+        decode_coordinator_request(b"\x50\x05")
     with pytest.raises(WireError, match="a list of -1"):
-        decode_asked(b"\x50\x04\xff\xff")
+        decode_coordinator_request(b"\x50\x04\xff\xff")
 
 
 def test_types_are_told_from_keys() -> None:

@@ -1,8 +1,8 @@
-"""Assignors: pure functions from members and topics to who reads what.
+"""Assignors: pure functions that divide the partitions of topics among members.
 
-Used by the leader of a classic group (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) and by the coordinator for
-KIP-848 groups (`uniform`, `range`). Equal input gives equal output, whatever the order of the mappings and whichever
-process computes it.
+The leader of a classic group uses `range`, `roundrobin`, `sticky`, `cooperative-sticky` or `rack-aware`; the
+coordinator of a KIP-848 group uses `uniform` or `range`. Equal input gives equal output, independent of the order of
+the mappings and of the process.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CLIENT: Final[dict[str, Callable[[str], Assignor]]] = {
     "cooperative-sticky": lambda _: CooperativeSticky(),
     "rack-aware": RackAware,
 }
-"""What a classic member may list in partition.assignment.strategy, made of its rack. Each member needs its own: some
-remember."""
+"""The assignors that a classic member may list in partition.assignment.strategy, made of its rack. Each member needs
+its own instance: some keep state."""
 
 SERVER: Final[dict[str, Callable[[], Assignor]]] = {
     "uniform": Uniform,
     "range": Range,
 }
-"""What a KIP-848 coordinator offers; the first is its default."""
+"""The assignors that a KIP-848 coordinator offers; the first is its default."""
 
 
 def client_assignor(name: str, rack: str = "") -> Assignor:
-    """A new assignor for one classic member, which is in `rack`.
+    """Return a new assignor for one classic member, which is in `rack`.
 
     Raises:
         InvalidInputError: unknown name, or `rack-aware` without a rack.
@@ -46,7 +46,7 @@ def client_assignor(name: str, rack: str = "") -> Assignor:
 
 
 def server_assignor(name: str) -> Assignor:
-    """The assignor for KIP-848 groups.
+    """Return the assignor for KIP-848 groups.
 
     Raises:
         InvalidInputError: unknown name (code UNSUPPORTED_ASSIGNOR).

@@ -1,4 +1,4 @@
-"""Who is believed to own what: the claims of members, with conflicts settled."""
+"""The current owner of each partition, from the claims of members, with conflicts settled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kohort.ids import MemberId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """The partitions that members hold, seen from both sides.
+class PartitionOwners:
+    """The owned partitions, by member and by partition.
 
     Attributes:
         held: the partitions of each member, sorted. Every member is a key.
@@ -22,7 +22,7 @@ class Ownership:
     owners: dict[str, list[MemberId | None]]
 
     def release(self, partitions: list[TopicPartition]) -> None:
-        """Take partitions from their owners; `held` is left to the caller, who has it in hand."""
+        """Remove the owners of partitions; the caller updates `held`."""
         for topic, number in partitions:
             self.owners[topic][number] = None
 
@@ -34,11 +34,12 @@ class Ownership:
         return [TopicPartition(topic, number) for number, owner in enumerate(row) if owner is None]
 
 
-def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Ownership:
+def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> PartitionOwners:
     """Decide who owns each partition of the topics that exist.
 
-    A claim counts if the member is still subscribed to the topic. Where several members claim a partition, the highest
-    generation is believed, and nobody when two share it: after a rebalance that a member missed, both can't be right.
+    A claim counts if the member is still subscribed to the topic. If several members claim a partition, the highest
+    generation wins. If two share it, nobody owns the partition: after a rebalance that a member missed, both can't be
+    right.
 
     The cost is one step for each claim, without a new object: groups have 160,000 claims and more.
 
@@ -64,11 +65,11 @@ def settle_claims(members: Mapping[MemberId, MemberSubscription], topics: Mappin
     if disputed:
         for member, claims in held.items():
             held[member] = sorted({claim for claim in claims if owners[claim.topic][claim.partition] == member})
-    return Ownership(held, owners)
+    return PartitionOwners(held, owners)
 
 
 def _claim_all(member: MemberId, claims: Sequence[TopicPartition], rows: Mapping[str, list[MemberId | None]]) -> bool:
-    """Enter a member as the owner of all that it claims; return False at the first claim that is not free and valid."""
+    """Record a member as the owner of all its claims; return False at the first claim that is not free and valid."""
     try:
         for topic, number in claims:
             row = rows[topic]
@@ -102,12 +103,12 @@ def _settle(
 def believed(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
 ) -> dict[MemberId, list[TopicPartition]]:
-    """Return what each member owns, sorted; `settle_claims` says by which rule."""
+    """Return each member's partitions, sorted, by the rule of `settle_claims`."""
     return settle_claims(members, topics).held
 
 
 def beside(member: MemberSubscription, partition: TopicPartition, topics: Mapping[str, TopicInfo]) -> bool:
-    """Whether a replica of the partition is in the member's rack; False where either is not known."""
+    """Return whether the member's rack has a replica of the partition; False where either is unknown."""
     racks = topics[partition.topic].racks
     return member.rack is not None and partition.partition < len(racks) and member.rack in racks[partition.partition]
 
@@ -115,7 +116,7 @@ def beside(member: MemberSubscription, partition: TopicPartition, topics: Mappin
 def keep_order(
     claims: list[TopicPartition], member: MemberSubscription, topics: Mapping[str, TopicInfo]
 ) -> list[TopicPartition]:
-    """Claims in the order in which a member keeps them: those beside it first."""
+    """Return claims in the order in which a member keeps them: partitions with a replica in its rack first."""
     if member.rack is None:
         return claims
     return sorted(claims, key=lambda claim: (not beside(member, claim, topics), claim))

@@ -1,8 +1,8 @@
-"""An assignor that carries its own data both ways: a model for custom ones, and useful where brokers know racks.
+"""An assignor that sends its own user data in both directions: a model for custom ones, useful with rack-aware brokers.
 
-Each member sends its rack up as user data, so this also works among clients whose subscriptions have no rack field. The
-leader divides evenly and deals partitions to members beside a replica as far as that goes; then it tells each member
-which of its partitions those are, so that the member knows what it may fetch nearby.
+Each member sends its rack as user data, so this also works among clients whose subscriptions have no rack field. The
+leader divides evenly and deals partitions to members in a replica's rack where possible. It then tells each member
+which of its partitions have such a replica, so that the member can fetch from nearby.
 
     Consumer(…, client_rack="rack-1", partition_assignment_strategy=["rack-aware", "range"])
 
@@ -24,7 +24,7 @@ _PREFIX = b"rack:"
 
 
 class RackAware(Stateless):
-    """Even first, then as near as dealing one by one finds; remembers nothing from one rebalance to the next.
+    """A stateless assignor: evenness first, then replicas in the member's rack as far as a greedy deal finds them.
 
     Attributes:
         near: of this member's partitions, those that have a replica in its rack.
@@ -38,30 +38,36 @@ class RackAware(Stateless):
             raise InvalidInputError("the rack-aware assignor needs the member's rack: set client.rack")
         self.rack = rack
         self.near: tuple[TopicPartition, ...] = ()
-        self._told: dict[MemberId, bytes] = {}
+        self._user_data: dict[MemberId, bytes] = {}
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what; what the members will be told about it is kept for `assignment_user_data`."""
-        placed = {member: replace(each, rack=_rack(each), owned=()) for member, each in members.items()}
+        """Divide the partitions, and keep the members' user data for `assignment_user_data`."""
+        placed = {
+            member: replace(subscription, rack=_rack(subscription), owned=())
+            for member, subscription in members.items()
+        }
         result = divide(placed, topics)
-        self._told = {
-            member: encode_previous([each for each in partitions if beside(placed[member], each, topics)], 0)
+        self._user_data = {
+            member: encode_previous(
+                [partition for partition in partitions if beside(placed[member], partition, topics)], 0
+            )
             for member, partitions in result.items()
         }
         return result
 
     def assignment_user_data(self) -> Mapping[MemberId, bytes]:
-        """Each member's partitions beside it."""
-        return self._told
+        """Return the partitions of each member that have a replica in its rack, encoded."""
+        return self._user_data
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """This member's rack."""
+        """Return this member's rack."""
         return _PREFIX + self.rack.encode()
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
-        """Learn which partitions are near."""
-        told = decode_previous(user_data) if user_data else None
-        self.near = () if told is None else tuple(each for each in told[0] if each in partitions)
+        """Learn which partitions have a replica in this member's rack."""
+        decoded = decode_previous(user_data) if user_data else None
+        near = () if decoded is None else decoded[0]
+        self.near = tuple(partition for partition in near if partition in partitions)
 
 
 def _rack(subscription: MemberSubscription) -> str | None:

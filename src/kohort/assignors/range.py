@@ -1,8 +1,8 @@
 """The range assignor: each topic's partitions in order, cut into one range per member.
 
-Topics with equal numbers of partitions and the same members are cut alike, so that equally numbered partitions meet in
-one member. Where racks are known, ranges give way to members that sit beside a replica, still within the same sizes and
-still alike for such topics.
+Topics with equal numbers of partitions and the same members are cut alike, so that one member gets their equally
+numbered partitions. Where racks are known, members in a replica's rack come before contiguous ranges. The sizes stay
+the same, and such topics are still cut alike.
 
 Source: KIP-54, KIP-881; the same results as Kafka's RangeAssignor.
 """
@@ -24,13 +24,13 @@ from kohort.ids import MemberId, TopicPartition
 
 
 class Range(Stateless):
-    """Ranges per topic; see the head of this module."""
+    """The range assignor: each topic divided into contiguous ranges, one per member."""
 
     name = "range"
     cooperative = False
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what."""
+        """Divide the partitions."""
         result: Assignment = {member: [] for member in member_order(members)}
         member_racks = {member: subscription.rack for member, subscription in members.items()}
         shares = [
@@ -69,23 +69,23 @@ class _Share:
         self.by_rack = racks_matter({rack for taker in takers if (rack := member_racks[taker])}, info.racks)
 
     def room(self, taker: MemberId) -> int:
-        """How many more a taker may get."""
+        """Return how many more partitions a taker may get."""
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
     def matches(self, taker: MemberId, partition: int) -> bool:
-        """Whether the taker sits beside a replica, or has no rack."""
+        """Return whether the taker's rack has a replica, or the taker has no rack."""
         rack = self.member_racks[taker]
         return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
 
     def give(self, taker: MemberId, partitions: list[int], result: Assignment) -> None:
-        """Hand over partitions, which the caller takes out of `left`."""
+        """Give partitions to a taker; the caller removes them from `left`."""
         result[taker] += [TopicPartition(self.topic, partition) for partition in partitions]
         self.given[taker] += len(partitions)
         if self.given[taker] > self.least:
             self.extra -= 1
 
     def cut(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
-        """Give each taker, in order, the first partitions left that it may have."""
+        """Give each taker, in order, the first remaining partitions that it may have."""
         for taker in self.takers:
             if not self.left:
                 return
@@ -108,7 +108,7 @@ class _Share:
 
 
 def _match_racks(shares: list[_Share], result: Assignment) -> None:
-    """First round where racks matter: only partitions beside their takers; alike for topics that are cut alike."""
+    """Assign partitions to takers in a replica's rack first, alike for topics that are cut alike."""
     alike: dict[tuple[tuple[MemberId, ...], int], list[_Share]] = {}
     for share in shares:
         alike.setdefault((tuple(share.takers), share.count), []).append(share)
@@ -121,9 +121,9 @@ def _match_racks(shares: list[_Share], result: Assignment) -> None:
 
 def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:
     open_takers = list(takers)
-    taken: set[int] = set()
+    assigned: set[int] = set()
     for partition in range(count):
-        found = next(
+        chosen = next(
             (
                 taker
                 for taker in open_takers
@@ -131,14 +131,14 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
             ),
             None,
         )
-        if found is None:
+        if chosen is None:
             continue
-        taken.add(partition)
+        assigned.add(partition)
         for share in group:
-            share.give(found, [partition], result)
-        if not any(share.room(found) for share in group):
-            open_takers.remove(found)
+            share.give(chosen, [partition], result)
+        if not any(share.room(chosen) for share in group):
+            open_takers.remove(chosen)
             if not open_takers:
                 break
     for share in group:
-        share.left = [partition for partition in share.left if partition not in taken]
+        share.left = [partition for partition in share.left if partition not in assigned]

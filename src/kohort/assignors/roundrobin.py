@@ -19,18 +19,18 @@ class RoundRobin(Stateless):
     cooperative = False
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what."""
+        """Divide the partitions."""
         order = member_order(members)
-        place = {member: number for number, member in enumerate(order)}
+        position = {member: number for number, member in enumerate(order)}
         result: Assignment = {member: [] for member in order}
         turn = 0
         for topic, takers in subscribers(members, topics).items():
             if not takers:
                 continue
-            places = [place[taker] for taker in takers]
+            positions = [position[taker] for taker in takers]
             for partition in range(topics[topic].partitions):
-                at = bisect_left(places, turn)
-                chosen = places[at] if at < len(places) else places[0]
+                at = bisect_left(positions, turn)
+                chosen = positions[at] if at < len(positions) else positions[0]
                 result[order[chosen]].append(TopicPartition(topic, partition))
                 turn = chosen + 1
         return result

@@ -1,4 +1,4 @@
-"""What goes into an assignor and what comes out."""
+"""The interface of assignors: their input, their output and the protocol to implement."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class MemberSubscription:
     Attributes:
         topics: names subscribed to; those that do not exist are left out of the assignment.
         instance_id: of a static member: range and roundrobin sort by it, so that a restart changes nothing.
-        rack: where the member runs, or None.
-        owned: what the member holds, or held last. Two members may claim the same partition after a lost rebalance:
-            the higher `generation` is believed, and neither when they are equal.
+        rack: the member's rack, or None.
+        owned: the partitions that the member owns, or owned last. Two members may claim the same partition after a
+            missed rebalance: the higher `generation` wins, and neither if they are equal.
         generation: of the assignment that gave it `owned`; -1 unknown.
-        user_data: what the member's own copy of the assignor sent along.
+        user_data: the bytes that the member's own copy of the assignor sent along.
     """
 
     topics: tuple[str, ...]
@@ -39,7 +39,7 @@ class TopicInfo:
     """One topic that exists.
 
     Attributes:
-        partitions: how many.
+        partitions: the number of partitions.
         racks: of each partition, the racks that have a replica; empty when they are not known.
     """
 
@@ -49,24 +49,24 @@ class TopicInfo:
 
 @runtime_checkable
 class Assignor(Protocol):
-    """Divides partitions among members. Write one of your own by following this protocol.
+    """The division of partitions among members; implement this protocol for a custom assignor.
 
     Attributes:
         name: under which the members of a group agree on it.
-        cooperative: members keep what they own during a rebalance (KIP-429). `assign` then leaves out a partition
-            that moves, until a later rebalance in which its owner does not hold it any more.
+        cooperative: members keep what they own during a rebalance (KIP-429). `assign` then leaves out a partition that
+            moves, until a later rebalance in which its owner no longer owns it.
     """
 
     @property
     def name(self) -> str:
-        """The assignor's name in the protocol."""
+        """Return the assignor's name in the protocol."""
 
     @property
     def cooperative(self) -> bool:
-        """Whether members keep what they own during a rebalance."""
+        """Return whether members keep what they own during a rebalance."""
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what. The order of the mappings must not matter.
+        """Divide the partitions. The order of the mappings must not matter.
 
         Args:
             members: all members of the group.
@@ -74,32 +74,32 @@ class Assignor(Protocol):
         """
 
     def assignment_user_data(self) -> Mapping[MemberId, bytes]:
-        """What the leader tells members along with the assignment just made; members left out are told nothing."""
+        """Return the leader's user data for members of the last assignment; members left out get none."""
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """What this member tells the group's leader when it joins."""
+        """Return the user data that this member sends to the group's leader when it joins."""
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
-        """This member was given an assignment."""
+        """Receive this member's new assignment."""
 
 
 class Stateless:
-    """The part of an assignor that remembers nothing and tells nobody anything; a base for assignors of your own."""
+    """A base for custom assignors without state: no user data, and nothing kept between rebalances."""
 
     def assignment_user_data(self) -> Mapping[MemberId, bytes]:
-        """Nothing."""
+        """Return no user data."""
         return {}
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """Nothing."""
+        """Return no user data."""
         return None
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
-        """Forget it."""
+        """Ignore the assignment."""
 
 
 def member_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberId]:
-    """Member ids in the order of Kafka's assignors: static members by instance id, then the others by member id."""
+    """Return member ids in the order of Kafka's assignors: static members by instance id, then others by member id."""
     return sorted(
         members, key=lambda member: (members[member].instance_id is None, members[member].instance_id or member)
     )
@@ -108,19 +108,19 @@ def member_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberI
 def subscribers(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]
 ) -> dict[str, list[MemberId]]:
-    """The members of each existing topic, topics sorted by name, members in `member_order`."""
-    found: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}
+    """Return the members of each existing topic: topics sorted by name, members in `member_order`."""
+    by_topic: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}
     for member in member_order(members):
         for topic in dict.fromkeys(members[member].topics):
-            if topic in found:
-                found[topic].append(member)
-    return found
+            if topic in by_topic:
+                by_topic[topic].append(member)
+    return by_topic
 
 
 def racks_matter(member_racks: set[str], partition_racks: Sequence[frozenset[str]]) -> bool:
-    """Whether a choice by rack can change anything.
+    """Return whether a choice by rack can change anything.
 
-    Not when no member is in a rack that has replicas, nor when every partition has a replica in every rack.
+    It can't if no member is in a rack that has replicas, or if every partition has a replica in every rack.
     """
     everywhere = frozenset[str]().union(*partition_racks)
     if not member_racks or everywhere.isdisjoint(member_racks):

@@ -1,11 +1,11 @@
-"""The sticky assignors: as even as subscriptions allow, and then as few partitions moved as that allows.
+"""The sticky assignors: as even as subscriptions allow, then with as few moved partitions as possible.
 
-`Sticky` and `CooperativeSticky` serve the leader of a classic group, `Uniform` the coordinator of a KIP-848 group; they
-divide alike. They differ in where they learn who owned what, and in that the cooperative one holds back partitions that
-their owners have to give up first.
+`Sticky` and `CooperativeSticky` serve the leader of a classic group, `Uniform` the coordinator of a KIP-848 group. All
+three divide alike. They learn the previous owners from different places, and the cooperative one withholds partitions
+that their owners have to revoke first.
 
-Evenness comes before stickiness, stickiness before racks: a partition beside no replica of its member stays, new ones
-are dealt by rack.
+Evenness comes before stickiness, stickiness before racks. A partition stays with its member even without a replica in
+the member's rack; only unowned partitions are dealt by rack.
 
 Source: KIP-54, KIP-341, KIP-429, KIP-792, KIP-848.
 """
@@ -21,28 +21,29 @@ from functools import partial
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
-from kohort.assignors.claims import Ownership, beside, keep_order, settle_claims
+from kohort.assignors.claims import PartitionOwners, beside, keep_order, settle_claims
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic
 
 # -- Even and sticky division when members are subscribed to different topics
 #
-# All partitions of a topic may go to the same members, so it is enough to find how many of topic t member m gets: a
-# flow with convex costs. Loads count first (the sum of their squares is to be least, which makes every comparison of
-# two members as even as subscriptions allow), then how much is kept.
+# All partitions of a topic may go to the same members. So it is enough to find how many partitions of topic t member m
+# gets: a flow with convex costs. Loads count first: the sum of their squares is minimal, which makes every pair of
+# members as even as subscriptions allow. The number of kept partitions counts second.
 #
-# Steps: keep everything; give each unowned partition to its subscriber with least; move single partitions from members
-# with more to members with less; move along chains of members until no chain helps, which is when the loads are
-# optimal; then, within a budget, cancel cycles that keep more at the same loads. Small groups get the exact optimum;
-# the budget bounds the time of large ones, whose loads are optimal all the same.
+# Step 1 keeps everything. Step 2 gives each unowned partition to the subscriber with the lowest load. Step 3 moves
+# single partitions from members with more to members with less. Step 4 moves along chains of members until no chain
+# helps: then the loads are optimal. Step 5 cancels cycles, within a budget, to keep more at the same loads.
+#
+# Small groups get the exact optimum. The budget bounds the time of large ones, whose loads are optimal all the same.
 #
 # Source: Harvey, Ladner, Lovász, Tamir, "Semi-matchings for bipartite graphs and load balancing" (2003).
 
 BUDGET = 400_000
-"""Edge relaxations that may be spent on keeping more; about a quarter of a second."""
+"""The edge relaxations that may be spent on keeping more; about a quarter of a second."""
 
 Counts = list[dict[int, int]]
-"""Per topic: how many partitions each member (by number) has; only positive ones."""
+"""Per topic: the number of partitions of each member (by number); only positive ones."""
 
 
 class Division:
@@ -70,7 +71,7 @@ class Division:
         self.unowned = [size - sum(row.values()) for size, row in zip(sizes, own, strict=True)]
 
     def solve(self) -> Counts:
-        """Run all steps; returns the counts."""
+        """Run all steps and return the counts."""
         self.deal()
         self.move_directly()
         self.move_along_chains()
@@ -78,7 +79,7 @@ class Division:
         return self.counts
 
     def shift(self, topic: int, giver: int, taker: int) -> None:
-        """One partition changes hands."""
+        """Move one partition of a topic from `giver` to `taker`."""
         row = self.counts[topic]
         row[giver] -= 1
         if not row[giver]:
@@ -88,7 +89,7 @@ class Division:
         self.load[taker] += 1
 
     def deal(self) -> None:
-        """Unowned partitions to those with least, topics with few subscribers first."""
+        """Give unowned partitions to the members with the lowest load, topics with few subscribers first."""
         for topic in sorted(range(len(self.takers)), key=lambda each: (len(self.takers[each]), each)):
             if not self.unowned[topic]:
                 continue
@@ -102,14 +103,14 @@ class Division:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def cost(self, topic: int, giver: int, taker: int) -> int:
-        """By how much less is kept when one partition changes hands."""
+        """Return by how much fewer partitions are kept when one partition moves."""
         own, row = self.own[topic], self.counts[topic]
         lost = row[giver] <= own.get(giver, 0)
         won = row.get(taker, 0) < own.get(taker, 0)
         return lost - won
 
     def move_directly(self) -> None:
-        """From members with more to subscribers of the same topic with at least two less, the fullest first."""
+        """Move partitions to subscribers of the same topic with at least two less, from the highest loads first."""
         load = self.load
         if max(load) - 2 < min(load):
             return
@@ -137,9 +138,9 @@ class Division:
         held: Sequence[set[int]],
         heaps: tuple[list[list[tuple[int, int]]], list[tuple[int, int]]],
     ) -> bool:
-        """One member gives until it has less than `floor`; returns False when it has nothing more to give.
+        """Let one member give until it has less than `floor`; return False when it has nothing more to give.
 
-        Meanwhile loads of takers only rise, so a choice that is no longer the best of its topic goes back as what is.
+        Loads of takers only rise meanwhile, so an outdated choice of a topic goes back into the heap with its new load.
         """
         least, givers = heaps
         load = self.load
@@ -167,7 +168,7 @@ class Division:
         return False
 
     def _choice(self, topic: int, giver: int, heap: list[tuple[int, int]]) -> tuple[int, int, int, int] | None:
-        """(load, cost, topic, taker) for the subscriber with least, the giver aside; None when there is no other."""
+        """Return (load, cost, topic, taker) for the lowest load of another subscriber; None when there is no other."""
         load = self.load
         while heap and (heap[0][0] != load[heap[0][1]] or heap[0][1] == giver):
             _, member = heapq.heappop(heap)
@@ -179,7 +180,7 @@ class Division:
         return low, self.cost(topic, giver, taker), topic, taker
 
     def _held(self) -> list[set[int]]:
-        """Per member: the topics it has partitions of."""
+        """Return the topics of which each member has partitions."""
         held: list[set[int]] = [set() for _ in self.load]
         for topic, row in enumerate(self.counts):
             for member in row:
@@ -187,10 +188,10 @@ class Division:
         return held
 
     def move_along_chains(self) -> None:
-        """Until no chain of hand-overs leads from a member to one with at least two less.
+        """Move along chains until none leads from a member to another with at least two less.
 
-        A search that fails has seen everything that can be reached, and none of it can help a member with less: it is
-        left out of later searches.
+        A failed search has visited everything reachable, and none of it can help a member with less. Later searches
+        leave it out.
         """
         if max(self.load) - 2 < min(self.load):
             return
@@ -203,13 +204,13 @@ class Division:
             count, start = heapq.heappop(heap)
             if closed_members[start] or -count != self.load[start]:
                 continue
-            seen: dict[int, tuple[int, int]] = {start: (-1, -1)}
-            end = self._search(start, held, seen, (closed_members, closed_topics))
+            reached: dict[int, tuple[int, int]] = {start: (-1, -1)}
+            end = self._search(start, held, reached, (closed_members, closed_topics))
             if end is None:
                 continue
             taker = end
             while taker != start:
-                giver, topic = seen[taker]
+                giver, topic = reached[taker]
                 self.shift(topic, giver, taker)
                 held[taker].add(topic)
                 if giver not in self.counts[topic]:
@@ -222,10 +223,10 @@ class Division:
         self,
         start: int,
         held: Sequence[set[int]],
-        seen: dict[int, tuple[int, int]],
+        reached: dict[int, tuple[int, int]],
         closed: tuple[bytearray, bytearray],
     ) -> int | None:
-        """Breadth first from a member to one with at least two less; what was reached is closed if there is none."""
+        """Search breadth first for a member with at least two less; without one, close everything that was reached."""
         closed_members, closed_topics = closed
         limit = self.load[start] - 2
         queue = deque((start,))
@@ -237,20 +238,20 @@ class Division:
                     continue
                 topics.add(topic)
                 for taker in self.takers[topic]:
-                    if taker in seen or closed_members[taker]:
+                    if taker in reached or closed_members[taker]:
                         continue
-                    seen[taker] = (giver, topic)
+                    reached[taker] = (giver, topic)
                     if self.load[taker] <= limit:
                         return taker
                     queue.append(taker)
-        for member in seen:
+        for member in reached:
             closed_members[member] = 1
         for topic in topics:
             closed_topics[topic] = 1
         return None
 
     def keep_more(self) -> None:
-        """Cancel cycles that keep more, loads as before, while the budget lasts."""
+        """Cancel cycles that keep more at equal loads, while the budget lasts."""
         budget = BUDGET
         while budget > 0 and self._anything_lost():
             edges = self._edges()
@@ -264,7 +265,7 @@ class Division:
             self._apply(cycle)
 
     def _anything_lost(self) -> bool:
-        """Return whether a member has fewer partitions of a topic than it owned; else all is kept that can be."""
+        """Return whether a member has fewer partitions of a topic than it owned; if not, nothing more can be kept."""
         return any(
             row.get(member, 0) < owned
             for row, own in zip(self.counts, self.own, strict=True)
@@ -272,10 +273,11 @@ class Division:
         )
 
     def _edges(self) -> list[tuple[int, int, int]]:
-        """(from, to, cost): member to topic gives one up, topic to member takes one, levels join equal loads.
+        """Return edges (from, to, cost).
 
-        Nodes: members, then topics, then load levels. A member may take one more in place of another with one more
-        than it: through the node of its level.
+        An edge from member to topic releases a partition, one from topic to member adds one, and levels connect equal
+        loads. Nodes: members, then topics, then load levels. Through the node of a level, a member may take one
+        partition more in place of a member with one more than it has.
         """
         members, topics = len(self.load), len(self.takers)
         edges = []
@@ -304,7 +306,7 @@ class Division:
 
 
 def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: int) -> tuple[list[int] | None, int]:
-    """A cycle of negative cost, by Bellman and Ford, and how many relaxations it took; None where none was found."""
+    """Return a cycle of negative cost (Bellman-Ford; None if none was found) and the relaxations that it took."""
     distance, parent = [0] * nodes, [-1] * nodes
     spent, changed = 0, -1
     for _ in range(nodes):
@@ -329,26 +331,26 @@ def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: i
 
 
 def numbers(names: Mapping[str, object]) -> dict[str, int]:
-    """Names numbered in sorted order."""
+    """Number names in sorted order."""
     return {name: number for number, name in enumerate(sorted(names))}
 
 
-# -- Even and sticky division when every member is subscribed to the same topics
+# -- Even and sticky division among members with equal subscriptions
 #
-# With P partitions and M members each gets P // M, and P % M of them one more. A member keeps what it has up to its
-# share, and the larger shares go first to those that have more than the smaller one: so no division that is as even
-# moves less. What is left is dealt to the members that have least, beside a replica where racks allow it.
+# With P partitions and M members each gets P // M. P % M of them get one more. A member keeps its partitions up to its
+# share. The larger shares go first to members that own more than the smaller one. So no equally even division moves
+# less. The remaining partitions are dealt to the members that have least, by rack where that is possible.
 
 
 def divide_evenly(
-    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: Ownership
+    members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo], ownership: PartitionOwners
 ) -> Assignment:
     """Divide all partitions.
 
     Args:
         members: all subscribed to all of `topics`.
-        topics: what is divided.
-        ownership: what each member owns of it; afterwards `owners` has only what members keep.
+        topics: the topics to divide.
+        ownership: the current owners; afterwards `owners` has only what members keep.
     """
     share, larger = divmod(sum(info.partitions for info in topics.values()), len(members))
     result: Assignment = {}
@@ -371,7 +373,7 @@ def divide_evenly(
 
 
 def _deal(left: list[TopicPartition], result: Assignment) -> None:
-    """Each partition to the member that has least."""
+    """Give each partition to the member that has least."""
     heap = [(len(claims), member) for member, claims in result.items()]
     heapq.heapify(heap)
     for partition in left:
@@ -387,7 +389,7 @@ def _deal_by_rack(
     result: Assignment,
     shares: tuple[int, int],
 ) -> list[TopicPartition]:
-    """Each partition to the member beside it that has least, within the shares; returns those without such a member."""
+    """Deal by rack within the shares, to the member that has least; return the partitions without such a member."""
     share, larger_left = shares
     heaps: dict[str, list[tuple[int, MemberId]]] = {}
     for member, claims in result.items():
@@ -415,7 +417,7 @@ def _deal_by_rack(
 
 
 def divide(members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-    """The division that all three share."""
+    """Divide the partitions as all three assignors do."""
     sets: dict[tuple[str, ...], frozenset[str]] = {}
     for subscription in members.values():
         if subscription.topics not in sets:
@@ -438,7 +440,7 @@ def _divide_unevenly(
     members: Mapping[MemberId, MemberSubscription],
     topics: Mapping[str, TopicInfo],
     takers: Mapping[str, list[MemberId]],
-    ownership: Ownership,
+    ownership: PartitionOwners,
     result: Assignment,
 ) -> None:
     member_numbers, topic_numbers = numbers(members), numbers(topics)
@@ -487,7 +489,7 @@ def _hand_out(
     group: tuple[Mapping[MemberId, MemberSubscription], Mapping[str, TopicInfo]],
     result: Assignment,
 ) -> None:
-    """Give members as many partitions of one topic as they need: those beside them first, then any."""
+    """Give members the partitions of one topic that they need: those with a replica in their rack first."""
     members, topics = group
     if topics[left[0].topic].racks:
         rest = []
@@ -506,18 +508,18 @@ def _hand_out(
 
 
 class Uniform(Stateless):
-    """The coordinator's default: `owned` is the previous target assignment."""
+    """The coordinator's default assignor: `owned` is the previous target assignment."""
 
     name = "uniform"
     cooperative = False
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what."""
+        """Divide the partitions."""
         return divide(members, topics)
 
 
 class Sticky(Stateless):
-    """The eager one: members give up everything before they join, so what they had travels in the user data.
+    """The eager assignor: members revoke everything before they join, so the user data carries what they owned.
 
     One instance belongs to one member and remembers its last assignment.
     """
@@ -530,23 +532,25 @@ class Sticky(Stateless):
         self._generation = -1
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what; `owned` of a member counts only where its user data says nothing."""
+        """Divide the partitions; `owned` of a member counts only if its user data says nothing."""
         names: dict[bytes, str] = {}
-        return divide({member: _with_user_data(told, names) for member, told in members.items()}, topics)
+        return divide(
+            {member: _with_user_data(subscription, names) for member, subscription in members.items()}, topics
+        )
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """This member's last assignment and its generation; nothing before the first."""
+        """Return this member's last assignment and its generation; nothing before the first."""
         if self._previous is None:
             return None
         return encode_previous(self._previous, self._generation)
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
-        """Remember it."""
+        """Remember the assignment."""
         self._previous, self._generation = tuple(partitions), generation
 
 
 class CooperativeSticky(Stateless):
-    """The incremental one: members keep what they own, and a partition that moves is handed over in two rebalances.
+    """The incremental assignor: members keep what they own, and moving a partition takes two rebalances.
 
     One instance belongs to one member and remembers its generation.
     """
@@ -558,8 +562,8 @@ class CooperativeSticky(Stateless):
         self._generation = -1
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """Who gets what now: without the partitions that another member has to give up first."""
-        members = {member: _with_generation(each) for member, each in members.items()}
+        """Divide the partitions, without those that another member has to revoke first."""
+        members = {member: _with_generation(subscription) for member, subscription in members.items()}
         result = divide(members, topics)
         gained = {member: set(partitions).difference(members[member].owned) for member, partitions in result.items()}
         moving = set[TopicPartition]().union(*gained.values())
@@ -571,7 +575,7 @@ class CooperativeSticky(Stateless):
         return result
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """This member's generation, which subscriptions before version 2 have no field for."""
+        """Return this member's generation: subscriptions before version 2 have no field for it."""
         return struct.pack(">i", self._generation)
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
@@ -581,16 +585,16 @@ class CooperativeSticky(Stateless):
 
 _INT16, _INT32 = struct.Struct(">h").unpack_from, struct.Struct(">i").unpack_from
 _partition = partial(tuple.__new__, TopicPartition)
-"""Makes a `TopicPartition` of a pair, three times as fast as its constructor does."""
+"""Make a `TopicPartition` of a pair, three times as fast as its constructor does."""
 
 
 def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
-    """The sticky assignor's user data: array of (topic, array of partitions), then the generation."""
+    """Return the sticky assignor's user data: array of (topic, array of partitions), then the generation."""
     topics = by_topic(partitions)
     parts = [struct.pack(">i", len(topics))]
-    for topic, found in topics.items():
+    for topic, numbers in topics.items():
         name = topic.encode()
-        parts += (struct.pack(">h", len(name)), name, struct.pack(f">i{len(found)}i", len(found), *found))
+        parts += (struct.pack(">h", len(name)), name, struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
     parts.append(struct.pack(">i", generation))
     return b"".join(parts)
 
@@ -598,14 +602,15 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
 def decode_previous(
     user_data: bytes, names: dict[bytes, str] | None = None
 ) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """Return what `encode_previous` wrote, also without a generation (-1), as old clients do; None for other bytes.
+    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; None for other bytes.
 
     Args:
         user_data: a member's user data.
-        names: topic names decoded before. Members of one group name the same topics, 1,600 of them each in a wide one.
+        names: topic names decoded before. Members of one group name the same topics, 1,600 of them each in a wide
+            group.
     """
     names = {} if names is None else names
-    found: list[TopicPartition] = []
+    partitions: list[TopicPartition] = []
     try:
         (count,) = _INT32(user_data)
         at = 4
@@ -620,15 +625,15 @@ def decode_previous(
                 return None
             topic = names.get(raw) or names.setdefault(raw, raw.decode())
             if size == 1:
-                found.append(_partition((topic, _INT32(user_data, at + 4)[0])))
+                partitions.append(_partition((topic, _INT32(user_data, at + 4)[0])))
             else:
                 numbers = struct.unpack_from(f">{size}i", user_data, at + 4)
-                found += map(_partition, zip(repeat(topic), numbers, strict=False))
+                partitions += map(_partition, zip(repeat(topic), numbers, strict=False))
             at += 4 + 4 * size
         generation = _INT32(user_data, at)[0] if at + 4 <= len(user_data) else -1
     except (struct.error, UnicodeDecodeError):
         return None
-    return tuple(found), generation
+    return tuple(partitions), generation
 
 
 def _with_user_data(subscription: MemberSubscription, names: dict[bytes, str]) -> MemberSubscription:

@@ -63,7 +63,7 @@ from kohort.wire.push import (
     ErrorResponse,
     PositionedPartition,
     PushType,
-    decode_ping_answer,
+    decode_ping_response,
     encode_ping,
     encode_start,
     encode_stop,
@@ -261,7 +261,7 @@ def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Fra
     error = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
     if asked is PushRequestKind.PING:
-        found = decode_ping_answer(frame, isinstance(value, PingConsumer) and value.auto_commit)
+        found = decode_ping_response(frame, isinstance(value, PingConsumer) and value.auto_commit)
         positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
     else:
         error = ErrorCode.of(ErrorResponse.decode(frame).error_code)

@@ -11,7 +11,7 @@ from kohort.columns.shapes import COLUMNS
 from kohort.errors import InvalidInputError
 from kohort.settings.config import from_properties, knob, nearest_key
 from kohort.settings.config import settings as config_settings
-from kohort.settings.validation import Unfit, is_secret, shown, wanted
+from kohort.settings.validation import ValidationError, is_secret, shown, validator_for
 
 C = TypeVar("C", bound="ConnectionConfig")
 
@@ -355,9 +355,9 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
     if isinstance(bootstrap_servers, Mapping):
         raise InvalidInputError(f"settings are given by name, not as a dict; write {_by_name(cls, bootstrap_servers)}")
     try:
-        wanted(Servers).take(bootstrap_servers)
-    except Unfit as unfit:
-        raise InvalidInputError(unfit.text("bootstrap_servers")) from None
+        validator_for(Servers).take(bootstrap_servers)
+    except ValidationError as error:
+        raise InvalidInputError(error.text("bootstrap_servers")) from None
     if bootstrap_servers is not None:
         given["bootstrap_servers"] = bootstrap_servers
     return from_properties(cls, given, field_names=True)

@@ -1,11 +1,11 @@
 """Record sets to columns, and columns to record sets, in one compiled call each.
 
-`decode(sets, options)` takes everything that one fetch response brought and gives one block of columns, from which
-come Arrow batches (`to_arrow`, no copy) and records (`records`). Damaged input never raises: the rows before the
-damage are delivered and the record set's `RowRange` says what is wrong and where.
+`decode(sets, options)` takes all record sets of one fetch response and returns one block of columns. Arrow batches
+(`to_arrow`, no copy) and records (`records`) come from that block. Damaged input never raises: the rows before the
+damage are delivered, and the record set's `RowRange` names the damage and its offset.
 
-The kernel is compiled (`COMPILED`); where it could not be built, a plain-Python one with the same results, about two
-hundred times slower, takes its place and says so once.
+The kernel is compiled (`COMPILED`). Where it could not be built, a plain-Python kernel with the same results replaces
+it and warns once. It is about two hundred times slower.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def decode(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Deco
 
 
 def decode_all(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Iterator[Decoded]:
-    """Decode until nothing remains, in as many parts as the limits of the options make of it."""
+    """Decode until nothing remains, in as many parts as the limits of the options require."""
     part = decode(sets, options)
     yield part
     while not part.finished:

@@ -44,7 +44,7 @@ cdef struct Piece:
 
 
 cdef struct Body:
-    # A batch being filled: room for the header, then records.
+    # A batch while it is filled: room for the header, then records.
     uint8_t* data
     int64_t used
     int64_t room
@@ -66,7 +66,7 @@ cdef inline uint8_t* write_piece(uint8_t* p, Piece piece) noexcept nogil:
 
 
 cdef inline int64_t content_size(Body* body, int64_t timestamp, Piece key, Piece value, Piece headers) noexcept nogil:
-    # Of the next record, behind its length. `headers` is encoded already, count and all; null: none.
+    # The size of the next record, after its length. `headers` is encoded already with its count; null: none.
     cdef int64_t delta = timestamp - body.base_timestamp if body.count else 0
     return (
         1 + varlong_size(delta) + varlong_size(body.count) + piece_size(key) + piece_size(value)
@@ -91,7 +91,7 @@ cdef inline bint make_room(Body* body, int64_t size, int64_t limit) noexcept nog
 cdef inline int append_record(
     Body* body, int64_t limit, int64_t timestamp, Piece key, Piece value, Piece headers
 ) noexcept nogil:
-    # 1 appended, 0 no room left, -1 no memory, -2 larger than a batch can be.
+    # Returns 1 if the record was appended, 0 without room, -1 without memory, -2 if it is larger than a batch can be.
     cdef int64_t content = content_size(body, timestamp, key, value, headers)
     cdef int64_t size = body.used + varlong_size(content) + content
     cdef uint8_t* p
@@ -138,7 +138,7 @@ cdef inline int hold(object data, Piece* piece, Py_buffer* view) except -1:
 
 @cython.final
 cdef class Chunk:
-    """A record batch being filled, then sealed; see `reference_encode.Chunk`."""
+    """A record batch while it is filled, then sealed; the compiled twin of `reference_encode.Chunk`."""
 
     cdef Body body
     cdef int64_t limit
@@ -198,7 +198,7 @@ cdef class Chunk:
         return done == 1
 
     def seal(self, int codec, level, int64_t producer_id, int producer_epoch, int32_t sequence, bint transactional):
-        """The finished batch, writable; an uncompressed one is this chunk's own memory."""
+        """Return the finished batch, writable; an uncompressed one is this chunk's own memory."""
         cdef int attributes = codec | (TRANSACTIONAL if transactional else 0)
         cdef Py_buffer view
         if self.body.count == 0:
@@ -225,7 +225,7 @@ cdef void refuse(int done) except *:
 cdef void head(
     uint8_t* p, Body* body, int64_t size, int attributes, int64_t producer_id, int producer_epoch, int32_t sequence
 ) noexcept nogil:
-    # Writes the batch header in front of `size` bytes with it, checksum last.
+    # Writes the batch header before the records, the checksum last; `size` includes the header.
     kohort_put64(p, 0)
     kohort_put32(p + 8, <int32_t>(size - OVERHEAD))
     kohort_put32(p + 12, -1)
@@ -268,7 +268,7 @@ cdef uint32_t hash_key(const uint8_t* data, int64_t size) noexcept nogil:
 
 
 def murmur2(data):
-    """Kafka's hash of a key, unsigned."""
+    """Return Kafka's hash of a key, unsigned."""
     cdef Piece piece
     cdef Py_buffer view
     cdef bint held = hold(data, &piece, &view)

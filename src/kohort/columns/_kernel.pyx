@@ -77,7 +77,7 @@ cdef void free_out(Out* out) noexcept:
 @cython.no_gc
 @cython.freelist(512)
 cdef class Record:
-    """One record of a topic; see `kohort.columns.record.Record`, whose twin this is."""
+    """One record of a topic, the compiled twin of `kohort.columns.record.Record`."""
 
     cdef public str topic
     cdef public object key
@@ -200,11 +200,11 @@ cdef class Columns:
         return arrays(self, options)
 
     def fixed(self, str name):
-        """The buffer of a column of numbers."""
+        """Return the buffer of a column of numbers."""
         return self.owners[name]
 
     def nullable(self, str name):
-        """Nulls and the buffers (validity or None, ends, data or None) of a column of bytes, or of headers."""
+        """Return nulls and the buffers (validity or None, ends, data or None) of a column of bytes, or of headers."""
         cdef Marks* marks = &self.out.marks
         cdef int64_t nulls
         if name == "key":
@@ -219,7 +219,7 @@ cdef class Columns:
         return nulls, (valid, self.owners[name, "ends"], self.owners.get((name, "data")))
 
     def topic(self):
-        """The buffers (ends, data) of the topic column: each set's topic, once for each of its rows."""
+        """Return the buffers (ends, data) of the topic column: each set's topic, once for each of its rows."""
         cdef Memory ends = Memory.__new__(Memory), data = Memory.__new__(Memory)
         cdef list names = [topic.encode() for topic in self.topics]
         cdef int64_t row = 0, stop, used = 0, size, i
@@ -292,7 +292,7 @@ cdef class Columns:
 
 
 cdef void repeat(uint8_t* data, const uint8_t* name, int64_t size, int64_t count) noexcept nogil:
-    # The same bytes so many times over, what is there already copied behind itself.
+    # Repeats `name` `count` times, each pass copying all that is there already.
     cdef int64_t have = size, whole = size * count
     if whole == 0:
         return
@@ -316,7 +316,7 @@ cdef void want(Out* out, options):
 
 @cython.final
 cdef class Sets:
-    """The record sets of one call as the walk without the GIL needs them, and what they hold on to meanwhile."""
+    """The record sets of one call, as the walk without the GIL needs them, with the objects they keep alive."""
 
     cdef int count
     cdef Set* parts
@@ -389,7 +389,7 @@ cdef bint first_ends(Binary* column, int64_t rows) noexcept:
 
 
 cdef bint prepare(Out* out, Sets parts, int64_t rows_max) noexcept:
-    # The first allocations, from what former decodes left. GIL held.
+    # Makes the first allocations, from memory that former decodes released. GIL held.
     cdef int64_t rows, size
     measure(parts.parts, parts.count, &rows, &size)
     rows = max(1, min(rows, rows_max))
@@ -425,7 +425,7 @@ cdef bint prepare(Out* out, Sets parts, int64_t rows_max) noexcept:
 
 
 def decode_block(sets, options):
-    """As `kohort.columns.decode`, in its two parts."""
+    """Decode as `kohort.columns.decode` does; return its two parts."""
     cdef Sets parts = Sets(sets)
     cdef Columns columns = Columns.__new__(Columns)
     cdef Inflated inflated = Inflated.__new__(Inflated)
@@ -448,7 +448,7 @@ def decode_block(sets, options):
 
 
 def extent(buffer):
-    """As `kohort.columns.reference.extent`."""
+    """Read the batch headers as `kohort.columns.reference.extent` does."""
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef int64_t left, base, next_offset = -1, records = 0
@@ -475,7 +475,7 @@ def extent(buffer):
 
 
 def crc32c(data, bint software=False):
-    """CRC-32C of bytes; `software` leaves the processor's instruction unused."""
+    """Return the CRC-32C of bytes; `software` leaves the processor's instruction unused."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:

@@ -1,4 +1,4 @@
-# The columns while they are filled, and the reading of one batch's records into them. No Python objects in here.
+# The columns while they are filled, and the reader of one batch's records. No Python objects here.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport realloc
@@ -26,7 +26,7 @@ cdef enum Status:
 
 
 cdef struct Binary:
-    # A nullable binary column; ends (int32[n + 1]) is NULL where the column is not wanted.
+    # A nullable binary column; ends (int32[n + 1]) is NULL where the column is not requested.
     int32_t* ends
     uint8_t* valid
     uint8_t* data
@@ -34,7 +34,7 @@ cdef struct Binary:
 
 
 cdef struct Marks:
-    # How far the columns are filled. A damaged batch is forgotten by putting the marks back.
+    # The filled lengths of the columns. A damaged batch is dropped by restoring these marks.
     int64_t rows
     int64_t key_bytes
     int64_t key_nulls
@@ -92,7 +92,7 @@ cdef struct Batch:
 
 
 cdef struct Window:
-    # The offsets wanted and the rows left; `stopped` is where a full read stopped.
+    # The requested offsets and the remaining rows; `stopped` is where a full read stopped.
     int64_t first
     int64_t end
     int64_t room
@@ -134,7 +134,7 @@ cdef inline bint grow_data(Binary* column, int64_t size) noexcept nogil:
 
 
 cdef inline bint reserve_rows(Out* out, int64_t rows) noexcept nogil:
-    # Room for so many rows altogether, in every column that is wanted.
+    # Reserves room for `rows` rows in total, in every requested column.
     if rows <= out.row_capacity:
         return True
     if rows < 2 * out.row_capacity:
@@ -161,7 +161,7 @@ cdef inline bint reserve_rows(Out* out, int64_t rows) noexcept nogil:
 
 
 cdef inline bint reserve_entries(Out* out, int64_t entries, int64_t size) noexcept nogil:
-    # Room for so many headers altogether, the new ones of so many bytes.
+    # Reserves room for headers in total, the new ones with these bytes.
     if not grow_data(&out.name, out.marks.name_bytes + size) or not grow_data(&out.content, out.marks.content_bytes + size):
         return False
     if entries <= out.entry_capacity:
@@ -175,20 +175,20 @@ cdef inline bint reserve_entries(Out* out, int64_t entries, int64_t size) noexce
 
 
 cdef inline bint reserve_bytes(Out* out, int64_t size) noexcept nogil:
-    # Room for a batch of so many bytes, however they fall on key and value.
+    # Reserves room for a batch of this size, however its bytes divide into key and value.
     if out.wants.key and not grow_data(&out.key, out.marks.key_bytes + size):
         return False
     return not out.wants.value or grow_data(&out.value, out.marks.value_bytes + size)
 
 
 cdef inline void mark_valid(uint8_t* bits, int64_t row, bint valid) noexcept nogil:
-    # Clears what a forgotten batch left above.
+    # Clears what a dropped batch left above the marks.
     cdef uint8_t bit = <uint8_t>(1 << (row & 7))
     bits[row >> 3] = (bits[row >> 3] & (bit - 1)) | (bit if valid else 0)
 
 
 cdef inline int64_t put(Binary* column, int64_t row, int64_t used, const uint8_t* p, int32_t size, int64_t readable) noexcept nogil:
-    # Append bytes, or null for a size of -1; returns the bytes used then.
+    # Appends bytes, or null for a size of -1; returns the bytes used then.
     mark_valid(column.valid, row, size >= 0)
     if size > 0:
         kohort_copy(column.data + used, p, size, readable)
@@ -245,7 +245,7 @@ cdef inline bint is_utf8(const uint8_t* p, int64_t size) noexcept nogil:
 
 
 cdef inline int put_headers(Out* out, int32_t count, const uint8_t** at, const uint8_t* stop) noexcept nogil:
-    # Reads `count` headers and appends them where the column is wanted. Moves `at` past them.
+    # Reads `count` headers and appends them where the column is requested. Moves `at` past them.
     cdef const uint8_t* p = at[0]
     cdef Marks* marks = &out.marks
     cdef int32_t i, size
@@ -277,7 +277,7 @@ cdef inline int put_headers(Out* out, int32_t count, const uint8_t** at, const u
 
 
 cdef inline int put_row_headers(Out* out, int64_t row, const uint8_t* p, const uint8_t* stop) noexcept nogil:
-    # The end of a record: its headers, of which most have none, and nothing behind them.
+    # Reads the end of a record: its headers, of which most have none, and nothing after them.
     cdef int32_t count
     cdef int status
     p = varint(p, stop, &count)
@@ -297,7 +297,7 @@ cdef inline int put_row_headers(Out* out, int64_t row, const uint8_t* p, const u
 
 
 cdef inline int read_records(const Batch* batch, Out* out, Window* window) noexcept nogil:
-    # Appends the batch's wanted rows; the columns have room. On damage the marks are left wherever they are.
+    # Appends the requested rows of a batch; the columns have room. On damage the marks stay wherever they are.
     cdef const uint8_t* p = batch.body
     cdef const uint8_t* end = batch.body + batch.body_size
     cdef const uint8_t* stop

@@ -1,7 +1,7 @@
-# From record sets to batches, and which of them are read: everything between a fetch and `read_records`.
+# From record sets to batches, and the choice of batches to read: all steps between a fetch and `read_records`.
 
 cdef struct Set:
-    # A record set, what is wanted of it, and how far it got.
+    # A record set, its requested part, and how far the decode got.
     const uint8_t* at
     const uint8_t* end
     int64_t first_offset
@@ -47,7 +47,7 @@ cdef class Inflated:
 
 
 cdef int inflate(Batch* batch, Inflated inflated):
-    # Points the batch's body at its decompressed records.
+    # Sets the batch's body to its decompressed records.
     inflated.drop()
     data = PyMemoryView_FromMemory(<char*>batch.body, batch.body_size, PyBUF_READ)
     try:
@@ -73,7 +73,7 @@ cdef void damaged(Set* part, int kind, int64_t base, int64_t last) noexcept nogi
 
 
 cdef int next_batch(Set* part, Batch* batch) noexcept nogil:
-    # PENDING with the next batch's header read, or GOOD at the end, or BAD_HEADER with the damage noted.
+    # Returns PENDING with the next header read, GOOD at the end, or BAD_HEADER with the damage recorded.
     cdef const uint8_t* p = part.at
     cdef int64_t left = part.end - p, base
     cdef int32_t length, delta
@@ -118,7 +118,7 @@ cdef int next_batch(Set* part, Batch* batch) noexcept nogil:
 
 
 cdef int control_type(Batch* batch) noexcept nogil:
-    # The type in a control record's key; -1 if there is none.
+    # Returns the type in a control record's key; -1 if there is none.
     cdef const uint8_t* end = batch.body + batch.body_size
     cdef const uint8_t* p
     cdef int32_t number
@@ -137,7 +137,7 @@ cdef int control_type(Batch* batch) noexcept nogil:
 
 
 cdef int32_t place(const int64_t* sorted_ids, int32_t count, int64_t wanted) noexcept nogil:
-    # Index of the first id that is not below `wanted`.
+    # Returns the index of the first id that is not below `wanted`.
     cdef int32_t low = 0, middle
     while low < count:
         middle = (low + count) // 2
@@ -149,7 +149,7 @@ cdef int32_t place(const int64_t* sorted_ids, int32_t count, int64_t wanted) noe
 
 
 cdef bint dropped(Set* part, Batch* batch, bint read_committed) noexcept nogil:
-    # Whether a batch is a control batch or part of an aborted transaction.
+    # Returns whether a batch is a control batch or part of an aborted transaction.
     cdef bint control = (batch.attributes & CONTROL) != 0
     cdef bint known
     cdef int64_t* ids = part.aborting
@@ -179,7 +179,7 @@ cdef void saw_epoch(Set* part, int32_t epoch) noexcept nogil:
 
 
 cdef int read_batch(Set* part, Batch* batch, Out* out, Limits* limits, Inflated inflated) noexcept nogil:
-    # Appends a batch's rows. GOOD, or a kind of damage, or AT_END, FULL or NO_MEMORY.
+    # Appends a batch's rows. Returns GOOD, a kind of damage, AT_END, FULL or NO_MEMORY.
     cdef Window window
     cdef int64_t row = out.marks.rows
     cdef int32_t* kinds
@@ -248,7 +248,7 @@ cdef bint read_set(Set* part, Out* out, Limits* limits, Inflated inflated) noexc
 
 
 cdef void measure(const Set* parts, int count, int64_t* rows, int64_t* size) noexcept nogil:
-    # About how much room all the sets will need; what is compressed counts as it is.
+    # Estimates the room that all the sets need; compressed bytes count as they are.
     cdef const uint8_t* p
     cdef int64_t length, records
     cdef int i

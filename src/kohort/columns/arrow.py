@@ -24,7 +24,7 @@ _TYPES: dict[str, Any] = {
 
 @functools.lru_cache(maxsize=64)
 def schema(options: DecodeOptions) -> Any:
-    """The schema of the batches that a decode with these options gives.
+    """Return the schema of the batches that a decode with these options gives.
 
     Rows without headers have null in the headers column, as in Spark's Kafka source.
     """
@@ -33,7 +33,7 @@ def schema(options: DecodeOptions) -> Any:
 
 
 def arrays(block: Any, options: DecodeOptions) -> list[Any]:
-    """The kernel's columns as arrays over its memory, in the order of the options."""
+    """Return the kernel's columns as arrays over its memory, in the order of the options."""
     return [_array(block, field) for field in schema(options)]
 
 
@@ -50,7 +50,9 @@ def _array(block: Any, field: Any) -> Any:
 
 def _binary(block: Any, name: str, kind: Any, length: int) -> Any:
     nulls, buffers = block.nullable(name)
-    return pa.Array.from_buffers(kind, length, [None if one is None else pa.py_buffer(one) for one in buffers], nulls)
+    return pa.Array.from_buffers(
+        kind, length, [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers], nulls
+    )
 
 
 def _headers(block: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Takes the compiled kernels where they were built, and the plain-Python ones, with a warning, where not."""
+"""The choice of the kernels: compiled where they were built, else plain Python with a warning."""
 
 from __future__ import annotations
 

@@ -23,20 +23,20 @@ _DAMAGE_TEXT = {
 
 
 class Block(Protocol):
-    """The columns of one decode, however they are kept."""
+    """The columns of one decode, independent of how they are stored."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take, without what rounding leaves over."""
+        """The memory of the columns in bytes, without the surplus of rounding."""
 
     def arrow_arrays(self, options: DecodeOptions) -> list[Any]:
-        """One pyarrow.Array per column of `options.columns`, over memory that the block owns."""
+        """Return one pyarrow.Array per column of `options.columns`, over memory that the block owns."""
 
     def records(self, start: int, stop: int) -> list[Record]:
-        """Records of rows start to stop; fields whose column was not decoded are None, -1 or empty."""
+        """Return the records of rows start to stop; fields whose column was not decoded are None, -1 or empty."""
 
     def offset(self, row: int) -> int:
-        """The offset of a row."""
+        """Return the offset of a row."""
 
 
 class Decoded:
@@ -45,7 +45,7 @@ class Decoded:
     Attributes:
         sets: The record sets as given; without their bytes after `drop_bytes`.
         options: The options as given.
-        ranges: What became of each record set, in their order.
+        ranges: The result of each record set, in their order.
         num_rows: Rows altogether.
     """
 
@@ -64,16 +64,16 @@ class Decoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the decoded columns take."""
+        """The memory of the decoded columns in bytes."""
         return self._block.nbytes
 
     @property
     def finished(self) -> bool:
-        """False when a limit of the options ended the decode early; `remaining()` says with what to go on."""
+        """Whether the decode reached the end; False when a limit ended it early, and `remaining()` is the rest."""
         return all(part.finished for part in self.ranges)
 
     def remaining(self) -> list[RecordSet]:
-        """The record sets that a limit left unfinished, each from where the decode stopped."""
+        """Return the record sets that a limit left unfinished, each from where the decode stopped."""
         return [
             RecordSet(given.topic, given.partition, given.buffer, part.next_offset, given.end_offset, given.aborted)
             for given, part in zip(self.sets, self.ranges, strict=True)
@@ -81,12 +81,12 @@ class Decoded:
         ]
 
     def drop_bytes(self) -> None:
-        """Let go of the bytes as fetched, which a finished decode needs no more: the columns hold copies."""
+        """Release the fetched bytes, which a finished decode no longer needs: the columns hold copies."""
         if self.finished:
             self.sets = [RecordSet(given.topic, given.partition, b"", given.first_offset) for given in self.sets]
 
     def to_arrow(self, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
-        """Rows start to stop (exclusive; None: the last) as an Arrow batch, without copying."""
+        """Return rows start to stop (exclusive; None: the last) as an Arrow batch, without copying."""
         import pyarrow as pa
 
         from kohort.columns.arrow import schema
@@ -100,12 +100,12 @@ class Decoded:
         return self._batch.slice(start, max(0, end - start))
 
     def records(self, start: int = 0, stop: int | None = None) -> list[Record]:
-        """Rows start to stop (exclusive; None: the last) as records, which own their bytes."""
+        """Return rows start to stop (exclusive; None: the last) as records, which own their bytes."""
         end = self.num_rows if stop is None else min(stop, self.num_rows)
         return self._block.records(start, end) if start < end else []
 
     def position(self, index: int, row: int) -> int:
-        """The offset to go on from once the rows of record set `index` below `row` are consumed.
+        """Return the offset to continue from once the rows of record set `index` below `row` are consumed.
 
         Args:
             index: Index of the record set.
@@ -119,13 +119,13 @@ class Decoded:
         return self._block.offset(row - 1) + 1
 
     def error(self, index: int) -> CorruptDataError | None:
-        """The damage of record set `index` as the exception to raise once its rows are consumed."""
+        """Return the damage of record set `index` as the exception to raise once its rows are consumed."""
         damage = self.ranges[index].damage
         return None if damage is None else damage_error(self.sets[index], damage)
 
 
 def damage_error(given: RecordSet, damage: Damage) -> CorruptDataError:
-    """An exception that names the place, the reason and the way past it."""
+    """Return an exception that names the partition, the reason and the offset after the damage."""
     old = damage.kind is DamageKind.OLD_FORMAT
     return CorruptDataError(
         f"{given.topic}-{given.partition}: the batch at offset {damage.offset} can't be read: "

@@ -1,4 +1,4 @@
-"""Records and Arrow columns into record batches."""
+"""The encoder of records and Arrow columns into record batches."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PER_MS = {"s": None, "ms": 1, "us": 1000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class ColumnNames:
-    """Which columns of a table become what of a record; None: the record has none.
+    """The columns of a table that become the parts of a record; None: the record lacks the part.
 
     Attributes:
         key: Bytes or strings.
         value: Bytes or strings.
-        partition: Whole numbers; None places by key as `murmur2` says, and rows without key together.
+        partition: Whole numbers; None: `murmur2` of the key chooses, and rows without a key go together.
         timestamp: Timestamps; None: now.
         headers: list<struct<key: string, value: binary>>, as `decode` gives them.
     """
@@ -43,12 +43,12 @@ class ColumnNames:
 
 
 def partition_for_key(key: bytes | bytearray | memoryview, count: int) -> int:
-    """Where Kafka's own producers put a key among `count` partitions."""
+    """Return the partition that Kafka's own producers choose for a key among `count` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % count
 
 
 def restamp(batch: memoryview, producer_id: int, producer_epoch: int, sequence: int) -> None:
-    """Give a sealed batch another place in an idempotent producer's order, in place."""
+    """Change the producer id, epoch and sequence of a sealed batch, in place."""
     struct.pack_into(">qhi", batch, _PRODUCER_AT, producer_id, producer_epoch, sequence)
     struct.pack_into(">I", batch, _CRC_AT, crc32c(batch[_CRC_START:]))
 
@@ -56,15 +56,15 @@ def restamp(batch: memoryview, producer_id: int, producer_epoch: int, sequence: 
 def encode_arrow(
     batch: pa.RecordBatch, names: ColumnNames, count: int, pick_sticky: Callable[[], int], now: int, limit: int
 ) -> list[tuple[int, Chunk]]:
-    """The rows of an Arrow batch as record batches for partitions, in the order in which they were filled.
+    """Return the rows of an Arrow batch as record batches for partitions, in the order in which they were filled.
 
     Args:
         batch: The rows.
-        names: What is in which column.
+        names: The column of each part of a record.
         count: Partitions of the topic.
         pick_sticky: Gives the partition of rows without a key; called again after each full batch.
         now: Milliseconds, for rows without a time of their own.
-        limit: Bytes of a batch, header and all.
+        limit: Bytes of a batch with its header.
 
     Raises:
         InvalidInputError: a column is missing or of a type that can't be sent, or a partition does not exist.
@@ -93,7 +93,7 @@ def _column(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def _as_bytes(array: Any, name: str) -> Any:
-    """The array as one of the plain layouts of bytes."""
+    """Return the array in one of the plain layouts of bytes."""
     import pyarrow as pa
 
     kind = array.type
@@ -116,7 +116,7 @@ def _as_bytes(array: Any, name: str) -> Any:
 
 
 def _buffers(array: Any) -> Any:
-    """The kernel's view of a column of bytes."""
+    """Return the kernel's view of a column of bytes."""
     import pyarrow as pa
 
     column = compiled_encode.Column
@@ -143,7 +143,7 @@ def _headers(batch: pa.RecordBatch, name: str | None) -> Any:
 
 
 def _header_arrays(lists: Any, name: str) -> tuple[Any, Any, Any]:
-    """A column of headers as its lists and, for their entries, the names and the contents."""
+    """Return a column of headers as its lists and, for their entries, the names and the contents."""
     import pyarrow as pa
 
     from kohort.columns.arrow import HEADERS
@@ -159,7 +159,7 @@ def _header_arrays(lists: Any, name: str) -> tuple[Any, Any, Any]:
 
 
 def _refuse_headers_without_name(lists: Any, name: str) -> None:
-    """Refuse what `Producer.send` refuses: a header has a name, and may have no content."""
+    """Refuse headers without a name, as `Producer.send` does; content may be missing."""
     if not lists.flatten().flatten()[0].null_count:
         return
     rows = lists.to_pylist()
@@ -188,7 +188,7 @@ def _times(batch: pa.RecordBatch, name: str | None) -> Any:
 
 
 def _refuse_before_1970(array: Any, name: str) -> None:
-    """Refuse what `Producer.send` refuses: a negative time is no time to Kafka, which takes -1 for "none"."""
+    """Refuse negative timestamps, as `Producer.send` does: Kafka takes -1 for "none"."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -229,7 +229,7 @@ def _encode_plain(
     for part, name in (("key", names.key), ("value", names.value)):
         if name is not None:
             cells = _as_bytes(_column(batch, name), name).to_pylist()
-            rows[part] = [one.encode() if isinstance(one, str) else one for one in cells]
+            rows[part] = [cell.encode() if isinstance(cell, str) else cell for cell in cells]
     if names.headers is not None:
         lists, _, _ = _header_arrays(_column(batch, names.headers), names.headers)
         rows["headers"] = [[(header["key"], header["value"]) for header in row or ()] for row in lists.to_pylist()]

@@ -1,4 +1,4 @@
-"""One record as an object: the plain-Python form; the kernel has a compiled twin."""
+"""One record as an object, in plain Python; the kernel has a compiled twin."""
 
 from __future__ import annotations
 

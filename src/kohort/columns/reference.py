@@ -1,7 +1,7 @@
-"""The decoder in plain Python: what the kernel is compared with, and what runs where it could not be built.
+"""The decoder in plain Python: the reference for the kernel, and its replacement where it could not be built.
 
-Written for reading: one record at a time, each rule where it applies. The kernel has the same rules in the same order,
-so that damaged input gives the same rows and the same `Damage` in both.
+The code is written for reading: one record at a time, each rule where it applies. The kernel has the same rules in the
+same order, so that damaged input gives the same rows and the same `Damage` in both.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ CONTROL = 0x20
 ABORT_MARKER = 0
 
 _ROW_BYTES, _HEADER_BYTES = 36, 8
-"""Of the columns of the compiled decoder: numbers and ends of a row, ends of a header."""
+"""The bytes that the compiled decoder's columns take: numbers and ends of a row, ends of a header."""
 _PER_MS = {"ms": 1, "us": 1000}
 
 
-class DamagedError(Exception):
-    """Ends a record set; never leaves this module."""
+class RecordSetDamagedError(Exception):
+    """The damage that ends a record set; never leaves this module."""
 
     def __init__(self, kind: DamageKind) -> None:
         self.kind = kind
 
 
 @dataclass(slots=True)
-class Batch:
-    """One batch found in a record set: its header's fields and its records' bytes."""
+class ScannedBatch:
+    """One batch of a record set: its header's fields and its records' bytes."""
 
     base_offset: int
     leader_epoch: int
@@ -86,7 +86,7 @@ class Batch:
 
 
 class Reader:
-    """Reads varints and bytes from one record, never past its end."""
+    """A reader of varints and bytes from one record, never past its end."""
 
     __slots__ = ("at", "buffer", "end")
 
@@ -99,21 +99,21 @@ class Reader:
         value = shift = 0
         while True:
             if self.at >= self.end:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
             byte = self.buffer[self.at]
             self.at += 1
             value |= (byte & 0x7F) << shift
             shift += 7
             if value >> bits:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
             if shift >= bits:
-                raise DamagedError(DamageKind.RECORD)
+                raise RecordSetDamagedError(DamageKind.RECORD)
 
     def take(self, length: int) -> memoryview:
         if length < 0 or length > self.end - self.at:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         self.at += length
         return self.buffer[self.at - length : self.at]
 
@@ -123,7 +123,7 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Rows:
+class RowColumns:
     """The block of this decoder: one list per column."""
 
     topic: list[str] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Rows:
         )
 
     def cut(self, length: int) -> None:
-        """Forget the rows from `length` on."""
+        """Remove the rows from `length` on."""
         for column in self.lists():
             del column[length:]
 
@@ -197,7 +197,7 @@ class Rows:
             "timestampType": self.timestamp_type,
             "headers": [[{"key": name, "value": content} for name, content in row] or None for row in self.headers],
         }
-        return [pa.array(columns[one.name], type=one.type) for one in schema(options)]
+        return [pa.array(columns[field.name], type=field.type) for field in schema(options)]
 
 
 def _scaled(ms: int, unit: str) -> int:
@@ -208,20 +208,20 @@ def _scaled(ms: int, unit: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """As 64-bit arithmetic leaves it."""
+    """Return a number as 64-bit arithmetic leaves it."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def header_key(raw: bytes) -> str:
-    """A header's name; one that is no UTF-8 keeps its length, every byte above 0x7F shown as a question mark."""
+    """Return a header's name; in one that is no UTF-8 every byte above 0x7F becomes a question mark."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return bytes(byte if byte < 0x80 else 0x3F for byte in raw).decode()
 
 
-class Limits:
-    """What the options still allow; `spent` once something did not fit."""
+class DecodeLimits:
+    """The remaining limits of the options; `spent` once a record or batch exceeded one."""
 
     def __init__(self, sets: Sequence[RecordSet], options: DecodeOptions) -> None:
         self.rows = row_limit(sets, options)
@@ -230,7 +230,7 @@ class Limits:
         self.spent = False
 
     def admit(self, size: int) -> bool:
-        """Whether a batch of this many decompressed bytes may still be decoded."""
+        """Return whether a batch of this many decompressed bytes may still be decoded."""
         if self.any and size > self.bytes:
             self.spent = True
             return False
@@ -240,9 +240,9 @@ class Limits:
 
 
 class SetDecoder:
-    """Decodes one record set into the rows."""
+    """The decoder of one record set into the rows."""
 
-    def __init__(self, given: RecordSet, options: DecodeOptions, rows: Rows, limits: Limits) -> None:
+    def __init__(self, given: RecordSet, options: DecodeOptions, rows: RowColumns, limits: DecodeLimits) -> None:
         self.given = given
         self.options = options
         self.rows = rows
@@ -271,8 +271,8 @@ class SetDecoder:
             len(set(self._epochs)) <= 1,
         )
 
-    def _batches(self) -> Iterator[Batch]:
-        """The batches up to the first damaged header or incomplete batch."""
+    def _batches(self) -> Iterator[ScannedBatch]:
+        """Yield the batches up to the first damaged header or incomplete batch."""
         view = memoryview(self.given.buffer).cast("B")
         at = 0
         while at < len(view):
@@ -297,11 +297,11 @@ class SetDecoder:
             )
             if not 0 <= base <= BASE_OFFSET_MAX or delta < 0 or count < 0:
                 return self._damaged(DamageKind.HEADER, base, base)
-            yield Batch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
+            yield ScannedBatch(base, epoch, crc, attributes, base + delta, first_ms, max_ms, producer, count, whole)
             at += OVERHEAD + length
 
-    def _decode(self, batch: Batch) -> bool:
-        """Take one batch over; False ends the record set."""
+    def _decode(self, batch: ScannedBatch) -> bool:
+        """Decode one batch; False ends the record set."""
         if batch.base_offset >= self.end:
             self.next_offset = max(self.next_offset, self.end)
             return False
@@ -313,7 +313,7 @@ class SetDecoder:
             start = len(self.rows.offsets)
             try:
                 going_on = self._records(batch)
-            except DamagedError as damaged:
+            except RecordSetDamagedError as damaged:
                 self.rows.cut(start)
                 self._damaged(damaged.kind, batch.base_offset, batch.last_offset)
                 return False
@@ -324,8 +324,8 @@ class SetDecoder:
         self.next_offset = max(self.next_offset, min(batch.last_offset + 1, self.end))
         return True
 
-    def _dropped(self, batch: Batch) -> bool:
-        """Whether a batch is a control batch or part of an aborted transaction."""
+    def _dropped(self, batch: ScannedBatch) -> bool:
+        """Return whether a batch is a control batch or part of an aborted transaction."""
         if not self.options.read_committed:
             return batch.control
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
@@ -336,13 +336,13 @@ class SetDecoder:
             return True
         return bool(batch.attributes & TRANSACTIONAL) and batch.producer_id in self._aborting
 
-    def _records(self, batch: Batch) -> bool:
+    def _records(self, batch: ScannedBatch) -> bool:
         """Append a batch's rows; False when a limit or the end offset was reached."""
         if self.options.check_crcs and crc32c(batch.whole[CRC_START:]) != batch.crc:
-            raise DamagedError(DamageKind.CRC)
+            raise RecordSetDamagedError(DamageKind.CRC)
         body = self._body(batch)
         if batch.count > len(body) // RECORD_BYTES_MIN:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         if not self.limits.admit(len(body)):
             return False
         start = len(self.rows.offsets)
@@ -354,11 +354,11 @@ class SetDecoder:
                 self.limits.rows -= len(self.rows.offsets) - start
                 return self._stopped(batch, state)
         if at != len(body):
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         self.limits.rows -= len(self.rows.offsets) - start
         return True
 
-    def _stopped(self, batch: Batch, state: int) -> bool:
+    def _stopped(self, batch: ScannedBatch, state: int) -> bool:
         self._epochs.append(batch.leader_epoch)
         if state < 0:
             self.next_offset = max(self.next_offset, self.end)
@@ -367,33 +367,33 @@ class SetDecoder:
             self.limits.spent = True
         return False
 
-    def _body(self, batch: Batch) -> memoryview:
+    def _body(self, batch: ScannedBatch) -> memoryview:
         codec = batch.attributes & CODEC_MASK
         if codec == 0:
             return batch.body
         try:
             return decompress(codec, batch.body, BYTES_MAX)
         except TooLargeError:
-            raise DamagedError(DamageKind.TOO_LARGE) from None
+            raise RecordSetDamagedError(DamageKind.TOO_LARGE) from None
         except CodecError:
-            raise DamagedError(DamageKind.CODEC) from None
+            raise RecordSetDamagedError(DamageKind.CODEC) from None
 
-    def _record(self, batch: Batch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
+    def _record(self, batch: ScannedBatch, body: memoryview, at: int, room: int) -> tuple[int, int | None]:
         """Read one record.
 
-        Returns where the next starts, and None, or -1 for the end offset, or the offset that no longer fits.
+        Returns the start of the next record, and None, or -1 for the end offset, or the offset that no longer fits.
         """
         reader = Reader(body, at, len(body))
         length = reader.varint()
         if not 0 <= length <= len(body) - reader.at:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         end = reader.at + length
         reader.end = end
         reader.take(1)
         stamp = reader.varint(64)
         delta = reader.varint()
         if not 0 <= delta <= batch.last_offset - batch.base_offset:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         offset = batch.base_offset + delta
         if offset < self.given.first_offset:
             return end, None
@@ -405,7 +405,7 @@ class SetDecoder:
         value = reader.nullable()
         headers = _headers(reader)
         if reader.at != end:
-            raise DamagedError(DamageKind.RECORD)
+            raise RecordSetDamagedError(DamageKind.RECORD)
         appended = bool(batch.attributes & LOG_APPEND_TIME)
         rows = self.rows
         rows.topic.append(self.given.topic)
@@ -424,8 +424,8 @@ class SetDecoder:
         self.damage = Damage(kind, offset, (max(last, offset) if stated else offset) + 1)
 
 
-def _control_type(batch: Batch) -> int:
-    """The type in a control record's key; -1 if there is none."""
+def _control_type(batch: ScannedBatch) -> int:
+    """Return the type in a control record's key; -1 if there is none."""
     try:
         reader = Reader(batch.body, 0, len(batch.body))
         reader.varint()
@@ -433,7 +433,7 @@ def _control_type(batch: Batch) -> int:
         reader.varint(64)
         reader.varint()
         key = reader.nullable()
-    except DamagedError:
+    except RecordSetDamagedError:
         return -1
     return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
 
@@ -441,7 +441,7 @@ def _control_type(batch: Batch) -> int:
 def _headers(reader: Reader) -> tuple[Header, ...]:
     count = reader.varint()
     if not 0 <= count <= (reader.end - reader.at) // 2:
-        raise DamagedError(DamageKind.RECORD)
+        raise RecordSetDamagedError(DamageKind.RECORD)
     headers = []
     for _ in range(count):
         name = reader.take(reader.varint())
@@ -449,15 +449,15 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
     return tuple(headers)
 
 
-def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], Rows]:
-    """As `kohort.columns.decode`, in its two parts."""
-    rows = Rows(columns=options.columns, unit=options.timestamp_unit)
-    limits = Limits(sets, options)
+def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[list[RowRange], RowColumns]:
+    """Decode as `kohort.columns.decode` does; return its two parts."""
+    rows = RowColumns(columns=options.columns, unit=options.timestamp_unit)
+    limits = DecodeLimits(sets, options)
     return [SetDecoder(given, options, rows, limits).run() for given in sets], rows
 
 
 def extent(buffer: BytesLike) -> Extent:
-    """Walk the headers; stops at the first that makes no sense, which decoding will name."""
+    """Read the batch headers, up to the first invalid one, which decoding reports."""
     at, end, next_offset, records, epoch = 0, len(buffer), -1, 0, -1
     while at + HEADER.size <= end:
         fields = HEADER.unpack_from(buffer, at)

@@ -1,4 +1,4 @@
-"""The encoder in plain Python: what the compiled one is compared with, and what runs where that could not be built."""
+"""The encoder in plain Python: the reference for the compiled one, and its replacement if that was not built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD_BYTES_MAX = 2**31 - 1
 
 
 def encode_headers(headers: HeadersLike) -> bytes:
-    """A record's headers as a record ends with them: their count, then names and contents."""
+    """Return a record's headers as they end a record: their count, then names and contents."""
     parts: list[BytesLike] = [varint(len(headers))]
     for name, content in headers:
         raw = name.encode()
@@ -29,11 +29,11 @@ def encode_headers(headers: HeadersLike) -> bytes:
 
 
 class Chunk:
-    """A record batch being filled, then sealed.
+    """A record batch while it is filled, then sealed.
 
     Attributes:
         count: Records.
-        size: Bytes, header and all, before compression.
+        size: Bytes with the header, before compression.
         base_timestamp: Of the first record, in milliseconds.
         max_timestamp: The highest.
     """
@@ -66,7 +66,7 @@ class Chunk:
     def seal(
         self, codec: int, level: int | None, producer_id: int, producer_epoch: int, sequence: int, transactional: bool
     ) -> memoryview:
-        """The finished batch, writable. Nothing can be appended any more."""
+        """Return the finished batch, writable. Nothing can be appended any more."""
         if self.count == 0:
             raise InvalidInputError("a batch without records")
         numbers = (self.count - 1, self.base_timestamp, self.max_timestamp)
@@ -87,7 +87,7 @@ class Chunk:
 
 
 def murmur2(data: BytesLike) -> int:
-    """Kafka's hash of a key, unsigned."""
+    """Return Kafka's hash of a key, unsigned."""
     size = len(data)
     state = (_SEED ^ size) & _MASK
     whole = size - size % 4
@@ -106,10 +106,11 @@ def murmur2(data: BytesLike) -> int:
 def encode_rows(
     rows: dict[str, list[Any]], count: int, pick_sticky: Callable[[], int], now: int, limit: int
 ) -> list[tuple[int, Chunk]]:
-    """Rows into batches, as the compiled `encode_columns` makes them; see there.
+    """Return rows as batches, with the results of the compiled `encode_columns`.
 
     Args:
-        rows: Lists "key", "value", "headers", "timestamp" (ms) and "partition"; what is missing is null or default.
+        rows: Lists "key", "value", "headers", "timestamp" (ms) and "partition"; a missing list means null or the
+            default.
         count: Partitions of the topic.
         pick_sticky: For the partition of rows without a key, again after each full batch.
         now: Milliseconds, for rows without a time of their own.

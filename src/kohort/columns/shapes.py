@@ -1,4 +1,4 @@
-"""What goes into a decode and what comes out of it, beside the columns themselves."""
+"""The input and the results of a decode, besides the columns themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
 
 INT64_MAX = 2**63 - 1
 DECODED_BYTES = 2**30
-"""Decompressed bytes of one decode, unless the options say otherwise."""
+"""The default limit of decompressed bytes of one decode."""
 BYTES_MAX = 2**31 - 1
 """Arrow's plain binary columns index their bytes with int32."""
 
@@ -45,7 +45,7 @@ class RecordSet:
         topic: Name of the topic.
         partition: Index of the partition.
         buffer: The bytes as fetched; may end within a batch.
-        first_offset: The first offset that is wanted; records below are left out.
+        first_offset: The first offset to deliver; records below are left out.
         end_offset: Exclusive end; records at or above are left out. None: no end.
         aborted: Aborted transactions as (producer id, first offset), for `read_committed`.
     """
@@ -60,19 +60,18 @@ class RecordSet:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What a decode should deliver.
+    """The options of a decode: columns, isolation level and limits.
 
     Attributes:
-        columns: Names out of `COLUMNS`, in the order wanted.
-        read_committed: Leave out records of aborted transactions. The broker keeps records of open
-            transactions back itself when the fetch asked for read_committed.
+        columns: Names out of `COLUMNS`, in the order of the result.
+        read_committed: Leave out records of aborted transactions. The broker itself withholds records of open
+            transactions if the fetch asked for read_committed.
         check_crcs: Check every batch's CRC-32C.
         timestamp_unit: Unit of the timestamp column, "us" (Spark's) or "ms" (Kafka's own).
         timestamp_zone: Zone of the timestamp column; None makes it a timestamp without zone.
-        max_records: Stop after so many rows. None: no limit.
-        max_bytes: Stop before a batch with which the decompressed bytes would exceed this; the
-            first wanted batch is decoded whatever its size. At most `BYTES_MAX`, which Arrow's
-            int32 offsets can reach.
+        max_records: Stop after this number of rows. None: no limit.
+        max_bytes: Stop before a batch with which the decompressed bytes would exceed this. The first batch to deliver
+            is decoded whatever its size. At most `BYTES_MAX`, which Arrow's int32 offsets can reach.
     """
 
     columns: tuple[str, ...] = COLUMNS
@@ -119,9 +118,9 @@ class Damage:
     """A batch that could not be decoded; the rows before it are delivered.
 
     Attributes:
-        kind: What is wrong.
-        offset: Base offset of the batch if its header can be believed so far, else where the reader stands.
-        skip_offset: Where to seek to step over the batch.
+        kind: The kind of damage.
+        offset: Base offset of the batch if its header is credible that far, else the reader's position.
+        skip_offset: The offset to seek to in order to skip the batch.
     """
 
     kind: DamageKind
@@ -131,20 +130,20 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """What became of one record set.
+    """The result of one record set.
 
     Attributes:
         start: First row of this record set.
         stop: Row after its last one.
-        next_offset: The offset to fetch from once these rows are consumed. Counts compacted,
-            control and aborted records that were passed.
-        leader_epoch: Leader epoch of the last batch looked at; -1 unknown.
-        finished: False when a limit of `DecodeOptions` ended the decode within this record set or
-            before it: decode again from `next_offset`, or fetch again.
-        incomplete: The buffer ends within a batch. Together with no rows and an unchanged offset:
-            fetch again with a higher limit.
+        next_offset: The offset to fetch from once these rows are consumed. Counts compacted, control and aborted
+            records that were passed.
+        leader_epoch: Leader epoch of the last batch examined; -1 unknown.
+        finished: False when a limit of `DecodeOptions` ended the decode within this record set or before it: decode
+            again from `next_offset`, or fetch again.
+        incomplete: The buffer ends within a batch. Together with no rows and an unchanged offset: fetch again with a
+            higher limit.
         damage: The batch that ended the decode of this record set early, if one did.
-        one_epoch: Whether all batches looked at have that leader epoch.
+        one_epoch: Whether all examined batches have that leader epoch.
     """
 
     start: int
@@ -161,12 +160,12 @@ class RowRange:
 
 
 class Extent(NamedTuple):
-    """What the batch headers of a record set say, without decoding.
+    """The facts in the batch headers of a record set, read without decoding.
 
     Attributes:
-        next_offset: After the last whole batch; -1 when there is none.
-        records: In whole batches, those before the wanted offset and control records too.
-        leader_epoch: Of the last whole batch; -1 unknown.
+        next_offset: After the last complete batch; -1 when there is none.
+        records: In complete batches, including control records and those before the first offset to deliver.
+        leader_epoch: Of the last complete batch; -1 unknown.
     """
 
     next_offset: int
@@ -175,7 +174,7 @@ class Extent(NamedTuple):
 
 
 def row_limit(sets: Sequence[RecordSet], options: DecodeOptions) -> int:
-    """Most rows of one decode: the caller's limit, and what the topic column's int32 offsets can reach."""
+    """Return the most rows of one decode: the caller's limit, and what the topic column's int32 offsets can reach."""
     longest = max((len(given.topic.encode()) for given in sets), default=1)
     reachable = BYTES_MAX // max(1, longest)
     return reachable if options.max_records is None else min(reachable, options.max_records)

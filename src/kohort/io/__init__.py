@@ -1,1 +1,1 @@
-"""Parts that several rooms share: authenticated frames, process identity, Java children, metrics over HTTP."""
+"""Shared input and output: authenticated frames, process identity, Java child processes, metrics over HTTP."""

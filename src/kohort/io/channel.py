@@ -1,8 +1,8 @@
-"""Frames over a connection whose two ends have proved that they know a token, without sending it.
+"""Frames over a connection whose two ends have proved knowledge of a token without sending it.
 
-Between an application and the sources of its Spark queries, and between a region's control plane and its members. What
-else may listen on that port, or connect to it, learns nothing and is told nothing. A frame is four bytes of length and
-a body.
+The channel connects an application with the sources of its Spark queries, and a region's control plane with its
+members. Another process that listens on that port, or connects to it, learns nothing. A frame is four bytes of length
+and a body.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from kohort.io.processes import told_name
+from kohort.io.processes import name_for_peer
 
 TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""What is said of a partition takes about 60 bytes: this is more than a quarter of a million of them."""
+"""The maximum frame: more than a quarter of a million partitions at about 60 bytes each."""
 GREETING_S = 10.0
-"""How long the other end may take to prove itself; a busy machine starts a thread late."""
+"""The time for the other end to prove itself; a busy machine starts a thread late."""
 SEND_S = 5.0
-"""How long an end may leave its frames unread before it is given up."""
+"""The time after which an end that leaves its frames unread is considered gone."""
 
 
 def frame(body: bytes) -> bytes:
-    """A body as it is sent.
+    """Return a body as a frame.
 
     Raises:
-        ValueError: it is longer than a frame may be.
+        ValueError: the body is longer than a frame may be.
     """
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a message of {len(body)} bytes is longer than {FRAME_BYTES_MAX}")
     return len(body).to_bytes(4, "big") + body
 
 
-class Frames:
-    """Bodies from a stream of bytes that arrives in any pieces."""
+class FrameParser:
+    """A parser of bodies from a stream of bytes that arrives in any pieces."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that are whole now.
+        """Return the bodies that are complete now.
 
         Raises:
-            ValueError: a frame longer than one may be.
+            ValueError: a frame is longer than allowed.
         """
         self._bytes += data
         found: list[bytes] = []
@@ -63,7 +63,7 @@ class Frames:
 
 
 def proof(token: bytes, who: str, nonces: bytes) -> bytes:
-    """What only one who knows the token can say; `who` keeps an answer from being played back to its maker."""
+    """Return the proof that an end knows the token; `who` prevents replay of a proof to its sender."""
     return hmac.digest(token, who.encode() + nonces, "sha256")
 
 
@@ -76,15 +76,15 @@ class Link:
         self._socket = sock
         self._sending = threading.Lock()
 
-    def told_name(self) -> str:
-        """What the other end may be told of this process, to look whether it has ended: see `kohort.io.processes`."""
-        return told_name(self._socket)
+    def name_for_peer(self) -> str:
+        """Return this process's name for the other end, which can then check whether it has ended (`io.processes`)."""
+        return name_for_peer(self._socket)
 
     def send(self, body: bytes) -> bool:
-        """Send a body; False: the other end is gone, or reads nothing, and the connection is over.
+        """Send a body; return False if the other end is gone or reads nothing, and the connection is over.
 
         Raises:
-            ValueError: it is longer than a frame may be.
+            ValueError: the body is longer than a frame may be.
         """
         data = frame(body)
         try:
@@ -96,12 +96,12 @@ class Link:
         return True
 
     def bodies(self, silence_s: float | None = None) -> Iterator[bytes]:
-        """What arrives, until the other end is gone, this one is closed, or nothing came for so long.
+        """Yield bodies until the other end is gone, this end is closed, or nothing came for `silence_s`.
 
         Raises:
-            ValueError: what arrives is not of this channel.
+            ValueError: the bytes are not of this channel.
         """
-        frames, waited_s = Frames(), 0.0
+        frames, waited_s = FrameParser(), 0.0
         if silence_s is not None:
             try:
                 self._socket.settimeout(min(SEND_S, silence_s))
@@ -123,13 +123,13 @@ class Link:
             yield from frames.feed(data)
 
     def close(self) -> None:
-        """End the connection for both; a thread that reads it is woken."""
+        """Close the connection for both ends; a thread that reads it wakes up."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def forget(self) -> None:
-        """Close a forked child's copy, without a word to the other end."""
+        """Close a forked child's copy without informing the other end."""
         self._socket.close()
 
 
@@ -144,7 +144,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 
 def _check_caller(token: bytes, mine: bytes, said: bytes) -> bytes:
-    """What to answer a caller that has proved itself."""
+    """Check a caller's proof and return the response to it."""
     nonces = mine + said[:NONCE_BYTES]
     if not hmac.compare_digest(said[NONCE_BYTES:], proof(token, "caller", nonces)):
         raise PermissionError("one that does not know the token")
@@ -152,7 +152,7 @@ def _check_caller(token: bytes, mine: bytes, said: bytes) -> bytes:
 
 
 def greet_caller(sock: socket.socket, token: bytes) -> Link:
-    """The listener's side of a new connection.
+    """Authenticate a new connection on the listener's side.
 
     Raises:
         OSError: the other end does not know the token, is silent, or gone.
@@ -165,7 +165,7 @@ def greet_caller(sock: socket.socket, token: bytes) -> Link:
 
 
 async def await_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> None:
-    """The listener's side of a new connection, on a loop.
+    """Authenticate a new connection on the listener's side, on an event loop.
 
     Raises:
         OSError: the other end does not know the token, is silent, or gone.
@@ -180,10 +180,10 @@ async def await_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING_S) -> Link:
-    """The caller's side of a new connection.
+    """Authenticate a new connection on the caller's side.
 
     Raises:
-        OSError: who listens there does not know the token, is silent, or gone.
+        OSError: the listener does not know the token, is silent, or gone.
     """
     sock.settimeout(within_s)
     theirs = _receive(sock, NONCE_BYTES)

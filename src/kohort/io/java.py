@@ -19,7 +19,7 @@ from kohort.errors import KafkaError, NotFoundError, TimedOutError
 JAVA_VERSION_MIN = 17
 _PR_SET_PDEATHSIG = 1
 
-# Runs in the child before Java: the kernel kills it when the thread that started it is gone, however that ended.
+# Runs in the child before Java: the kernel then kills the child when its parent thread has ended in any way.
 _TIED_TO_PARENT = f"""
 import ctypes, os, sys
 parent = int(sys.argv[1])
@@ -46,12 +46,12 @@ rootLogger.appenderRef.console.ref = console
 
 
 def log_settings(level: str = "warn") -> str:
-    """Properties of Log4j 2 with which a program logs to standard error, from this level on."""
+    """Return the properties of Log4j 2 that log to standard error, from this level on."""
     return _LOG_SETTINGS.replace("LEVEL", level)
 
 
 def java_path() -> Path:
-    """The `java` that Spark and Kafka would use: JAVA_HOME's, then PATH's.
+    """Return the `java` that Spark and Kafka would use: JAVA_HOME's, then PATH's.
 
     Raises:
         NotFoundError: there is none, or it is older than Java 17.
@@ -67,7 +67,7 @@ def java_path() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """The major version that `java -version` states; 0 when it states none."""
+    """Return the major version that `java -version` states; 0 when it states none."""
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     match = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
     return int(match[1]) if match else 0
@@ -75,7 +75,7 @@ def java_version(java: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JavaProgram:
-    """What to run: a main class with its classpath, arguments and options of the virtual machine."""
+    """A Java program to run: a main class with its classpath, arguments and options of the virtual machine."""
 
     main: str
     classpath: str
@@ -96,7 +96,7 @@ def start_tied(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child in its own session that the kernel kills when this process is gone (Linux)."""
+    """Start a child in its own session that the kernel kills when this process has ended (Linux)."""
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
         stdin=stdin,
@@ -109,12 +109,12 @@ def start_tied(
 
 
 class JavaServer:
-    """A Java server under way, its output in a file.
+    """A running Java server whose output goes to a file.
 
     Args:
-        program: what to run.
-        log: the file that takes what it prints.
-        name: how errors call it.
+        program: the program to run.
+        log: the file for its output.
+        name: its name in errors.
     """
 
     def __init__(self, program: JavaProgram, log: Path, name: str) -> None:
@@ -130,10 +130,10 @@ class JavaServer:
         return self._process.pid
 
     def wait_until(self, ready: Callable[[], bool], timeout_ms: int) -> None:
-        """Waits until `ready()`; ends the server when it does not come up.
+        """Wait until `ready()`; stop the server when it does not come up.
 
         Raises:
-            KafkaError: the server ended by itself; its last lines are told.
+            KafkaError: the server exited by itself; the message has its last lines.
             TimedOutError: it was not ready in time.
         """
         deadline = time.monotonic() + timeout_ms / 1000
@@ -146,11 +146,11 @@ class JavaServer:
             time.sleep(0.02)
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of what it printed."""
+        """Return the end of the server's output."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
     def stop(self, timeout_ms: int = 10_000) -> None:
-        """Ends it with SIGTERM, and with SIGKILL when that takes too long."""
+        """Stop the server with SIGTERM, and with SIGKILL when that takes too long."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -159,7 +159,7 @@ class JavaServer:
                 self.kill()
 
     def kill(self) -> None:
-        """Ends it as a crash would, together with what it started."""
+        """Kill the server as a crash would, together with its child processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

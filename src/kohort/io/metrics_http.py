@@ -1,4 +1,4 @@
-"""Figures for Prometheus: a small HTTP server of its own thread, by prometheus-client."""
+"""Metrics for Prometheus: a small HTTP server on its own thread, by prometheus-client."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from kohort.errors import KafkaError
 
 log = logging.getLogger("kohort.metrics")
 
-Asked: TypeAlias = socket.socket | tuple[bytes, socket.socket]
-"""What a socket server hands on: of a stream the connection."""
+RequestSocket: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+"""The request object of a socket server: of a stream, the connection."""
 Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SCRAPES_MAX = 8
-"""Scrapes at once: beyond it connections are refused."""
+"""The maximum number of concurrent scrapes; more connections are refused."""
 SCRAPE_S = 10.0
-"""A client that says nothing for so long is let go."""
+"""The time after which a silent client is disconnected."""
 
 
 class _Request(WSGIRequestHandler):
-    """A scrape; who asks for nothing is not waited for."""
+    """One scrape; a client that sends no request is disconnected after `SCRAPE_S`."""
 
     timeout = SCRAPE_S
 
     def log_message(self, format: str, *args: str | int) -> None:
-        """Say nothing: scrapes come all the time."""
+        """Log nothing: scrapes come all the time."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Takes scrapes, as many at once as are of use: each has a thread and a descriptor."""
+    """The HTTP server, with a limit on concurrent scrapes: each has a thread and a descriptor."""
 
     daemon_threads = True
     block_on_close = False
@@ -53,36 +53,36 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
-    def process_request(self, request: Asked, client_address: Address) -> None:
-        """Serve in a thread, or refuse."""
+    def process_request(self, request: RequestSocket, client_address: Address) -> None:
+        """Serve the request in a thread, or refuse it."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Asked, client_address: Address) -> None:
-        """Serve."""
+    def process_request_thread(self, request: RequestSocket, client_address: Address) -> None:
+        """Serve the request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
-    def handle_error(self, request: Asked, client_address: Address) -> None:
-        """A client that broke off; a fault of ours has its traceback in the log."""
+    def handle_error(self, request: RequestSocket, client_address: Address) -> None:
+        """Ignore a client that disconnected; log other errors with their traceback."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log.error("metrics for %s failed", client_address, exc_info=error)
 
 
 class MetricsServer:
-    """Answers scrapes until closed.
+    """A server that answers scrapes until it is closed.
 
     Raises:
         KafkaError: the address can't be listened on.
     """
 
     def __init__(self, host: str, port: int, collector: Collector) -> None:
-        """`collector` is asked at each scrape, on a thread of the scrape's own."""
+        """Start the server. Each scrape queries `collector` on a thread of its own."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
         try:
@@ -96,7 +96,7 @@ class MetricsServer:
         log.info("metrics on http://%s/metrics", self.address)
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Stop the server and release the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

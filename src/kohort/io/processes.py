@@ -1,9 +1,8 @@
-"""Which process a client is, in words that others on the same machine can check, and whether it has ended.
+"""The identity of a client process, which others on the same machine can check, and whether it has ended.
 
-A process is named by the machine's boot, its PID namespace, its PID and when it started; no two are ever named alike.
-Only who shares that boot and that namespace can say anything of it, and says that it has ended only where the kernel is
-sure: no such PID, another process that has it now, or a zombie without a living thread. Linux; elsewhere nothing has a
-name.
+A process is named by the machine's boot, its PID namespace, its PID and its start time; names are never reused. Only
+processes of the same boot and namespace can judge it. They report that it has ended only where the kernel is sure. That
+is: no such PID, another process with that PID, or a zombie without a living thread. Only Linux processes have a name.
 """
 
 from __future__ import annotations
@@ -16,59 +15,60 @@ if TYPE_CHECKING:
     from socket import socket
 
 
-# -- The lease: one number of ms that the broker tells kohort's clients, and how both sides divide it. Pure
+# -- The lease: a time in ms that the broker sends to kohort's clients, and how both sides divide it. Pure
 #
-# A member may live on behind a broken connection, and is evicted long before its session ends (`groups.liveness.lost`).
-# So it must have stopped by then, and both know the lease. The broker tells it when they connect, and to no one else:
-# against other brokers nothing changes.
+# A member may live on behind a broken connection, and the broker evicts it long before its session expires
+# (`groups.failure_detector`). So it must have stopped by then, and both sides know the lease. The broker sends it at
+# connection and only to kohort's clients. With other brokers nothing changes.
 #
-# - The client's half (`client.group.lease`): it owns what it was assigned until a lease has passed since it **sent**
-#   the last request that was answered. Then it hands nothing out; positions and partitions stay as they are. The next
-#   answer makes it go on, or tells it that it was evicted.
-# - The coordinator's half: a member whose connection ended is evicted no sooner than a lease after it **received** the
-#   last request. Whatever comes later is a sign of life, and the connection's end does not count any more.
+# The client's half is `client.group.lease`. The client owns its assignment until a lease has passed since it **sent**
+# the last answered request. Then it returns no records; positions and partitions stay. The next response lets it
+# continue, or tells it that it was evicted.
 #
-# A request is sent before it is received, and two clocks that run at one rate measure the same lease, so the client's
-# half ends first. Clocks do not run at quite one rate: a quartz is off by up to 0.01 %, and a clock that is being
-# corrected runs up to 0.05 % fast or slow (what Linux allows itself), so two differ by about 0.1 % at worst.
-# `CLOCK_MARGIN` is twenty times that, which also covers that clocks are read in whole ms. A clock that stands still, of
-# a virtual machine that is frozen, is beyond any margin: what such a member was handing out is fenced when it commits,
-# not before. Sleep of the whole machine is counted (`Runtime.elapsed_ms`). What was handed out before the lease ended
-# is in the application's hands.
+# The coordinator's half concerns a member whose connection ended. The coordinator evicts it no sooner than a lease
+# after it **received** the member's last request. Any later request is a sign of life, and cancels the eviction.
+#
+# A request is sent before it is received, and two clocks at one rate measure the same lease. So the client's half ends
+# first. Clock rates differ: a quartz is off by up to 0.01 %. A clock under correction runs up to 0.05 % fast or slow
+# (Linux's own limit). Two clocks therefore differ by about 0.1 % at worst. `CLOCK_MARGIN` is twenty times that, which
+# also covers that clocks are read in whole ms. No margin covers the stopped clock of a frozen virtual machine. The
+# records of such a member are fenced when it commits, not before. Sleep of the whole machine is counted
+# (`Runtime.elapsed_ms`). Records returned before the lease ended are the application's responsibility.
 
 CLOCK_MARGIN = 0.02
 
 
 def owned_ms(lease_ms: float) -> float:
-    """How long after the last answered request was sent a member owns what it was assigned, by its own clock."""
+    """Return how long a member owns its assignment after it sent the last answered request, by its own clock."""
     return lease_ms * (1 - CLOCK_MARGIN)
 
 
 def beat_ms(lease_ms: int) -> int:
-    """At which interval a client sends heartbeats, unless told to more often: a second one can renew the lease too."""
+    """Return the client's longest heartbeat interval: a second heartbeat can still renew the lease."""
     return lease_ms * 2 // 5
 
 
 def answer_ms(lease_ms: int) -> int:
-    """After which time a heartbeat without an answer has failed: a new connection may do better in time."""
+    """Return the timeout of a heartbeat, after which a new connection may still renew the lease in time."""
     return lease_ms // 2
 
 
-def hold_max_ms(lease_ms: int) -> int:
-    """How long the answer to a heartbeat may be held back.
+def long_poll_max_ms(lease_ms: int) -> int:
+    """Return the longest delay of a heartbeat response.
 
-    Of two held answers the second comes up to twice as long after the first one's request was sent: with three eighths
-    a quarter of the lease is left for the way there and back.
+    Of two delayed responses the second comes up to twice as long after the first request was sent. Three eighths of the
+    lease each leave a quarter for the network.
     """
     return lease_ms * 3 // 8
 
 
 NAME_MAX_LENGTH = 120
 ENDING_LOOKS_S = (0.001, 0.005, 0.02, 0.1)
-"""Pauses between looks at a process after its connection ended: it closes its sockets before it is gone."""
+"""The pauses between checks of a process after its connection ended: it closes its sockets before it exits."""
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
-"""Places in /proc/PID/stat behind the program's name. Source: proc_pid_stat(5), fields 3 and 22."""
+"""The positions of state and start time in /proc/PID/stat after the program's name. Source: proc_pid_stat(5), fields 3
+and 22."""
 _GONE = "ZXx"
 
 _own: tuple[int, str] = -1, ""
@@ -82,7 +82,7 @@ class _Named(NamedTuple):
 
 
 def own_name() -> str:
-    """This process's name, "" where it can't have one. A forked child has its own."""
+    """Return this process's name, "" where it can't have one. A forked child has its own."""
     global _own
     pid = os.getpid()
     if _own[0] != pid:
@@ -90,8 +90,8 @@ def own_name() -> str:
     return _own[1]
 
 
-def told_name(sock: socket) -> str:
-    """What the other end of a connection is told of this process: its name if both are on one machine, else ""."""
+def name_for_peer(sock: socket) -> str:
+    """Return this process's name if both ends of a connection are on one machine, else ""."""
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]
     except OSError:
@@ -100,7 +100,7 @@ def told_name(sock: socket) -> str:
 
 
 def name_of(pid: int) -> str:
-    """The name of a process in this one's namespace, "" where it can't have one or is gone."""
+    """Return the name of a process in this process's namespace, "" if it can't have one or is gone."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (_PROC / "self/ns/pid").readlink().name
@@ -114,10 +114,10 @@ def name_of(pid: int) -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Whether the process of this name is gone, for certain. False: it lives, or that can't be told from here.
+    """Return whether the process of this name has certainly ended; False if it lives or its state is unknown.
 
     Args:
-        name: from `own_name`, of whoever; anything else is a process that nothing can be told of.
+        name: from `own_name` of any process; nothing is known of any other text.
     """
     mine, other = _parse(own_name()), _parse(name)
     if mine is None or other is None or (mine.boot, mine.namespace) != (other.boot, other.namespace):
@@ -147,7 +147,7 @@ def _parse(name: str) -> _Named | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields behind the program's name, which may contain anything."""
+    """Return the fields after the program's name, which may contain anything."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -157,7 +157,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _threads(pid: int) -> int:
-    """A process whose first thread has ended is shown as a zombie while others live on."""
+    """Return the number of threads: a process whose first thread has ended looks like a zombie while others live on."""
     try:
         return len(os.listdir(_PROC / str(pid) / "task"))
     except OSError:

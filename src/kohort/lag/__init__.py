@@ -1,4 +1,4 @@
-"""Lag of groups: how far the committed offsets are behind."""
+"""Consumer lag: how far a group's committed offsets are behind."""
 
 from kohort.lag.partition_lag import BEFORE_START, PAST_END, PartitionLag, group_lag
 

@@ -1,4 +1,4 @@
-"""Lag by partition, right also after retention moved the start of a partition past the committed offset."""
+"""Lag by partition, correct also after retention moved the log start past the committed offset."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 
 PAST_END, BEFORE_START = "past end", "before start"
-"""States of a committed offset that the partition does not hold: the topic was made anew or its log cut, or
-retention was faster than the group."""
+"""The states of a committed offset outside the log: the topic was recreated or its log truncated, or retention was
+faster than the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """Where a group is in a partition.
+    """A group's position in a partition.
 
     Attributes:
         committed: the committed offset; None: none is committed.
-        metadata: what the committer wrote beside it.
-        log_start: the first offset the partition holds; None where it can't be had.
-        log_end: the offset that the next record will get; read after `committed`, so that lag is never made up.
-        error: why the partition's offsets can't be had (its topic was deleted, say).
+        metadata: the metadata that was committed with it.
+        log_start: the partition's first offset; None if it is unavailable.
+        log_end: the offset of the next record; read after `committed`, so that lag is never overstated.
+        error: why the partition's offsets are unavailable (its topic was deleted, say).
     """
 
     partition: TopicPartition
@@ -35,16 +35,16 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Records still to be read: end less the larger of committed and start; None without a committed offset."""
+        """The records still to be read: end less the larger of committed and start; None without a committed offset."""
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
         return max(0, self.log_end - max(self.committed, self.log_start))
 
     @property
     def status(self) -> str | None:
-        """`past end` or `before start` where a consumer can't go on at the committed offset; None where it can.
+        """`past end` or `before start` if a consumer can't continue at the committed offset; else None.
 
-        Such a consumer starts anew, as its auto.offset.reset says.
+        Such a consumer resets its position by its auto.offset.reset.
         """
         if self.committed is None or self.log_end is None or self.log_start is None:
             return None
@@ -54,7 +54,7 @@ class PartitionLag:
 
     @property
     def lost(self) -> int | None:
-        """Offsets from `committed` on that the partition holds no more; None unless the status is `before start`."""
+        """The offsets from `committed` on that retention deleted; None unless the status is `before start`."""
         if self.committed is None or self.log_start is None or self.status != BEFORE_START:
             return None
         return self.log_start - self.committed
@@ -63,10 +63,10 @@ class PartitionLag:
 def group_lag(
     admin: Admin, group: str, also: Iterable[TopicPartition] = (), *, timeout_ms: float | None = None
 ) -> list[PartitionLag]:
-    """The lag of every partition that the group has a committed offset for, and of those in `also`.
+    """Return the lag of every partition with a committed offset of the group, and of those in `also`.
 
     Raises:
-        KafkaError: the group's offsets can't be had; of one partition's, its entry says so.
+        KafkaError: the group's offsets are unavailable; an error of a single partition is in its entry.
     """
     found = admin.list_consumer_group_offsets(group, timeout_ms=timeout_ms)
     committed = found.values

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
-from kohort.io.channel import Frames, await_caller, frame
+from kohort.io.channel import FrameParser, await_caller, frame
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
 from kohort.region import messages as told
 from kohort.region.control_plane import events as happens
@@ -289,7 +289,7 @@ class ControlPlane:
             writer.transport.abort() if self._end.is_set() else writer.close()
 
     async def _read(self, connection: int, reader: asyncio.StreamReader) -> None:
-        frames = Frames()
+        frames = FrameParser()
         while data := await asyncio.wait_for(reader.read(65_536), SILENCE_S):
             for body in frames.feed(data):
                 self._heard(connection, decode_said(body))

@@ -1,1 +1,1 @@
-"""How settings and arguments are declared, validated and documented."""
+"""The declaration, validation and documentation of settings and arguments."""

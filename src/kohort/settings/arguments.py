@@ -1,4 +1,4 @@
-"""Public calls check what they are given: one place for every class that users call, by the calls' own signatures.
+"""Argument checks of public calls, by the calls' own signatures: one place for every class that users call.
 
     @checked
     class Admin:
@@ -7,8 +7,8 @@
     admin.delete_topics("abc")
     # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
 
-Annotations are read at a call's first use. A method that is called for every record checks what it is given itself,
-with `Arguments.take` where something is wrong, and is marked `checks_itself`.
+Annotations are read at a call's first use. A method that is called for every record checks its arguments itself, with
+`Arguments.take` where something is wrong, and is marked `checks_itself`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import update_wrapper
 from typing import Any, TypeVar, cast
 
 from kohort.errors import InvalidInputError
-from kohort.settings.validation import ANYTHING, INT32_MAX, Unfit, Want, list_of, wanted
+from kohort.settings.validation import ANYTHING, INT32_MAX, ValidationError, Validator, list_of, validator_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -30,14 +30,14 @@ _TIMEOUT = "timeout_ms"
 _SECONDS_MAX = 10
 _BY_NAME = 1 << 30
 _FEW = 3
-"""Arguments, `self` among them, for which no list is made: poll's."""
+"""The number of arguments, `self` among them, up to which no list is made: those of poll."""
 _FOR_CHECKERS = {"pa": "pyarrow"}
 _SETTINGS_CHECK = ("bootstrap_servers",)
-"""Parameters that are checked where settings are."""
+"""The parameters that are checked as settings."""
 
 
 def checked(cls: type[T]) -> type[T]:
-    """A class whose public methods refuse what their signatures do not admit with InvalidInputError."""
+    """Make the public methods of a class raise InvalidInputError for arguments that their signatures do not admit."""
     for name, method in list(vars(cls).items()):
         if not name.startswith("_") and inspect.isfunction(method) and not hasattr(method, "checks_itself"):
             setattr(cls, name, checked_call(method))
@@ -45,13 +45,13 @@ def checked(cls: type[T]) -> type[T]:
 
 
 def checks_itself(method: F) -> F:
-    """Marks a method that `checked` leaves as it is."""
+    """Mark a method that `checked` leaves unchanged."""
     method.checks_itself = True  # type: ignore[attr-defined]
     return method
 
 
 def checked_call(method: F) -> F:
-    """A method that refuses what its signature does not admit; on its own for the `__init__` of what callers make."""
+    """Make one method refuse arguments that do not fit its signature: for the `__init__` of users' classes."""
     arguments = Arguments(method)
     fit = arguments.fit
 
@@ -69,18 +69,18 @@ def checked_call(method: F) -> F:
 
 
 class Arguments:
-    """What a method wants to be given. Annotations are read at first use."""
+    """The expected arguments of a method. Annotations are read at first use."""
 
     def __init__(self, method: Callable[..., Any], called: str = "") -> None:
-        """Reads nothing yet.
+        """Read nothing yet.
 
         Args:
             method: Its first parameter is `self`.
-            called: What messages call it; empty: by the class of `self`.
+            called: Its name in messages; empty: by the class of `self`.
         """
         self._method = method
         self._called = called
-        self._wants: dict[str, Want] | None = None
+        self._validators: dict[str, Validator] | None = None
         self._takes: list[Callable[[Any], Any]] = []
         self._named: dict[str, tuple[int, Callable[[Any], Any]]] = {}
         self._needed: list[str] = []
@@ -89,12 +89,12 @@ class Arguments:
         self._open = False
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """The arguments by position, `self` before them, as the method takes them.
+        """Return the arguments by position, with `self` before them, as the method takes them.
 
-        Those by name are put right in `kwargs`.
+        Keyword arguments are converted in `kwargs`.
 
         Raises:
-            InvalidInputError: they are not what the signature says.
+            InvalidInputError: the arguments do not fit the signature.
         """
         count, takes = len(args), self._takes
         if not self._least < count <= len(takes):
@@ -112,16 +112,16 @@ class Arguments:
                 return args[0], first
             at = 1
             return args[0], first, takes[2](args[2])
-        except Unfit as unfit:
-            raise self._refused(args, self._unfit(unfit, self._by_position()[at])) from None
+        except ValidationError as error:
+            raise self._refused(args, self._error_text(error, self._by_position()[at])) from None
 
     def _fit_positions(self, args: tuple[Any, ...]) -> list[Any]:
         fitted: list[Any] = []
         try:
             for take, value in zip(self._takes, args):  # noqa: B905 - some come by name
                 fitted.append(take(value))
-        except Unfit as unfit:
-            raise self._refused(args, self._unfit(unfit, self._by_position()[len(fitted) - 1])) from None
+        except ValidationError as error:
+            raise self._refused(args, self._error_text(error, self._by_position()[len(fitted) - 1])) from None
         return fitted
 
     def _fit_named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -137,53 +137,56 @@ class Arguments:
                 raise self._refused(args, f"{name} is given twice, by position and by name")
             try:
                 kwargs[name] = take(value)
-            except Unfit as unfit:
-                raise self._refused(args, self._unfit(unfit, name)) from None
+            except ValidationError as error:
+                raise self._refused(args, self._error_text(error, name)) from None
 
     def _fit_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Arguments by name for parameters without a default, more of them than parameters, or the first call ever."""
-        if self._wants is None:
+        """Fit the remaining cases.
+
+        These are keywords for parameters without a default, surplus arguments, and the first call ever.
+        """
+        if self._validators is None:
             self._read()
             return self.fit(args, kwargs)
-        count, most = len(args), len(self._takes)
-        if count > most and self._rest is None:
+        count, positional_max = len(args), len(self._takes)
+        if count > positional_max and self._rest is None:
             raise self._refused(args, self._too_many(count - 1))
-        fitted = self._fit_positions(args[:most])
-        self._fit_named(args[:most], kwargs)
+        fitted = self._fit_positions(args[:positional_max])
+        self._fit_named(args[:positional_max], kwargs)
         for name in self._needed[count - 1 :]:
             if name not in kwargs:
                 raise self._refused(args, f"{name} is missing; it must be {self.described()[name]}")
-        return fitted + self._all_of_rest(args[most:], args)
+        return fitted + self._all_of_rest(args[positional_max:], args)
 
     def take(self, name: str, value: Any) -> Any:
-        """A single argument, by the parameter's name.
+        """Return a single argument, converted, by the parameter's name.
 
         Raises:
-            InvalidInputError: it is not what the signature says.
+            InvalidInputError: it does not fit the signature.
         """
         try:
-            return self._want(name).take(value)
-        except Unfit as unfit:
-            raise InvalidInputError(f"{self._called or self._method.__name__}: {unfit.text(name)}") from None
+            return self._validator(name).take(value)
+        except ValidationError as error:
+            raise InvalidInputError(f"{self._called or self._method.__name__}: {error.text(name)}") from None
 
     def described(self) -> dict[str, str]:
-        """What is wanted for each parameter, in words."""
-        if self._wants is None:
+        """Return the expected value of each parameter, in words."""
+        if self._validators is None:
             self._read()
-        assert self._wants is not None
-        return {name: want.said for name, want in self._wants.items()}
+        assert self._validators is not None
+        return {name: validator.expected for name, validator in self._validators.items()}
 
-    def _want(self, name: str) -> Want:
-        if self._wants is None:
+    def _validator(self, name: str) -> Validator:
+        if self._validators is None:
             self._read()
-        assert self._wants is not None
-        return self._wants[name]
+        assert self._validators is not None
+        return self._validators[name]
 
     def _read(self) -> None:
-        """Read the annotations. Two threads may: what says that it is done is set last."""
+        """Read the annotations. Two threads may do so at once: the mark of completion is set last."""
         function = inspect.unwrap(self._method)
         scope = _Scope(function.__globals__)
-        wants: dict[str, Want] = {}
+        validators: dict[str, Validator] = {}
         takes, needed = [ANYTHING.take], []
         for parameter in list(inspect.signature(self._method).parameters.values())[1:]:
             name, kind = parameter.name, parameter.kind
@@ -193,19 +196,19 @@ class Arguments:
             hint = parameter.annotation
             if isinstance(hint, str):
                 hint = eval(hint, {}, scope)
-            wants[name] = want = ANYTHING if name in _SETTINGS_CHECK else wanted(hint, name)
+            validators[name] = validator = ANYTHING if name in _SETTINGS_CHECK else validator_for(hint, name)
             if kind is parameter.VAR_POSITIONAL:
                 self._rest = name
                 continue
-            self._named[name] = (_BY_NAME if kind is parameter.KEYWORD_ONLY else len(takes) - 1), want.take
+            self._named[name] = (_BY_NAME if kind is parameter.KEYWORD_ONLY else len(takes) - 1), validator.take
             if kind is not parameter.KEYWORD_ONLY:
-                takes.append(_not_seconds(want) if name == _TIMEOUT else want.take)
+                takes.append(_not_seconds(validator) if name == _TIMEOUT else validator.take)
                 if parameter.default is parameter.empty:
                     needed.append(name)
         self._needed, self._least, self._takes = needed, len(needed), takes
-        self._wants = wants
+        self._validators = validators
 
-    # What is said to those who gave something else.
+    # -- error messages
 
     def _refused(self, args: tuple[Any, ...], text: str) -> InvalidInputError:
         called = self._called
@@ -224,17 +227,19 @@ class Arguments:
         hint = f"; give {' and '.join(others)} by its name" if len(others) == 1 else ""
         return f" takes {some if names else 'no argument by position'}, not {count}{hint}"
 
-    def _unfit(self, unfit: Unfit, name: str) -> str:
-        text = unfit.text(name)
-        return text if unfit.path or unfit.write else text + self._other_place(unfit.value, name)
+    def _error_text(self, error: ValidationError, name: str) -> str:
+        text = error.text(name)
+        return text if error.path or error.write else text + self._other_place(error.value, name)
 
     def _other_place(self, value: Any, name: str) -> str:
-        """The one parameter that a collection given for another one would fit."""
-        assert self._wants is not None
+        """Return the one other parameter that a misplaced collection would fit."""
+        assert self._validators is not None
         if not isinstance(value, Mapping | list | tuple | set):
             return ""
         fits = [
-            other for other, want in self._wants.items() if other != name and want is not ANYTHING and want.fits(value)
+            other
+            for other, validator in self._validators.items()
+            if other != name and validator is not ANYTHING and validator.fits(value)
         ]
         return f"; did you mean {fits[0]}=?" if len(fits) == 1 else ""
 
@@ -247,27 +252,27 @@ class Arguments:
         near = difflib.get_close_matches(name, list(self._named), 1, 0.6)
         if near:
             return f"did you mean {near[0]}?"
-        return f"it takes {', '.join(self._wants or ()) or 'nothing'}"
+        return f"it takes {', '.join(self._validators or ()) or 'nothing'}"
 
     def _all_of_rest(self, values: tuple[Any, ...], args: tuple[Any, ...]) -> list[Any]:
-        """Those of `*partitions`."""
+        """Convert the values of a parameter like `*partitions`."""
         if self._rest is None:
             return []
-        want = self._want(self._rest)
+        validator = self._validator(self._rest)
         taken = []
         for at, value in enumerate(values):
             try:
-                taken.append(want.take(value))
-            except Unfit as unfit:
-                many = list_of(want).fits(value)
-                text = unfit.within(f"[{at}]").text(self._rest)
+                taken.append(validator.take(value))
+            except ValidationError as error:
+                many = list_of(validator).fits(value)
+                text = error.within(f"[{at}]").text(self._rest)
                 text = f"{text.partition('; write')[0]}; write {self._method.__name__}(*{self._rest})" if many else text
                 raise self._refused(args, text) from None
         return taken
 
 
-class _LooksLikeSeconds(Unfit):
-    """A literal like 1.0 where milliseconds are wanted: other clients' polls count seconds."""
+class _LooksLikeSeconds(ValidationError):
+    """A literal like 1.0 where milliseconds are expected: other clients' polls count seconds."""
 
     def text(self, name: str) -> str:
         value: Any = self.value
@@ -275,24 +280,24 @@ class _LooksLikeSeconds(Unfit):
         return f"{name} counts milliseconds, and {value!r} looks like seconds; write {write}"
 
 
-def _not_seconds(want: Want) -> Callable[[Any], Any]:
-    """A timeout without its name is no float that somebody wrote as seconds.
+def _not_seconds(validator: Validator) -> Callable[[Any], Any]:
+    """Refuse a positional timeout that was probably written in seconds: a short float literal.
 
-    What was computed has more than three decimals, or is larger; by its name every number is taken.
+    A computed value has more than three decimals, or is larger. As a keyword argument every number is accepted.
     """
 
     def take(value: Any) -> Any:
         if type(value) is int and 0 <= value <= INT32_MAX:
             return value
         if type(value) is float and 0 < value <= _SECONDS_MAX and round(value, 3) == value:
-            raise _LooksLikeSeconds(want.said, value)
-        return want.take(value)
+            raise _LooksLikeSeconds(validator.expected, value)
+        return validator.take(value)
 
     return take
 
 
 class _Scope(dict[str, object]):
-    """The names of a module, and those that modules import for type checkers alone."""
+    """The names of a module, including those that it imports only for type checkers."""
 
     def __missing__(self, name: str) -> object:
         return importlib.import_module(_FOR_CHECKERS[name])

@@ -1,8 +1,8 @@
-"""Configuration: every knob with Kafka's property name, its unit, its limits and the reason it exists.
+"""Configuration: every setting with Kafka's property name, its unit, its limits and its purpose.
 
-A configuration is one frozen dataclass whose fields are made by `knob`. `from_properties` turns what a user
-wrote (strings from a file, values from Python) into an instance and refuses what it can't take: an unknown
-key names the nearest known one, a value out of range names the range.
+A configuration is one frozen dataclass whose fields are made by `knob`. `from_properties` turns user input (strings
+from a file, values from Python) into an instance. It refuses invalid input: for an unknown key it names the nearest
+known one, for a value out of range the range.
 
     @dataclass(frozen=True, slots=True)
     class FetchConfig:
@@ -36,17 +36,17 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Knob:
-    """What is known of one setting besides its type and default, which the dataclass field holds.
+    """The declaration of one setting besides its type and default, which the dataclass field holds.
 
     Attributes:
         name: Kafka's property name.
         unit: of the value, as "ms" or "bytes"; empty for a plain number or a word.
-        why: what the setting bounds or chooses, in one sentence.
-        low: the smallest value taken, or None.
-        high: the largest value taken, or None.
-        choices: the only words taken, or none.
+        why: the purpose of the setting, in one sentence.
+        low: the smallest value allowed, or None.
+        high: the largest value allowed, or None.
+        choices: the only words allowed, or none.
         aliases: other property names that mean this setting.
-        elsewhere: what other projects' clients call it; named in the error for who says so.
+        elsewhere: its names in other projects' clients; the error for such a name points to this setting.
         check: raises ValueError for a value that limits and choices can't describe.
     """
 
@@ -62,7 +62,7 @@ class Knob:
 
 
 def knob(name: str, default: Any, **facts: Any) -> Any:
-    """A dataclass field that is a setting.
+    """Declare a dataclass field that is a setting.
 
     Args:
         name: Kafka's property name.
@@ -74,7 +74,7 @@ def knob(name: str, default: Any, **facts: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One knob with its place in a dataclass."""
+    """One setting: its declaration and its field in a configuration class."""
 
     field: str
     knob: Knob
@@ -84,23 +84,23 @@ class Setting:
 
 @cache
 def settings(cls: type) -> dict[str, Setting]:
-    """The settings of a configuration class by property name (without aliases), in the order of declaration."""
+    """Return the settings of a configuration class by property name (without aliases), in the order of declaration."""
     hints = typing.get_type_hints(cls)
-    found: dict[str, Setting] = {}
+    declared: dict[str, Setting] = {}
     for field in dataclasses.fields(cls):
         fact = field.metadata.get(_KNOB)
         if fact is not None:
-            found[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
-    return found
+            declared[fact.name] = Setting(field.name, fact, hints[field.name], field.default)
+    return declared
 
 
 def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names: bool = False) -> T:
-    """An instance of `cls` from properties.
+    """Return an instance of `cls` from properties.
 
     Args:
-        cls: a frozen dataclass of knobs.
+        cls: a configuration class, a frozen dataclass.
         properties: property name to string or value. None means the default.
-        field_names: also take the dataclass's own field names (`fetch_max_bytes`) as keys.
+        field_names: also accept the dataclass's own field names (`fetch_max_bytes`) as keys.
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), a value of the wrong kind or out of range.
@@ -112,7 +112,7 @@ def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names:
 def from_properties_many(
     classes: Iterable[type], properties: Mapping[str, Any], *, field_names: bool = False
 ) -> tuple[Any, ...]:
-    """One instance of each class from properties they share out among themselves.
+    """Return one instance of each class, from properties that are divided among them.
 
     A property that several of the classes know goes to each of them.
 
@@ -137,13 +137,13 @@ def from_properties_many(
 
 
 def unknown_key(key: str, known: Iterable[str]) -> InvalidInputError:
-    """The error for a key no one knows, naming the nearest that is known, in the key's own style."""
+    """Return the error for an unknown key; it names the nearest known key, in the key's own style."""
     return InvalidInputError(f"unknown setting {key}{_meaning(nearest_key(key, known))}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the known word that is nearest, letter case apart; empty when none is near."""
-    return _meaning(_nearest(word.lower(), {one.lower(): one for one in known}))
+    """Return `; did you mean …?` with the nearest known word, ignoring letter case; empty when none is near."""
+    return _meaning(_nearest(word.lower(), {name.lower(): name for name in known}))
 
 
 def _meaning(near: str | None) -> str:
@@ -156,11 +156,11 @@ def _nearest(word: str, names: Mapping[str, str]) -> str | None:
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """The known key that is meant, probably: other projects' names and other spellings count too.
+    """Return the known key that is probably meant: other projects' names and other spellings count too.
 
     Args:
-        key: as it was given.
-        known: the keys; as a mapping to `Setting`, other projects' names are looked at.
+        key: the given key.
+        known: the known keys; in a mapping to `Setting`, other projects' names count too.
     """
     names = {_plain(name): name for name in known if "." in name or "." not in key}
     names |= {_plain(name): name for name in known if ("." in name) == ("." in key)}
@@ -172,12 +172,12 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def _plain(key: str) -> str:
-    """A key without its spelling: `groupId`, `group_id` and `group.id` are one."""
+    """Return a key without its spelling: `groupId`, `group_id` and `group.id` are one."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", ".", str(key)).lower()
 
 
 def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
-    """A setting's value from a string or a Python value, within the setting's limits.
+    """Return a setting's value from a string or a Python value, within the setting's limits.
 
     Raises:
         InvalidInputError: the value is of the wrong kind or out of range.
@@ -208,7 +208,7 @@ def parse_value(setting: Setting, raw: Any, key: str | None = None) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value as it stands in a properties file."""
+    """Return a value as it stands in a properties file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -217,7 +217,7 @@ def format_value(value: Any) -> str:
 
 
 def read_properties(path: str | Path) -> dict[str, str]:
-    """The properties of a file in Java's properties format (`key=value`, `#` and `!` start comments).
+    """Return the properties of a file in Java's properties format (`key=value`, `#` and `!` start comments).
 
     Raises:
         InvalidInputError: the file can't be read, or a line is no property.
@@ -226,7 +226,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"can't read the configuration {path}: {error}") from None
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     pending = ""
     for number, line in enumerate(text.splitlines(), 1):
         line = pending + line.strip()
@@ -241,12 +241,12 @@ def read_properties(path: str | Path) -> dict[str, str]:
             key, equals, value = line.partition(":")
         if not equals or not key.strip():
             raise InvalidInputError(f"{path}, line {number}: expected key=value, found {line!r}")
-        found[_unescaped(key.strip())] = _unescaped(value.strip())
-    return found
+        properties[_unescaped(key.strip())] = _unescaped(value.strip())
+    return properties
 
 
 def _unescaped(text: str) -> str:
-    """A key or value as Java reads it: tools that write such files put a backslash before each colon."""
+    """Unescape a key or value as Java does: tools that write such files put a backslash before each colon."""
     return _ESCAPE.sub(_escaped_char, text) if "\\" in text else text
 
 
@@ -256,18 +256,18 @@ def _escaped_char(escape: re.Match[str]) -> str:
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
-    """Properties from `key=value` words of a command line.
+    """Return properties from `key=value` words of a command line.
 
     Raises:
         InvalidInputError: a word without `=`.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise InvalidInputError(f"expected key=value, found {pair!r}")
-        found[key.strip()] = value.strip()
-    return found
+        properties[key.strip()] = value.strip()
+    return properties
 
 
 def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:
@@ -312,7 +312,7 @@ def _convert(kind: Any, raw: Any) -> Any:
 
 
 def _as_text(setting: Setting, raw: Any, name: str) -> str:
-    """How to write what was meant as text."""
+    """Return the text form of a value that should have been a string."""
     if _kind(setting.type) != _kind(str) or setting.knob.choices or isinstance(raw, bool) or is_secret(name):
         return ""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw) if isinstance(raw, int) else ""
@@ -349,7 +349,7 @@ def _range(fact: Knob) -> str:
 
 
 def described(cls: type, indent: str = "") -> str:
-    """The settings of a configuration class, as its users read about them: keyword, default, limits, what for."""
+    """Return the documentation of a configuration class's settings: keyword, default, limits, purpose."""
     lines = []
     for setting in settings(cls).values():
         lines += [
@@ -360,9 +360,9 @@ def described(cls: type, indent: str = "") -> str:
 
 
 def documented(config: type) -> Callable[[type[T]], type[T]]:
-    """Decorates a class whose keyword arguments are the settings of `config`.
+    """Add the settings of `config` to the documentation of a class that takes them as keyword arguments.
 
-    Its documentation lists them, made when asked for.
+    The text is made when it is first requested.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -382,7 +382,7 @@ class _Documentation:
 
 
 def default_of(setting: Setting) -> str:
-    """A setting's default with its unit, and what else it takes."""
+    """Return a setting's default with its unit, and the other values that it allows."""
     fact = setting.knob
     default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
     text = f"{default!r}" + (f" {fact.unit}" if fact.unit and setting.default is not None else "")
@@ -394,10 +394,10 @@ def default_of(setting: Setting) -> str:
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """The host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
+    """Return the host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
 
     Raises:
-        InvalidInputError: it is none of these.
+        InvalidInputError: the text has none of these forms.
     """
     address = listen.removeprefix("PLAINTEXT://")
     host, colon, port = address.rpartition(":")

@@ -1,12 +1,13 @@
-"""What a type annotation admits.
+"""Validation of values by type annotations.
 
-Values are taken as they are, or refused with what is wanted and what to write instead.
+A value is accepted unchanged, or refused with a message that names the expected type and the correct form.
 
-    wanted(Iterable[NewTopic], "topics").take(["x"])        # Unfit: [0] must be NewTopic, not 'x'; write NewTopic('x')
+    validator_for(Iterable[NewTopic], "topics").take(["x"])
+    # ValidationError: [0] must be NewTopic, not 'x'; write NewTopic('x')
 
-A value class (a dataclass, a NamedTuple) is looked into by its own annotations. What else bounds a number goes by the
-name of the parameter or field, `RANGES`: a name means the same wherever it stands. Nothing is converted but what says
-the same thing: numbers of other libraries become Python's, and collections lists.
+A value class (a dataclass, a NamedTuple) is checked by its own annotations. `RANGES` bounds numbers by the name of the
+parameter or field: a name means the same everywhere. Only equivalent values are converted: numbers of other libraries
+become Python's, and collections become lists.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from typing import Any, NamedTuple
 
 from kohort.errors import InvalidInputError
 
-# -- Times as people write them
+# -- Durations in text form
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def duration_ms(name: str, text: str) -> int:
-    """Milliseconds from a time with its unit, as `15m`, `200ms`, `1h`; a plain number is milliseconds.
+    """Return milliseconds from a duration with its unit, as `15m`, `200ms`, `1h`; a plain number is milliseconds.
 
     Raises:
-        InvalidInputError: it is not that.
+        InvalidInputError: the text is no duration.
     """
     word = text.strip().lower()
     number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
@@ -70,25 +71,25 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "totals": (1, INT32_MAX),
     "wanted": (0, INT64_MAX),
 }
-"""Least and greatest number by the name of a parameter or field, also in the collections it takes."""
+"""The range of a number by the name of a parameter or field, also within collections."""
 NOT_EMPTY = ("data_dir", "topic", "topics")
 SECRET = ("password", "secret", "token", "jaas")
 _SHOWN = 80
 
 
-class Unfit(Exception):
-    """A value that is not what is wanted.
+class ValidationError(Exception):
+    """A value that does not fit its annotation.
 
     Attributes:
-        said: What is wanted, as in "must be …".
-        value: What was given.
-        path: Where in the parameter it lies, as `[0].name`.
-        key: It is a key of the dict there.
+        expected: The expected value, as in "must be …".
+        value: The given value.
+        path: Its path within the parameter, as `[0].name`.
+        key: Whether it is a key of the dict there.
     """
 
-    def __init__(self, said: str, value: object, write: str | Callable[[], str | None] | None = None) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, expected: str, value: object, write: str | Callable[[], str | None] | None = None) -> None:
+        super().__init__(expected)
+        self.expected = expected
         self.value = value
         self.path = ""
         self.key = False
@@ -96,67 +97,67 @@ class Unfit(Exception):
 
     @property
     def write(self) -> str | None:
-        """What to write instead, where that can be told."""
+        """The correct form of the value, where it is known."""
         return self._write() if callable(self._write) else self._write
 
-    def within(self, path: str) -> Unfit:
-        """The same, seen from one level further out."""
+    def within(self, path: str) -> ValidationError:
+        """Prefix the path with one more level and return this error."""
         self.path = path + self.path
         return self
 
     def text(self, name: str) -> str:
-        """What to tell the caller about the parameter `name`."""
-        place = f"{'a key of ' if self.key else ''}{name}{self.path}"
-        if is_secret(place):
-            return f"{place} must be {self.said}, not {type(self.value).__name__}"
-        given = _full(self.value) if "kohort." in self.said else shown(self.value)
+        """Return the error message for the parameter `name`."""
+        location = f"{'a key of ' if self.key else ''}{name}{self.path}"
+        if is_secret(location):
+            return f"{location} must be {self.expected}, not {type(self.value).__name__}"
+        given = _full(self.value) if "kohort." in self.expected else shown(self.value)
         write = self.write
-        return f"{place} must be {self.said}, not {given}" + (f"; write {write}" if write else "")
+        return f"{location} must be {self.expected}, not {given}" + (f"; write {write}" if write else "")
 
 
-class Want(NamedTuple):
-    """What is wanted.
+class Validator(NamedTuple):
+    """A validator of one annotation.
 
     Attributes:
-        said: In words.
-        take: Gives the value, or raises `Unfit`.
-        kind: The type, where it is one; values of just this type are for this want alone.
-        words: The choices, where it is one of some.
+        expected: The expected value in words.
+        take: Returns the value, or raises `ValidationError`.
+        kind: The type if the annotation is one; values of exactly this type are decided by this validator alone.
+        words: The choices of a Literal.
     """
 
-    said: str
+    expected: str
     take: Callable[[Any], Any]
     kind: Any = None
     words: tuple[str, ...] = ()
 
     def fits(self, value: object) -> bool:
-        """Whether the value would be taken; an iterator is not looked into."""
+        """Return whether the value would be accepted; an iterator is refused without consuming it."""
         if isinstance(value, Iterator):
             return False
         try:
             self.take(value)
-        except Unfit:
+        except ValidationError:
             return False
         return True
 
 
-ANYTHING = Want("anything", lambda value: value)
+ANYTHING = Validator("anything", lambda value: value)
 
 
 def is_secret(name: str) -> bool:
-    """Whether what goes by this name is not to be shown."""
+    """Return whether a parameter of this name holds a secret, which messages must not show."""
     return any(word in name.lower() for word in SECRET)
 
 
 def shown(value: object) -> str:
-    """A value in a message, as one would write it; cut when it is long."""
+    """Return a value as code in a message, cut when it is long."""
     kind = type(value)
     text = _written(value) if kind.__module__.startswith("kohort.") and _is_value(kind) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _written(value: Any) -> str:
-    """A value of a value class without what is its default anyway."""
+    """Return a value of a value class as code, without fields that have their default."""
     words = []
     for name, parameter in inspect.signature(type(value)).parameters.items():
         content = "…" if is_secret(name) else repr(getattr(value, name))
@@ -172,40 +173,42 @@ def _is_value(kind: Any) -> bool:
 
 
 def _full(value: object) -> str:
-    """A value with the module of its type: what is of the name that is wanted but another library's."""
+    """Return a value with the module of its type: it has the expected name but is another library's."""
     kind = type(value)
     return shown(value) if kind.__module__ == "builtins" else f"{kind.__module__}.{shown(value)}"
 
 
-def wanted(hint: Any, name: str = "") -> Want:
-    """What an annotation admits for a parameter or field of this name."""
+def validator_for(hint: Any, name: str = "") -> Validator:
+    """Return the validator of an annotation for a parameter or field of this name."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _any_of(hint, [wanted(each, name) for each in arguments if each is not types.NoneType])
+        return _any_of(
+            hint, [validator_for(argument, name) for argument in arguments if argument is not types.NoneType]
+        )
     if origin is typing.Literal:
         return _words(arguments)
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-        return _row([wanted(each, name) for each in arguments])
+        return _row([validator_for(argument, name) for argument in arguments])
     origin = origin or hint
     if origin is Callable:
-        return Want("a function", _function)
+        return Validator("a function", _function)
     if isinstance(origin, type) and issubclass(origin, Iterable) and arguments:
         if issubclass(origin, Mapping):
-            return _dict(*(wanted(each, name) for each in arguments))
-        return list_of(wanted(arguments[0], name), "tuple" if origin is tuple else "list")
+            return _dict(*(validator_for(argument, name) for argument in arguments))
+        return list_of(validator_for(arguments[0], name), "tuple" if origin is tuple else "list")
     plain = {bool: _bool, int: _int, float: _float, str: _str}.get(origin)
     if plain is not None:
         return plain(name)
     return _instance(origin) if isinstance(origin, type) and origin is not object else ANYTHING
 
 
-def _any_of(hint: Any, options: Sequence[Want]) -> Want:
+def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
     if ANYTHING in options:
         return ANYTHING
     optional = types.NoneType in typing.get_args(hint)
-    said = _or([word for option in options for word in option.words or (option.said,)])
+    expected = _or([word for option in options for word in option.words or (option.expected,)])
     if optional:
-        said += ", or None" if " or " in said else " or None"
+        expected += ", or None" if " or " in expected else " or None"
     if optional and len(options) == 1:
         (only,) = options
 
@@ -214,12 +217,12 @@ def _any_of(hint: Any, options: Sequence[Want]) -> Want:
                 return None
             try:
                 return only.take(value)
-            except Unfit as unfit:
-                if not unfit.path and unfit.said == only.said:
-                    unfit.said = said
+            except ValidationError as error:
+                if not error.path and error.expected == only.expected:
+                    error.expected = expected
                 raise
 
-        return Want(said, take_optional)
+        return Validator(expected, take_optional)
 
     by_kind = {option.kind: option.take for option in options if option.kind is not None}
 
@@ -233,131 +236,133 @@ def _any_of(hint: Any, options: Sequence[Want]) -> Want:
         for option in options:
             try:
                 return option.take(value)
-            except Unfit as unfit:
-                if unfit.path or unfit.said != option.said:  # of the right kind, but not right
+            except ValidationError as error:
+                if error.path or error.expected != option.expected:  # of the right kind, but not right
                     raise
-                failed.append(unfit)
-        raise Unfit(said, value, lambda: min(filter(None, (unfit.write for unfit in failed)), key=len, default=None))
+                failed.append(error)
+        raise ValidationError(
+            expected, value, lambda: min(filter(None, (error.write for error in failed)), key=len, default=None)
+        )
 
-    return Want(said, take)
+    return Validator(expected, take)
 
 
 def _or(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _words(choices: Sequence[Any]) -> Want:
-    said = _or([repr(choice) for choice in choices])
+def _words(choices: Sequence[Any]) -> Validator:
+    expected = _or([repr(choice) for choice in choices])
 
     def take(value: Any) -> Any:
         if isinstance(value, str) and value in choices:
             return value
         near = difflib.get_close_matches(value, choices, 1, 0.7) if isinstance(value, str) else ()
-        raise Unfit(said, value, repr(near[0]) if near else None)
+        raise ValidationError(expected, value, repr(near[0]) if near else None)
 
-    return Want(said, take, words=tuple(map(repr, choices)))
+    return Validator(expected, take, words=tuple(map(repr, choices)))
 
 
-def _row(parts: Sequence[Want]) -> Want:
-    said = f"({', '.join(part.said for part in parts)})"
+def _row(parts: Sequence[Validator]) -> Validator:
+    expected = f"({', '.join(part.expected for part in parts)})"
 
     def take(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != len(parts):
-            raise Unfit(said, value)
+            raise ValidationError(expected, value)
         taken = []
-        for part, each in zip(parts, value, strict=True):
+        for part, content in zip(parts, value, strict=True):
             try:
-                taken.append(part.take(each))
-            except Unfit as unfit:
-                unfit.within(f"[{len(taken)}]")
+                taken.append(part.take(content))
+            except ValidationError as error:
+                error.within(f"[{len(taken)}]")
                 raise
         return tuple(taken)
 
-    return Want(said, take)
+    return Validator(expected, take)
 
 
-def list_of(item: Want, kind: str = "list") -> Want:
-    """Several of what is wanted."""
-    said = f"a {kind} of {item.said}"
+def list_of(item: Validator, kind: str = "list") -> Validator:
+    """Return the validator of a collection of valid items."""
+    expected = f"a {kind} of {item.expected}"
     form = "({},)" if kind == "tuple" else "[{}]"
 
     def take(value: Any) -> list[Any] | tuple[Any, ...]:
         if isinstance(value, str | bytes | bytearray | memoryview) or not isinstance(value, Iterable):
-            raise Unfit(said, value, partial(_as_list, item, value, form))
+            raise ValidationError(expected, value, partial(_as_list, item, value, form))
         taken = []
-        for at, each in enumerate(value):
+        for at, content in enumerate(value):
             try:
-                taken.append(item.take(each))
-            except Unfit as unfit:
+                taken.append(item.take(content))
+            except ValidationError as error:
                 if item.fits(value):
-                    raise Unfit(said, value, form.format(shown(value))) from None
+                    raise ValidationError(expected, value, form.format(shown(value))) from None
                 if isinstance(value, Mapping):
-                    raise Unfit(said, value, partial(_items, item, value)) from None
-                unfit.within(f"[{at}]" if isinstance(value, Sequence) else "")
+                    raise ValidationError(expected, value, partial(_items, item, value)) from None
+                error.within(f"[{at}]" if isinstance(value, Sequence) else "")
                 raise
         return tuple(taken) if isinstance(value, tuple) else taken
 
-    return Want(said, take)
+    return Validator(expected, take)
 
 
-def _as_list(item: Want, value: Any, form: str) -> str | None:
-    """One thing where several are wanted."""
+def _as_list(item: Validator, value: Any, form: str) -> str | None:
+    """Return the correct form of a single item where a collection is expected."""
     try:
         item.take(value)
-    except Unfit as unfit:
+    except ValidationError as error:
         return (
             None
-            if unfit.path or unfit.write is None or not isinstance(value, str | bytes)
-            else form.format(unfit.write)
+            if error.path or error.write is None or not isinstance(value, str | bytes)
+            else form.format(error.write)
         )
     return form.format(shown(value))
 
 
-def _items(item: Want, value: Mapping[Any, Any]) -> str | None:
-    """A dict where pairs are wanted."""
+def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
+    """Return the correct form of a dict where pairs are expected."""
     pairs = list(value.items())
     return shown(pairs) if all(item.fits(pair) for pair in pairs) else None
 
 
-def _dict(key: Want, item: Want) -> Want:
-    said = f"a dict of {key.said}" + ("" if item is ANYTHING else f" to {item.said}")
+def _dict(key: Validator, item: Validator) -> Validator:
+    expected = f"a dict of {key.expected}" + ("" if item is ANYTHING else f" to {item.expected}")
 
     def take(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
-            raise Unfit(said, value)
+            raise ValidationError(expected, value)
         taken = {}
-        for each, content in value.items():
+        for name, content in value.items():
             try:
-                at = key.take(each)
-            except Unfit as unfit:
-                unfit.key = True
+                at = key.take(name)
+            except ValidationError as error:
+                error.key = True
                 raise
             try:
                 taken[at] = item.take(content)
-            except Unfit as unfit:
-                unfit.within(f"[{each!r}]" if isinstance(each, str) else f"[{each}]")
+            except ValidationError as error:
+                error.within(f"[{name!r}]" if isinstance(name, str) else f"[{name}]")
                 raise
         return taken
 
-    return Want(said, take)
+    return Validator(expected, take)
 
 
 def _function(value: Any) -> Any:
     if not callable(value):
-        raise Unfit("a function", value)
+        raise ValidationError("a function", value)
     return value
 
 
-def _bool(name: str) -> Want:
+def _bool(name: str) -> Validator:
     def take(value: Any) -> Any:
         if value is True or value is False:
             return value
-        raise Unfit("bool", value)
+        raise ValidationError("bool", value)
 
-    return Want("bool", take, bool)
+    return Validator("bool", take, bool)
 
 
-def _int(name: str) -> Want:
+def _int(name: str) -> Validator:
     low, high = RANGES.get(name, (-INT64_MAX - 1, INT64_MAX))
 
     def take(value: Any) -> int:
@@ -365,27 +370,27 @@ def _int(name: str) -> Want:
             value = _whole(value)
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
-        raise Unfit(_bounds(low, high, value), value)
+        raise ValidationError(_bounds(low, high, value), value)
 
-    return Want("int", take, int)
+    return Validator("int", take, int)
 
 
 def _whole(value: Any) -> int:
-    """An int of another library's, or of an IntEnum."""
+    """Return another library's integer, or an IntEnum's member, as int."""
     if not isinstance(value, bool):
         try:
             return int(operator.index(value))
         except TypeError:
             pass
     if isinstance(value, str) and value.strip().lstrip("-").isdigit():
-        raise Unfit("int", value, value.strip())
+        raise ValidationError("int", value, value.strip())
     if isinstance(value, float) and value.is_integer():
-        raise Unfit("int", value, str(int(value)))
-    raise Unfit("int", value, _milliseconds(value))
+        raise ValidationError("int", value, str(int(value)))
+    raise ValidationError("int", value, _milliseconds(value))
 
 
 def _milliseconds(value: Any) -> str | None:
-    """A time or a duration, as the interface takes it."""
+    """Return a time or a duration in milliseconds, as the interface takes it."""
     if hasattr(value, "total_seconds"):
         return str(round(value.total_seconds() * 1000))
     if callable(getattr(value, "timestamp", None)):
@@ -393,7 +398,7 @@ def _milliseconds(value: Any) -> str | None:
     return None
 
 
-def _float(name: str) -> Want:
+def _float(name: str) -> Validator:
     low, high = RANGES.get(name, (-math.inf, math.inf))
 
     def take(value: Any) -> float:
@@ -405,26 +410,26 @@ def _float(name: str) -> Want:
                 value = float(value) if hasattr(value, "__float__") else operator.index(value)
             except TypeError:
                 digits = isinstance(value, str) and value.strip().isdigit()
-                raise Unfit("a number", value, value.strip() if digits else _milliseconds(value)) from None
+                raise ValidationError("a number", value, value.strip() if digits else _milliseconds(value)) from None
         if low <= value <= high:
             return value  # type: ignore[no-any-return]
-        raise Unfit(_bounds(low, high, value), value)
+        raise ValidationError(_bounds(low, high, value), value)
 
-    return Want("a number", take, float)
+    return Validator("a number", take, float)
 
 
 def _bounds(low: float, high: float, value: float) -> str:
-    """The limits in words; the highest number that Kafka has is only named to those who exceed it."""
+    """Return the limits in words; Kafka's highest number is only named when it was exceeded."""
     return f"at least {low}" if high == INT64_MAX and low > -INT64_MAX and value < low else f"from {low} to {high}"
 
 
-def _str(name: str) -> Want:
+def _str(name: str) -> Validator:
     full = name in NOT_EMPTY
 
     def take(value: Any) -> Any:
         if isinstance(value, str):
             if full and not value:
-                raise Unfit("a name with at least one character", value)
+                raise ValidationError("a name with at least one character", value)
             return value
         write = None
         if isinstance(value, bytes):
@@ -433,43 +438,43 @@ def _str(name: str) -> Want:
             write = repr(str(value))
         elif isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], str):
             write = repr(value[0])
-        raise Unfit("str", value, write)
+        raise ValidationError("str", value, write)
 
-    return Want("str", take, str)
+    return Validator("str", take, str)
 
 
-def _instance(kind: Any) -> Want:
-    said = kind.__name__
+def _instance(kind: Any) -> Validator:
+    expected = kind.__name__
 
     def take(value: Any) -> Any:
         if not isinstance(value, kind):
-            namesake = type(value).__name__ == said
-            full = f"{kind.__module__.partition('.')[0]}.{said}" if namesake else said
-            raise Unfit(full, value, partial(_form, kind, value))
-        for name, want, get in _parts(kind):
+            namesake = type(value).__name__ == expected
+            full = f"{kind.__module__.partition('.')[0]}.{expected}" if namesake else expected
+            raise ValidationError(full, value, partial(_form, kind, value))
+        for name, validator, get in _parts(kind):
             try:
-                want.take(get(value))
-            except Unfit as unfit:
-                unfit.within(f".{name}")
+                validator.take(get(value))
+            except ValidationError as error:
+                error.within(f".{name}")
                 raise
         return value
 
-    return Want(said, take, kind)
+    return Validator(expected, take, kind)
 
 
 @cache
-def _parts(kind: Any) -> list[tuple[str, Want, Callable[[Any], Any]]]:
-    """The fields of a value class: name, what is wanted, how to get it."""
+def _parts(kind: Any) -> list[tuple[str, Validator, Callable[[Any], Any]]]:
+    """Return the fields of a value class: name, validator, getter."""
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.init]
     else:
         names = list(getattr(kind, "_fields", ()))
     hints = typing.get_type_hints(kind) if names else {}
-    return [(name, wanted(hints[name], name), operator.attrgetter(name)) for name in names]
+    return [(name, validator_for(hints[name], name), operator.attrgetter(name)) for name in names]
 
 
 def _form(kind: Any, value: Any) -> str | None:
-    """How to write what is wanted, with what was given where that can be told."""
+    """Return the expected form as code, with the given values where they fit."""
     name = kind.__name__
     if issubclass(kind, Enum):
         names = {number.value: word for word, number in kind.__members__.items()} | {
@@ -479,7 +484,7 @@ def _form(kind: Any, value: Any) -> str | None:
         return f"{name}.{word or next(iter(kind.__members__))}"
     if kind is bytes:
         return repr(value.encode()) if isinstance(value, str) else None
-    parts = {part: want for part, want, _ in _parts(kind)}
+    parts = {part: validator for part, validator, _ in _parts(kind)}
     if not parts:
         return None
     needed = [
@@ -490,7 +495,7 @@ def _form(kind: Any, value: Any) -> str | None:
         words = [f"{part}={_part(parts[part], given[part])}" for part in given]
         words += [part for part in needed if part not in given]
     elif isinstance(value, list | tuple) and len(value) == len(needed):
-        words = [_part(parts[part], each) for part, each in zip(needed, value, strict=True)]
+        words = [_part(parts[part], content) for part, content in zip(needed, value, strict=True)]
     elif all(hasattr(value, part) for part in needed) and not isinstance(value, str):
         words = [_part(parts[part], getattr(value, part)) for part in needed]
     elif parts[needed[0]].fits(value) if needed else False:
@@ -500,8 +505,8 @@ def _form(kind: Any, value: Any) -> str | None:
     return f"{name}({', '.join(words)})"
 
 
-def _part(want: Want, value: Any) -> str:
+def _part(validator: Validator, value: Any) -> str:
     try:
-        return shown(want.take(value))
-    except Unfit as unfit:
-        return unfit.write or "…"
+        return shown(validator.take(value))
+    except ValidationError as error:
+        return error.write or "…"

@@ -1,6 +1,7 @@
-"""Bytes to messages and back: no I/O, no policy.
+"""The wire format: bytes to messages and back, without I/O or policy.
 
-`cluster`, `operations`, `groups`, `offsets`, `data`, `transactions`, `security` and `journal` declare the messages, one
-class each; `schema` and `message` are what they are declared with; `encoder` and `decoder` compile one version's codec
-when it is first used; `framing` puts messages into frames; `batch` reads and writes record batches.
+`discovery`, `coordinators`, `cluster_admin`, `groups`, `offsets`, `data`, `transactions`, `security`, `push` and
+`journal` declare the messages, one class each. `schema` and `message` provide what a declaration uses. `codec` and
+`message` compile one version's encoder and decoder when that version is first used. `framing` puts messages into
+frames; `batch` and `records` write and read record batches.
 """

@@ -8,7 +8,7 @@ Layout of the header, big-endian, 61 bytes:
     23 last offset delta i32 | 27 base timestamp i64 | 35 max timestamp i64 | 43 producer id i64 | 51 producer epoch i16
     53 base sequence i32 | 57 records i32
 
-The batch length counts from byte 12, the checksum covers everything from byte 21, so base offset and leader epoch may
+The batch length counts from byte 12. The checksum covers everything from byte 21, so base offset and leader epoch may
 be patched without computing it again. Attributes: bits 0-2 codec, 3 log append time, 4 transactional, 5 control, 6 the
 base timestamp is a delete horizon. Message sets of magic 0 and 1 are recognised and refused.
 
@@ -30,7 +30,7 @@ from kohort.wire.schema import Buffer
 HEADER_SIZE: Final = 61
 MAGIC: Final = 2
 RECORDS_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most bytes that one compressed batch may decompress to: bounds what a small batch can cost its reader."""
+"""The maximum size of a decompressed batch: bounds the memory that a small batch can cost its reader."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _unpack_header: Final = _HEADER.unpack_from
@@ -70,12 +70,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """The size of the whole batch in bytes."""
         return self.batch_length + _LENGTH_OFFSET
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, whether or not compaction kept it."""
+        """The offset of the last record, whether or not compaction kept it."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -85,14 +85,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence number of the last record, which wraps at 2^31; -1 for a producer without."""
+        """The sequence number of the last record, which wraps at 2^31; -1 for a producer without sequences."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset_delta) & 0x7FFF_FFFF
 
     @property
     def compression(self) -> int:
-        """Number of the codec: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        """The number of the codec: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
         return self.attributes & 7
 
     @property
@@ -112,7 +112,7 @@ class BatchHeader(NamedTuple):
 
 
 _new_header: Final[Callable[[type[BatchHeader], tuple[int, ...]], BatchHeader]] = tuple.__new__
-"""`BatchHeader._make` without its step of Python: every batch that comes or goes passes here."""
+"""`BatchHeader._make` without its Python call: every batch read or written passes here."""
 
 
 class BatchRecord(NamedTuple):
@@ -134,7 +134,7 @@ class BatchRecord(NamedTuple):
 
 
 class BatchFacts(TypedDict, total=False):
-    """What may be said of a batch to be built.
+    """The optional facts of a batch to be built.
 
     Attributes:
         base_offset: of the first record; 0 for a batch that a broker will patch.
@@ -142,11 +142,11 @@ class BatchFacts(TypedDict, total=False):
         level: the codec's own level.
         leader_epoch: of the partition's leader; -1 unknown.
         producer_id: of an idempotent producer, else -1.
-        producer_epoch: likewise.
-        base_sequence: sequence number of the first record, likewise.
-        transactional: part of a transaction.
-        control: holds markers.
-        timestamp_type: 0 the producer's, 1 log append time.
+        producer_epoch: of an idempotent producer, else -1.
+        base_sequence: sequence number of the first record; -1 without an idempotent producer.
+        transactional: whether the batch is part of a transaction.
+        control: whether the batch holds control markers.
+        timestamp_type: 0 set by the producer, 1 log append time.
         keep_offsets: take the records' own offsets, which must rise, instead of counting from `base_offset`.
     """
 
@@ -164,11 +164,11 @@ class BatchFacts(TypedDict, total=False):
 
 
 def parse_header(buf: Buffer, offset: int = 0) -> BatchHeader:
-    """The header at `offset`; the batch itself need not be there in full.
+    """Return the header at `offset`; the batch itself need not be complete.
 
     Raises:
-        CorruptBatchError: fewer than 61 bytes are left, or a batch length that can't be
-            (code UNSUPPORTED_FOR_MESSAGE_FORMAT for a message of magic 0 or 1).
+        CorruptBatchError: fewer than 61 bytes are left, or the batch length is impossible (code
+            UNSUPPORTED_FOR_MESSAGE_FORMAT for a message of magic 0 or 1).
     """
     try:
         header = _new_header(BatchHeader, _unpack_header(buf, offset))
@@ -183,7 +183,7 @@ def parse_header(buf: Buffer, offset: int = 0) -> BatchHeader:
 
 
 def _check_magic(buf: Buffer, offset: int) -> None:
-    """Refuse what is no batch of magic 2, as far as it can be seen."""
+    """Refuse bytes that are no batch of magic 2, as far as they show it."""
     if len(buf) - offset <= _MAGIC_AT or (magic := buf[offset + _MAGIC_AT]) == MAGIC:
         return
     if magic < MAGIC:
@@ -193,10 +193,10 @@ def _check_magic(buf: Buffer, offset: int) -> None:
 
 
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Where each batch starts, and its header; the last batch may not be cut.
+    """Yield the start and the header of each batch; the last batch may not be cut.
 
     Raises:
-        CorruptBatchError: what is there is no batch, or reaches past the end.
+        CorruptBatchError: the bytes are no batch, or a batch reaches past the end.
     """
     position, end = 0, len(buf)
     while position < end:
@@ -209,7 +209,7 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def crc_ok(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
-    """Whether the batch at `offset` has the checksum that its header says; False when it is cut."""
+    """Return whether the batch at `offset` has the checksum of its header; False for an incomplete batch."""
     stop = offset + header.size
     if stop > len(buf):
         return False
@@ -222,13 +222,13 @@ def patch(
     leader_epoch: int,
     max_timestamp: int | None = None,
 ) -> None:
-    """Give a batch its place in a log, in place.
+    """Set a batch's base offset and leader epoch, in place.
 
     Args:
         batch: one whole batch, writable.
         base_offset: of its first record.
         leader_epoch: of the partition's leader.
-        max_timestamp: where the topic keeps log append time, that time (ms): marks the batch and renews the checksum.
+        max_timestamp: the log append time (ms) where the topic keeps it: marks the batch and renews the checksum.
     """
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, leader_epoch)
@@ -241,7 +241,7 @@ def patch(
 
 
 def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> bytes:
-    """A batch of records, with its checksum; see `BatchFacts` for what may be said.
+    """Return a batch of records with its checksum; `BatchFacts` lists the keywords.
 
     Raises:
         InvalidInputError: no records, or an unknown codec.
@@ -267,13 +267,13 @@ def build_batch(batch: Iterable[BatchRecord], **facts: Unpack[BatchFacts]) -> by
 
 
 def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: BatchFacts) -> bytes:
-    """Compress records that are encoded already and put the header before them.
+    """Compress encoded records and put the header before them.
 
     Args:
         body: `count` records as `append_record` writes them.
-        count: how many.
+        count: the number of records.
         numbers: last offset delta, base timestamp, max timestamp.
-        facts: what else there is to say; without `base_offset` it is 0.
+        facts: the optional facts; without `base_offset` it is 0.
     """
     name = facts.get("compression", "none")
     codec = CODECS.get(name)
@@ -306,7 +306,7 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: B
 
 
 def varint(value: int) -> bytes:
-    """A signed variable-length number: zigzag, seven bits a byte."""
+    """Return a signed variable-length number: zigzag, seven bits a byte."""
     zigzag = value << 1 if value >= 0 else (-value << 1) - 1
     if zigzag < 128:
         return _VARINTS[zigzag]

@@ -1,4 +1,4 @@
-"""What operators ask: quorum, features, telemetry, disks, elections, reassignments, quotas.
+"""Messages of administration: quorum, features, telemetry, disks, elections, reassignments, quotas.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, binary, boolean, float64, int8, in
 
 
 class DescribeQuorumRequest(Request["DescribeQuorumResponse"], key=55, versions=(0, 2), flexible=0):
-    """Asks how the controllers' quorum stands."""
+    """A request for the state of the controllers' quorum."""
 
     class TopicData(Struct):
         """Part of DescribeQuorumRequest."""
@@ -84,7 +84,7 @@ class DescribeQuorumResponse(Message, key=55, versions=(0, 2), flexible=0):
 
 
 class UpdateFeaturesRequest(Request["UpdateFeaturesResponse"], key=57, versions=(0, 2), flexible=0):
-    """Raises or lowers finalized feature levels."""
+    """A request to raise or lower finalized feature levels."""
 
     class FeatureUpdateKey(Struct):
         """Part of UpdateFeaturesRequest."""
@@ -118,7 +118,7 @@ class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
 class GetTelemetrySubscriptionsRequest(
     Request["GetTelemetrySubscriptionsResponse"], key=71, versions=(0, 0), flexible=0
 ):
-    """A client asks which of its metrics the broker wants (KIP-714)."""
+    """A request for the metrics that the broker subscribes to (KIP-714)."""
 
     client_instance_id: UUID = uuid()
 
@@ -148,14 +148,14 @@ class PushTelemetryRequest(Request["PushTelemetryResponse"], key=72, versions=(0
 
 
 class PushTelemetryResponse(Message, key=72, versions=(0, 0), flexible=0):
-    """Whether the metrics were taken."""
+    """The result of a push of metrics."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
 
 
 class DescribeLogDirsRequest(Request["DescribeLogDirsResponse"], key=35, versions=(1, 5), flexible=2):
-    """Asks for log directories and the sizes of partitions in them; null asks for all."""
+    """A request for log directories and the sizes of partitions in them; null asks for all."""
 
     class DescribableLogDirTopic(Struct):
         """Part of DescribeLogDirsRequest."""
@@ -202,7 +202,7 @@ class DescribeLogDirsResponse(Message, key=35, versions=(1, 5), flexible=2):
 
 
 class ElectLeadersRequest(Request["ElectLeadersResponse"], key=43, versions=(0, 2), flexible=2):
-    """Asks for leader elections."""
+    """A request for leader elections."""
 
     class TopicPartitions(Struct):
         """Part of ElectLeadersRequest."""
@@ -241,7 +241,7 @@ class ElectLeadersResponse(Message, key=43, versions=(0, 2), flexible=2):
 class AlterPartitionReassignmentsRequest(
     Request["AlterPartitionReassignmentsResponse"], key=45, versions=(0, 1), flexible=0
 ):
-    """Moves partitions to other replicas, or cancels a move."""
+    """A request to reassign partitions to other replicas, or to cancel a reassignment."""
 
     class ReassignableTopic(Struct):
         """Part of AlterPartitionReassignmentsRequest."""
@@ -290,7 +290,7 @@ class AlterPartitionReassignmentsResponse(Message, key=45, versions=(0, 1), flex
 class ListPartitionReassignmentsRequest(
     Request["ListPartitionReassignmentsResponse"], key=46, versions=(0, 0), flexible=0
 ):
-    """Asks which moves are under way."""
+    """A request for the reassignments under way."""
 
     class ListPartitionReassignmentsTopics(Struct):
         """Part of ListPartitionReassignmentsRequest."""
@@ -305,7 +305,7 @@ class ListPartitionReassignmentsRequest(
 
 
 class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexible=0):
-    """The moves under way."""
+    """The reassignments under way."""
 
     class OngoingTopicReassignment(Struct):
         """Part of ListPartitionReassignmentsResponse."""
@@ -330,7 +330,7 @@ class ListPartitionReassignmentsResponse(Message, key=46, versions=(0, 0), flexi
 
 
 class ListConfigResourcesRequest(Request["ListConfigResourcesResponse"], key=74, versions=(0, 1), flexible=0):
-    """Asks which configuration resources exist."""
+    """A request for the existing configuration resources."""
 
     resource_types: list[int] = array(int8, since=1)
 
@@ -350,7 +350,7 @@ class ListConfigResourcesResponse(Message, key=74, versions=(0, 1), flexible=0):
 
 
 class DescribeClientQuotasRequest(Request["DescribeClientQuotasResponse"], key=48, versions=(0, 1), flexible=1):
-    """Asks for quotas by what they apply to."""
+    """A request for quotas by entity."""
 
     class ComponentData(Struct):
         """Part of DescribeClientQuotasRequest."""
@@ -364,7 +364,7 @@ class DescribeClientQuotasRequest(Request["DescribeClientQuotasResponse"], key=4
 
 
 class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1):
-    """Quotas by what they apply to."""
+    """Quotas by entity."""
 
     class EntryData(Struct):
         """Part of DescribeClientQuotasResponse."""
@@ -394,7 +394,7 @@ class DescribeClientQuotasResponse(Message, key=48, versions=(0, 1), flexible=1)
 
 
 class AlterClientQuotasRequest(Request["AlterClientQuotasResponse"], key=49, versions=(0, 1), flexible=1):
-    """Sets or removes quotas."""
+    """A request to set or remove quotas."""
 
     class EntryData(Struct):
         """Part of AlterClientQuotasRequest."""
@@ -445,7 +445,7 @@ class AlterClientQuotasResponse(Message, key=49, versions=(0, 1), flexible=1):
 
 
 class AlterReplicaLogDirsRequest(Request["AlterReplicaLogDirsResponse"], key=34, versions=(1, 2), flexible=2):
-    """Moves replicas to other log folders of the same broker."""
+    """A request to move replicas to other log folders of the same broker."""
 
     class AlterReplicaLogDir(Struct):
         """Part of AlterReplicaLogDirsRequest."""

@@ -1,13 +1,12 @@
-"""What compiled codecs are made of: from the fields of a class and one version to plain Python functions.
+"""The parts of compiled codecs: from the fields of a class and one version to plain Python functions.
 
-For each message version two functions are written as Python source and executed once: an encoder, which returns the
-message as a list of byte strings, and a decoder, which takes the whole buffer. Nested structures are inlined, fields
-of fixed size that stand side by side become one `struct` call, and what a version lacks costs nothing but a check.
-So the work per field is what a programmer would write by hand for that version.
+Two functions are written as Python source for each message version and executed once. The encoder returns the message
+as a list of byte strings; the decoder takes the whole buffer. Nested structures are inlined. Neighbouring fields of
+fixed size become one `struct` call. A field that the version lacks costs nothing but a check. So the work per field is
+what a programmer would write by hand for that version.
 
-What a decoder promises: it never reads beyond its buffer, it never makes a list longer than the bytes that are left
-could hold, and malformed input ends in WireError (struct.error, IndexError and UnicodeDecodeError are turned into it
-by `Message.decode`).
+A decoder never reads beyond its buffer. It never makes a list longer than the remaining bytes could hold. Malformed
+input ends in WireError: `Message.decode` converts struct.error, IndexError and UnicodeDecodeError.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ FIXED: Final = {
     "bool": "?",
 }
 _UUIDS_MAX: Final = 16_384
-"""Topic ids come again and again; the table of those seen is emptied when it reaches this size."""
+"""Topic ids decoded so far: the same ones recur, and the table is emptied when it reaches this size."""
 _VARINT_BITS_MAX: Final = 35
 SHORT_ARRAYS: Final = 32
 ELEMENTS_MAX: Final = 500_000
-"""Elements that the arrays of one request may have together: five times the partitions of a broker. Two bytes can stand
-for an element that takes a hundred in memory, and a microsecond of everybody's time."""
+"""The maximum number of elements in the arrays of one request together: five times the partitions of a broker. Two
+bytes can stand for an element that takes a hundred bytes in memory and a microsecond to decode."""
 TAGS_MAX: Final = 10_000
-"""Tagged fields of one structure that are skipped."""
+"""The maximum number of tagged fields that are skipped in one structure."""
 
 
 def uvarint_bytes(value: int) -> bytes:
-    """An unsigned variable-length number, seven bits a byte, low bits first."""
+    """Return an unsigned variable-length number, seven bits a byte, low bits first."""
     if value < 0:
         raise ValueError(f"{value} has no unsigned form")
     out = bytearray()
@@ -57,7 +56,7 @@ VARINTS: Final = [uvarint_bytes(value) for value in range(1024)]
 
 
 def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
-    """The number at `position` and where it ends; five bytes at most."""
+    """Return the number at `position`, of five bytes at most, and the position after it."""
     value = shift = 0
     while True:
         byte = buf[position]
@@ -74,7 +73,7 @@ UUIDS: Final[dict[bytes, UUID]] = {bytes(16): ZERO_UUID}
 
 
 def make_uuid(raw: bytes) -> UUID:
-    """The UUID of sixteen bytes, remembered."""
+    """Return the UUID of sixteen bytes, cached."""
     if len(UUIDS) >= _UUIDS_MAX:
         UUIDS.clear()
         UUIDS[bytes(16)] = ZERO_UUID
@@ -82,7 +81,7 @@ def make_uuid(raw: bytes) -> UUID:
 
 
 def skip_tags(buf: Buffer, position: int, end: int) -> int:
-    """Where the tagged fields that start at `position` end; none of them is known to this version."""
+    """Return the end of the tagged fields that start at `position`; this version knows none of them."""
     count, position = read_uvarint(buf, position)
     if count > TAGS_MAX:
         raise WireError(f"{count} tagged fields, the limit is {TAGS_MAX}")
@@ -110,28 +109,28 @@ def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> No
 
 
 def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
-    """What is raised when a value was given for a field that the version lacks."""
+    """Return the error for a value that was given for a field the version lacks."""
     return InvalidInputError(f"{owner} v{version} has no field {name}", ErrorCode.UNSUPPORTED_VERSION)
 
 
 @cache
 def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
-    """`struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
+    """Return `struct.Struct` methods for arrays of 0, 1, 2 … numbers of one type: most arrays are short."""
     return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
 
 
 def bad_length(name: str, length: int) -> WireError:
-    """What is raised for a length that is impossible here."""
+    """Return the error for a length that is impossible here."""
     return WireError(f"{name}: a length of {length} does not fit")
 
 
 def too_many(name: str) -> WireError:
-    """What is raised when a request's arrays have more elements than one request may have."""
+    """Return the error for a request whose arrays have more elements than one request may have."""
     return WireError(f"{name}: more than {ELEMENTS_MAX} elements in one request")
 
 
 def min_size(field: Field, version: int, flexible: bool) -> int:
-    """The fewest bytes that a field can take in a version; what bounds the length of an array."""
+    """Return the fewest bytes that a field can take in a version; they bound the length of an array."""
     if field.null_since <= version and field.kind == "struct":
         return 1
     if field.kind in FIXED:
@@ -139,15 +138,15 @@ def min_size(field: Field, version: int, flexible: bool) -> int:
     if field.kind == "uuid":
         return 16
     if field.struct is not None:
-        present = (each for each in field.struct.FIELDS if each.present(version) and each.tag is None)
-        return sum(min_size(each, version, flexible) for each in present) + flexible
+        present = (part for part in field.struct.FIELDS if part.present(version) and part.tag is None)
+        return sum(min_size(part, version, flexible) for part in present) + flexible
     if flexible:
         return 1
     return 2 if field.kind == "string" else 4
 
 
 class Source:
-    """Lines of a function being written, and the constants that it refers to."""
+    """The lines of a function while it is written, and the constants that they refer to."""
 
     def __init__(self, flexible: bool, version: int, owner: str) -> None:
         self.flexible = flexible
@@ -163,12 +162,12 @@ class Source:
         self.lines.append("    " * self.depth + line)
 
     def name(self, prefix: str) -> str:
-        """A name not used before."""
+        """Return a name that was not used before."""
         self._count += 1
         return f"{prefix}{self._count}"
 
     def constant(self, prefix: str, value: Any) -> str:
-        """A name bound to `value` when the function is made."""
+        """Return a name that is bound to `value` when the function is made."""
         for name, known in self.names.items():
             if known is value or (
                 type(known) is type(value) and isinstance(value, (int, str, bytes)) and known == value
@@ -179,14 +178,14 @@ class Source:
         return name
 
     def packer(self, layout: str, method: str) -> str:
-        """A name bound to `struct.Struct(layout).method`."""
+        """Return a name bound to `struct.Struct(layout).method`."""
         name = f"{method}_{layout}".replace("?", "o")
         if name not in self.names:
             self.names[name] = getattr(packing.Struct(">" + layout), method)
         return name
 
     def literal(self, value: Any) -> str:
-        """An expression for a default."""
+        """Return an expression for a default."""
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
             return repr(value)
         return self.constant("default", value)

@@ -1,7 +1,7 @@
-"""The codecs of record batches, with a bound on what comes out.
+"""The codecs of record batches, with a limit on the decompressed size.
 
-Decompression goes into buffers that grow up to a limit: a batch of a megabyte can state that it holds gigabytes, and
-the reader must find that out before its memory is gone.
+Decompression goes into buffers that grow up to a limit. A batch of a megabyte can claim to hold gigabytes, and the
+reader must find that out before its memory is exhausted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
 _SNAPPY_RATIO_MAX = 32
-"""Three bytes of a block stand for 64 at most: one that states more than it can hold gets no memory."""
+"""Three bytes of a block stand for at most 64: a block that claims a larger size gets no memory."""
 
 
 class CodecError(CorruptDataError):
@@ -41,16 +41,16 @@ class TooLargeError(CodecError):
 
 
 def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
-    """The records of a compressed batch.
+    """Return the decompressed records of a batch.
 
     Args:
         codec: The number in the batch's attributes.
-        data: What follows the batch header.
-        limit: Most bytes that may come out.
+        data: The bytes after the batch header.
+        limit: The maximum decompressed size in bytes.
 
     Raises:
-        TooLargeError: more than `limit` bytes would come out.
-        CodecError: unknown codec, or damaged.
+        TooLargeError: the data decompresses to more than `limit` bytes.
+        CodecError: the codec is unknown, or the data is damaged.
     """
     if codec == 1:
         return _grow(cramjam.gzip.decompress_into, data, limit)
@@ -78,43 +78,43 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
 
 
 def _lz4(data: memoryview, limit: int) -> memoryview:
-    """A frame of one block, as small batches are.
+    """Decompress a frame of one block, the form of small batches.
 
-    Without the decoder of whole frames, whose set-up costs thirty times the work.
+    Frames of several blocks go to cramjam's frame decoder, whose set-up costs thirty times as much as one block.
     """
     block = _lz4_block(data)
     if block is None:
         return _grow(cramjam.lz4.decompress_into, data, limit)
-    raw, start, size, most = block
+    raw, start, size, block_max = block
     if raw:
         if size > limit:
             raise TooLargeError(f"decompresses to more than {limit} bytes")
         return data[start : start + size]
-    room = min(limit, most, max(_GUESS_MIN, size * _GUESS_RATIO))
+    capacity = min(limit, block_max, max(_GUESS_MIN, size * _GUESS_RATIO))
     while True:
-        out = bytearray(room)
+        out = bytearray(capacity)
         try:
-            written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=room)
+            written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=capacity)
         except cramjam.DecompressionError as error:
-            if room >= min(limit, most):
-                if room < most:
+            if capacity >= min(limit, block_max):
+                if capacity < block_max:
                     raise TooLargeError(f"decompresses to more than {limit} bytes") from None
                 raise CodecError(str(error)) from None
-            room = min(limit, most, room * 8)
+            capacity = min(limit, block_max, capacity * 8)
         else:
             return memoryview(out)[:written]
 
 
 def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
-    """The block of a frame that has exactly one: (stored as it is, start, bytes, most bytes out).
+    """Return the block of a frame that has exactly one, or None for other frames.
 
-    None for other frames.
+    The tuple is (stored uncompressed, start, size, most decompressed bytes).
     """
     if len(data) < 15 or data[:4] != _LZ4_HEADER[:4]:
         return None
     flags, sizes = data[4], data[5]
-    most = _LZ4_SIZES.get(sizes)
-    if flags >> 6 != 1 or flags & 0b11 or most is None:
+    block_max = _LZ4_SIZES.get(sizes)
+    if flags >> 6 != 1 or flags & 0b11 or block_max is None:
         return None
     start = 11 + (8 if flags & 0b1000 else 0)
     if len(data) < start:
@@ -123,9 +123,9 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
     size = word & ~_LZ4_RAW
     end = start + size + (4 if flags & 0b1_0000 else 0)
     rest = 4 + (4 if flags & 0b100 else 0)
-    if not 0 < size <= most or len(data) != end + rest or bytes(data[end : end + 4]) != bytes(4):
+    if not 0 < size <= block_max or len(data) != end + rest or bytes(data[end : end + 4]) != bytes(4):
         return None
-    return bool(word & _LZ4_RAW), start, size, most
+    return bool(word & _LZ4_RAW), start, size, block_max
 
 
 def _snappy(data: memoryview, limit: int) -> memoryview:
@@ -147,13 +147,13 @@ def _snappy(data: memoryview, limit: int) -> memoryview:
         blocks.append((block, total, size))
         total += size
         at += length
-    whole = bytearray(total)
+    joined = bytearray(total)
     for block, start, size in blocks:
         part = bytearray(size)
         if _snappy_into(block, part) != size:
             raise CodecError("snappy: a block is shorter than it states")
-        whole[start : start + size] = part
-    return memoryview(whole)
+        joined[start : start + size] = part
+    return memoryview(joined)
 
 
 def _snappy_length(block: memoryview, limit: int) -> int:
@@ -179,12 +179,12 @@ def _snappy_into(block: memoryview, out: bytearray) -> int:
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """Records compressed as Kafka's own reader expects them.
+    """Return the records compressed in the form that Kafka's own reader expects.
 
     Args:
         codec: The number in the batch's attributes, 0 to 4.
         data: The records.
-        level: The codec's own level; None its default. Snappy has none.
+        level: The codec's own level; None is its default. Snappy has none.
     """
     if codec == 0:
         return data

@@ -1,7 +1,7 @@
-"""What kohort's coordinators over an Apache Kafka cluster say of themselves: no API of Kafka's.
+"""The description of kohort's coordinators over an Apache Kafka cluster: an API that Kafka does not have.
 
-The key is far from Kafka's own, which are given out one by one. Only who was told in ApiVersions that coordinators are
-asked here (`coordinator_id`) sends it.
+Its key is far from Kafka's own, which are assigned consecutively. A client sends it only after an ApiVersions response
+with `coordinator_id`, which says that this address belongs to a coordinator.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from kohort.wire.schema import Struct, array, int16, int32, int64, string
 
 
 class DescribeCoordinatorsRequest(Request["DescribeCoordinatorsResponse"], key=20400, versions=(0, 0), flexible=0):
-    """Asks one coordinator who they are, which shards each has, and how its own are."""
+    """A request for the known coordinators, the shards of each, and the state of the receiver's own shards."""
 
 
 class DescribeCoordinatorsResponse(Message, key=20400, versions=(0, 0), flexible=0):
-    """The map that the asked coordinator goes by, and its own shards.
+    """The shard map that the responding coordinator uses, and its own shards.
 
-    `map_version` is -1 as long as it knows none. `owners` has the coordinator of each shard, -1: nobody.
+    `map_version` is -1 while it knows no map. `owners` has the coordinator of each shard, -1 for none.
     """
 
     class Coordinator(Struct):
-        """Part of DescribeCoordinatorsResponse: one of them, at the address that clients use."""
+        """Part of DescribeCoordinatorsResponse: one coordinator, at the address that clients use."""
 
         node_id: int = int32()
         host: str = string()
@@ -29,10 +29,10 @@ class DescribeCoordinatorsResponse(Message, key=20400, versions=(0, 0), flexible
         rack: str | None = string(nullable=True, default=None)
 
     class Shard(Struct):
-        """Part of DescribeCoordinatorsResponse: a shard that the asked coordinator has; -1 is not known.
+        """Part of DescribeCoordinatorsResponse: a shard of the responding coordinator; -1 means unknown.
 
-        `proof_age_ms` is how long ago the newest append was sent that Kafka acknowledged, `term` what the journal calls
-        this tenure (its producer epoch), times of appends are over all of this process's life.
+        `proof_age_ms` is the time since the newest acknowledged append was sent to Kafka. `term` is the journal's term,
+        which is its producer epoch. Append times cover the whole life of the process.
         """
 
         index: int = int32()

@@ -1,4 +1,4 @@
-"""Records in and out, and where a log starts and ends.
+"""Messages about records: produce, fetch, and where a log starts and ends.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -87,7 +87,7 @@ class ProduceResponse(Message, key=0, versions=(3, 13), flexible=9):
 
 
 class FetchRequest(Request["FetchResponse"], key=1, versions=(4, 18), flexible=12):
-    """Asks for records from positions, in a fetch session or without; topics by id from version 13."""
+    """A request for records from positions, in a fetch session or without; topics by id from version 13."""
 
     class FetchTopic(Struct):
         """Part of FetchRequest."""
@@ -140,8 +140,8 @@ class FetchRequest(Request["FetchResponse"], key=1, versions=(4, 18), flexible=1
 class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
     """Record sets with high watermarks and the transactions aborted among them.
 
-    `damage` is not Kafka's: kohort's broker tells kohort's clients, and no one else, what is damaged where it answers
-    CORRUPT_MESSAGE. Its tag is far above those that Kafka gives out, one by one, and spells "kq".
+    `damage` is not Kafka's: with CORRUPT_MESSAGE kohort's broker describes the damage, only to kohort's clients. Its
+    tag spells "kq" and is far above Kafka's tags, which are assigned consecutively.
     """
 
     class FetchableTopicResponse(Struct):
@@ -213,7 +213,7 @@ class FetchResponse(Message, key=1, versions=(4, 18), flexible=12):
 
 
 class ListOffsetsRequest(Request["ListOffsetsResponse"], key=2, versions=(1, 11), flexible=6):
-    """Asks for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
+    """A request for offsets by time, or -1 latest, -2 earliest, -3 largest timestamp, -4 and -5 tiered storage."""
 
     class ListOffsetsTopic(Struct):
         """Part of ListOffsetsRequest."""
@@ -261,7 +261,7 @@ class ListOffsetsResponse(Message, key=2, versions=(1, 11), flexible=6):
 
 
 class OffsetForLeaderEpochRequest(Request["OffsetForLeaderEpochResponse"], key=23, versions=(2, 4), flexible=4):
-    """Asks where leader epochs end, to notice a truncated log."""
+    """A request for the ends of leader epochs, to detect a truncated log."""
 
     class OffsetForLeaderTopic(Struct):
         """Part of OffsetForLeaderEpochRequest."""
@@ -306,7 +306,7 @@ class OffsetForLeaderEpochResponse(Message, key=23, versions=(2, 4), flexible=4)
 
 
 class DeleteRecordsRequest(Request["DeleteRecordsResponse"], key=21, versions=(0, 2), flexible=2):
-    """Deletes records before an offset; -1 is the high watermark."""
+    """A request to delete records before an offset; -1 is the high watermark."""
 
     class DeleteRecordsTopic(Struct):
         """Part of DeleteRecordsRequest."""

@@ -1,4 +1,4 @@
-"""What a cluster is: brokers, API versions, topics and configurations.
+"""Messages about the cluster: brokers, API versions, topics and configurations.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64
 
 
 class MetadataRequest(Request["MetadataResponse"], key=3, versions=(0, 13), flexible=9):
-    """Asks for topics, their partitions and the brokers; a null list asks for all topics."""
+    """A request for topics, their partitions and the brokers; a null list asks for all topics."""
 
     class MetadataRequestTopic(Struct):
         """Part of MetadataRequest."""
@@ -70,11 +70,10 @@ class MetadataResponse(Message, key=3, versions=(0, 13), flexible=9):
 
 
 class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 5), flexible=3):
-    """The first request of most clients: which APIs, in which versions?
+    """The first request of most clients, for the supported APIs and versions.
 
     `client_process` is not Kafka's: kohort's clients send it to brokers on their own machine (`kohort.io.processes`).
-    Its tag is far above those that Kafka gives out, one by one, and spells "kp"; brokers skip tags that they don't
-    know.
+    Its tag spells "kp" and is far above Kafka's tags, which are assigned consecutively. Brokers skip unknown tags.
     """
 
     client_software_name: str = string(since=3, ignorable=True)
@@ -87,9 +86,9 @@ class ApiVersionsRequest(Request["ApiVersionsResponse"], key=18, versions=(0, 5)
 class ApiVersionsResponse(Message, key=18, versions=(0, 5), flexible=3):
     """The version range of each API; its header is never flexible, so that any client can read it.
 
-    Two fields are not Kafka's; kohort's processes send them to kohort's clients and to no one else. Their tags are far
-    above those that Kafka gives out, one by one. `lease_ms` ("ko"): see `kohort.io.processes`. `coordinator_id` ("kc"):
-    who tells it is one of kohort's coordinators over a Kafka cluster, whose own brokers must not be asked for groups.
+    Two fields are not Kafka's; kohort's processes send them only to kohort's clients. Their tags are far above Kafka's,
+    which are assigned consecutively. `lease_ms` ("ko") is the lease of `kohort.io.processes`. `coordinator_id` ("kc")
+    marks one of kohort's coordinators over a Kafka cluster: group requests go to it, not to Kafka's own brokers.
     """
 
     class ApiVersion(Struct):
@@ -125,7 +124,7 @@ class ApiVersionsResponse(Message, key=18, versions=(0, 5), flexible=3):
 
 
 class DescribeClusterRequest(Request["DescribeClusterResponse"], key=60, versions=(0, 2), flexible=0):
-    """Asks for the cluster id, the controller and the brokers."""
+    """A request for the cluster id, the controller and the brokers."""
 
     include_cluster_authorized_operations: bool = boolean()
     endpoint_type: int = int8(since=1, default=1)
@@ -155,7 +154,7 @@ class DescribeClusterResponse(Message, key=60, versions=(0, 2), flexible=0):
 
 
 class DescribeTopicPartitionsRequest(Request["DescribeTopicPartitionsResponse"], key=75, versions=(0, 0), flexible=0):
-    """Asks for partitions page by page (KIP-966)."""
+    """A request for partitions page by page (KIP-966)."""
 
     class TopicRequest(Struct):
         """Part of DescribeTopicPartitionsRequest."""
@@ -215,7 +214,7 @@ class DescribeTopicPartitionsResponse(Message, key=75, versions=(0, 0), flexible
 
 
 class CreateTopicsRequest(Request["CreateTopicsResponse"], key=19, versions=(2, 7), flexible=5):
-    """Creates topics, or only checks whether they could be created."""
+    """A request to create topics, or only to check whether they could be created."""
 
     class CreatableTopic(Struct):
         """Part of CreateTopicsRequest."""
@@ -279,7 +278,7 @@ class CreateTopicsResponse(Message, key=19, versions=(2, 7), flexible=5):
 
 
 class DeleteTopicsRequest(Request["DeleteTopicsResponse"], key=20, versions=(1, 6), flexible=4):
-    """Deletes topics by name or, from version 6, by id."""
+    """A request to delete topics by name or, from version 6, by id."""
 
     class DeleteTopicState(Struct):
         """Part of DeleteTopicsRequest."""
@@ -308,7 +307,7 @@ class DeleteTopicsResponse(Message, key=20, versions=(1, 6), flexible=4):
 
 
 class CreatePartitionsRequest(Request["CreatePartitionsResponse"], key=37, versions=(0, 3), flexible=2):
-    """Raises the number of partitions of topics."""
+    """A request to raise the number of partitions of topics."""
 
     class CreatePartitionsTopic(Struct):
         """Part of CreatePartitionsRequest."""
@@ -344,7 +343,7 @@ class CreatePartitionsResponse(Message, key=37, versions=(0, 3), flexible=2):
 
 
 class DescribeConfigsRequest(Request["DescribeConfigsResponse"], key=32, versions=(1, 4), flexible=4):
-    """Asks for configurations; null keys ask for all of a resource."""
+    """A request for configurations; null keys ask for all of a resource."""
 
     class DescribeConfigsResource(Struct):
         """Part of DescribeConfigsRequest."""
@@ -397,7 +396,7 @@ class DescribeConfigsResponse(Message, key=32, versions=(1, 4), flexible=4):
 
 
 class AlterConfigsRequest(Request["AlterConfigsResponse"], key=33, versions=(0, 2), flexible=2):
-    """Replaces the whole configuration of resources."""
+    """A request to replace the whole configuration of resources."""
 
     class AlterConfigsResource(Struct):
         """Part of AlterConfigsRequest."""
@@ -434,7 +433,7 @@ class AlterConfigsResponse(Message, key=33, versions=(0, 2), flexible=2):
 
 
 class IncrementalAlterConfigsRequest(Request["IncrementalAlterConfigsResponse"], key=44, versions=(0, 1), flexible=1):
-    """Changes single keys: 0 set, 1 delete, 2 append, 3 subtract."""
+    """A request to change single keys: 0 set, 1 delete, 2 append, 3 subtract."""
 
     class AlterConfigsResource(Struct):
         """Part of IncrementalAlterConfigsRequest."""

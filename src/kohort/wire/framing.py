@@ -1,7 +1,8 @@
-"""Frames: a length of four bytes, a header, a message; and the table of all APIs.
+"""Frames (a length of four bytes, a header, a message) and the table of all APIs.
 
-A request header has version 2 (with tagged fields) where the message's version is flexible, else 1; a response header
-1 or 0 likewise. The ApiVersions response always has header 0, so that a client can read it before it knows anything.
+A request header has version 2 (with tagged fields) if the message's version is flexible, else version 1. A response
+header has version 1 or 0 by the same rule. The ApiVersions response always has header version 0, so that a client can
+read it before it knows the broker's versions.
 
 Source: Kafka protocol guide, "Request headers"; KIP-482; KIP-511.
 """
@@ -20,7 +21,7 @@ from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
 CLIENT_NAMES: Final = 4_096
-"""Client ids remembered: they come with every request."""
+"""Client ids kept decoded: every request carries one."""
 
 _REQUEST: Final = struct.Struct(">ihhih")
 _RESPONSE: Final = struct.Struct(">ii")
@@ -41,17 +42,17 @@ class Api:
 
     @property
     def min_version(self) -> int:
-        """The oldest version known here."""
+        """The oldest version that this package supports."""
         return self.request.MIN_VERSION
 
     @property
     def max_version(self) -> int:
-        """The newest version known here."""
+        """The newest version that this package supports."""
         return self.request.MAX_VERSION
 
 
 class RequestHeader(NamedTuple):
-    """What stands before a request's message."""
+    """The header of a request."""
 
     api_key: int
     api_version: int
@@ -71,19 +72,19 @@ def _apis() -> dict[int, Api]:
 
 
 APIS: Final[dict[int, Api]] = _apis()
-"""Every API that can be spoken, by key."""
+"""Every supported API, by key."""
 _FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.items()}
 
 
 def response_of(request: Request[M]) -> type[M]:
-    """The class of what answers a request."""
-    found: Any = APIS[request.API_KEY].response
-    kind: type[M] = found
+    """Return the class of the response to a request."""
+    response: Any = APIS[request.API_KEY].response
+    kind: type[M] = response
     return kind
 
 
 def encode_request_parts(msg: Message, version: int, correlation_id: int, client_id: str | None) -> list[Buffer]:
-    """A whole frame in pieces; large record sets are not copied."""
+    """Return a request frame in pieces; large record sets are not copied."""
     name = b"" if client_id is None else client_id.encode()
     length = -1 if client_id is None else len(name)
     tags = b"\0" if version >= msg.FLEXIBLE_SINCE else b""
@@ -93,7 +94,7 @@ def encode_request_parts(msg: Message, version: int, correlation_id: int, client
 
 
 def encode_request(msg: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A whole frame: length, header, message."""
+    """Return a request frame: length, header, message."""
     name = b"" if client_id is None else client_id.encode()
     length = -1 if client_id is None else len(name)
     tags = b"\0" if version >= msg.FLEXIBLE_SINCE else b""
@@ -105,8 +106,8 @@ def encode_request(msg: Message, version: int, correlation_id: int, client_id: s
 def decode_request_header(frame: Buffer) -> tuple[RequestHeader, memoryview]:
     """Split a frame (without its length) into header and message.
 
-    An API or version that is not known here still has its header read, by the rule of the newest version known, so
-    that it can be refused with its correlation id.
+    The header of an unknown API or version is read by the rule of the newest version known. The request can then be
+    refused with its correlation id.
 
     Raises:
         WireError: the bytes are no header.
@@ -137,8 +138,8 @@ def _client_name(raw: bytes) -> str:
     return raw.decode()
 
 
-def encode_response_whole(msg: Message, version: int, correlation_id: int) -> bytes:
-    """A whole frame: quicker than in pieces where there are no record sets."""
+def encode_response_frame(msg: Message, version: int, correlation_id: int) -> bytes:
+    """Return a response frame in one piece, which is faster where there are no record sets."""
     body = msg.encode(version)
     if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS:
         return _RESPONSE.pack(len(body) + 5, correlation_id) + b"\0" + body
@@ -146,7 +147,7 @@ def encode_response_whole(msg: Message, version: int, correlation_id: int) -> by
 
 
 def encode_response(msg: Message, version: int, correlation_id: int) -> list[Buffer]:
-    """A whole frame in pieces; large record sets are not copied."""
+    """Return a response frame in pieces; large record sets are not copied."""
     parts = msg.encode_parts(version)
     tags = b"\0" if version >= msg.FLEXIBLE_SINCE and msg.API_KEY != API_VERSIONS else b""
     size = 4 + len(tags) + sum(map(len, parts))
@@ -158,7 +159,7 @@ def encode_response(msg: Message, version: int, correlation_id: int) -> list[Buf
 
 
 def decode_response(response: type[M], version: int, frame: Buffer) -> tuple[int, M]:
-    """The correlation id and the message of a response frame (without its length).
+    """Return the correlation id and the message of a response frame (without its length).
 
     Raises:
         WireError: the bytes are not this response.

@@ -1,4 +1,4 @@
-"""Membership: the classic protocol, KIP-848, what members tell each other, and what tools ask.
+"""Messages of groups: the classic protocol, KIP-848, and the requests of administration tools.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, binary, boolean, int8, int16, int3
 
 
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"], key=10, versions=(0, 6), flexible=3):
-    """Asks who coordinates groups (key type 0) or transactional ids (1); a list of them from version 4."""
+    """A request for the coordinators of groups (key type 0) or transactional ids (1); a list of them from version 4."""
 
     key: str = string(until=3, ignorable=True)
     key_type: int = int8(since=1)
@@ -42,7 +42,7 @@ class FindCoordinatorResponse(Message, key=10, versions=(0, 6), flexible=3):
 
 
 class JoinGroupRequest(Request["JoinGroupResponse"], key=11, versions=(0, 9), flexible=6):
-    """Joins a classic group: the coordinator holds the answer until the join phase ends."""
+    """A request to join a classic group: the coordinator delays the response until the join phase ends."""
 
     class JoinGroupRequestProtocol(Struct):
         """Part of JoinGroupRequest."""
@@ -82,7 +82,7 @@ class JoinGroupResponse(Message, key=11, versions=(0, 9), flexible=6):
 
 
 class SyncGroupRequest(Request["SyncGroupResponse"], key=14, versions=(0, 5), flexible=4):
-    """Asks for this generation's assignment; the leader's brings everyone's."""
+    """A request for this generation's assignment; the leader's request has the assignments of all members."""
 
     class SyncGroupRequestAssignment(Struct):
         """Part of SyncGroupRequest."""
@@ -110,7 +110,7 @@ class SyncGroupResponse(Message, key=14, versions=(0, 5), flexible=4):
 
 
 class HeartbeatRequest(Request["HeartbeatResponse"], key=12, versions=(0, 4), flexible=4):
-    """Keeps a classic member's session alive."""
+    """A heartbeat that keeps a classic member's session alive."""
 
     group_id: str = string()
     generation_id: int = int32()
@@ -126,7 +126,7 @@ class HeartbeatResponse(Message, key=12, versions=(0, 4), flexible=4):
 
 
 class LeaveGroupRequest(Request["LeaveGroupResponse"], key=13, versions=(0, 5), flexible=4):
-    """Leaves a classic group; from version 3 several members, also by instance id."""
+    """A request to leave a classic group; from version 3 several members, also by instance id."""
 
     class MemberIdentity(Struct):
         """Part of LeaveGroupRequest."""
@@ -156,7 +156,7 @@ class LeaveGroupResponse(Message, key=13, versions=(0, 5), flexible=4):
 
 
 class DescribeGroupsRequest(Request["DescribeGroupsResponse"], key=15, versions=(0, 6), flexible=5):
-    """Asks for the state and members of classic groups."""
+    """A request for the state and members of classic groups."""
 
     groups: list[str] = array(string)
     include_authorized_operations: bool = boolean(since=3)
@@ -194,7 +194,7 @@ class DescribeGroupsResponse(Message, key=15, versions=(0, 6), flexible=5):
 
 
 class ListGroupsRequest(Request["ListGroupsResponse"], key=16, versions=(0, 5), flexible=3):
-    """Asks which groups this coordinator has, by state and type."""
+    """A request for the groups of this coordinator, by state and type."""
 
     states_filter: list[str] = array(string, since=4)
     types_filter: list[str] = array(string, since=5)
@@ -217,7 +217,7 @@ class ListGroupsResponse(Message, key=16, versions=(0, 5), flexible=3):
 
 
 class DeleteGroupsRequest(Request["DeleteGroupsResponse"], key=42, versions=(0, 3), flexible=2):
-    """Deletes groups that have no members."""
+    """A request to delete groups that have no members."""
 
     groups_names: list[str] = array(string)
 
@@ -283,7 +283,7 @@ class ConsumerGroupHeartbeatResponse(Message, key=68, versions=(0, 1), flexible=
 
 
 class ConsumerGroupDescribeRequest(Request["ConsumerGroupDescribeResponse"], key=69, versions=(0, 1), flexible=0):
-    """Asks for the state and members of KIP-848 groups."""
+    """A request for the state and members of KIP-848 groups."""
 
     group_ids: list[str] = array(string)
     include_authorized_operations: bool = boolean()

@@ -1,4 +1,4 @@
-"""Records of the internal topics: what Kafka stores of groups, offsets and transactions.
+"""Records of the internal topics: the groups, offsets and transactions that Kafka stores.
 
 A key is written as its kind (int16) and its fields, a value as its version (int16) and its fields.
 
@@ -179,14 +179,14 @@ class ConsumerGroupTargetAssignmentMemberValue(Message, key=7, versions=(0, 0), 
 
 
 class ConsumerGroupCurrentMemberAssignmentKey(Message, key=8, versions=(0, 0)):
-    """Key of what one member owns."""
+    """Key of one member's owned partitions."""
 
     group_id: str = string()
     member_id: str = string()
 
 
 class ConsumerGroupCurrentMemberAssignmentValue(Message, key=8, versions=(0, 0), flexible=0):
-    """What one member owns, what it must still revoke, and its epochs."""
+    """One member's owned partitions, those it must still revoke, and its epochs."""
 
     class TopicPartitions(Struct):
         """Part of ConsumerGroupCurrentMemberAssignmentValue."""
@@ -210,7 +210,7 @@ class ConsumerGroupRegularExpressionKey(Message, key=16, versions=(0, 0)):
 
 
 class ConsumerGroupRegularExpressionValue(Message, key=16, versions=(0, 0), flexible=0):
-    """The topics that a regular expression matched, and as of when."""
+    """The topics that a regular expression matched, and the metadata version and time of the match."""
 
     topics: list[str] = array(string)
     version: int = int64()
@@ -275,21 +275,21 @@ VALUES: Final[dict[type[Message], type[Message]]] = {
     ConsumerGroupRegularExpressionKey: ConsumerGroupRegularExpressionValue,
     TransactionLogKey: TransactionLogValue,
 }
-"""What the value of each kind of key is."""
+"""The class of the value of each kind of key."""
 
 
 def encode_key(key: Message) -> bytes:
-    """A record key: its kind and its fields."""
+    """Return a record key: its kind and its fields."""
     return key.API_KEY.to_bytes(2, "big") + key.encode(0)
 
 
 def encode_value(value: Message, version: int) -> bytes:
-    """A record value: its version and its fields."""
+    """Return a record value: its version and its fields."""
     return version.to_bytes(2, "big") + value.encode(version)
 
 
 def decode_key(buf: Buffer) -> Message | None:
-    """A key of `__consumer_offsets`, or None for a kind that is not known here, which a reader skips.
+    """Return a key of `__consumer_offsets`, or None for an unknown kind, which a reader skips.
 
     Raises:
         WireError: the bytes are not what their kind says.
@@ -299,10 +299,10 @@ def decode_key(buf: Buffer) -> Message | None:
 
 
 def decode_value(key: type[Message], buf: Buffer) -> Message:
-    """The value that stands under a key of this class.
+    """Return the value that belongs to a key of this class.
 
     Raises:
-        WireError: the bytes are not that value, or of a version not known here.
+        WireError: the bytes are not that value, or of an unknown version.
     """
     kind, version = VALUES[key], _number(buf)
     if not kind.MIN_VERSION <= version <= kind.MAX_VERSION:

@@ -28,10 +28,10 @@ from kohort.wire.codec import (
 )
 from kohort.wire.schema import Buffer, Field, Struct, WireError
 
-# -- Writes the encoder of one message version as Python source
+# -- Encoder: the source of one message version's encoder
 #
-# The function takes an instance and returns a list of byte strings. Expressions are gathered in a run until a branch
-# or a loop begins; a run ends in one `out += (…)`, in which neighbours of fixed size share one `pack` call.
+# The function takes an instance and returns a list of byte strings. Expressions are gathered in a run until a branch or
+# a loop begins. A run ends in one `out += (…)`, in which neighbours of fixed size share one `pack` call.
 
 
 class Encoder(Source):
@@ -50,7 +50,7 @@ class Encoder(Source):
         }
 
     def function(self, cls: type[Struct]) -> Callable[[Any], list[Buffer]]:
-        """The encoder of `cls`."""
+        """Return the encoder of `cls`."""
         self.put("out = []")
         self.structure(cls, "o")
         self.flush()
@@ -58,7 +58,7 @@ class Encoder(Source):
         return encoder
 
     def flush(self) -> None:
-        """End the run: everything gathered so far is appended."""
+        """End the run: append everything gathered so far."""
         items: list[str] = []
         layout, values = "", list[str]()
         for code, expression in [*self.run, ("", "")]:
@@ -79,7 +79,7 @@ class Encoder(Source):
             self.put(f"{self.out} += ({', '.join(items)})")
 
     def structure(self, cls: type[Struct], instance: str) -> None:
-        """All fields of one structure, then its tagged fields."""
+        """Write all fields of one structure, then its tagged fields."""
         tagged = []
         for field in cls.FIELDS:
             if not field.present(self.version):
@@ -92,7 +92,7 @@ class Encoder(Source):
             self.tags(sorted(tagged, key=lambda field: field.tag or 0), instance)
 
     def absent(self, field: Field, instance: str) -> None:
-        """A field that the version lacks must have its default, unless it may be dropped."""
+        """Write the check that a field which the version lacks has its default, unless it may be dropped."""
         if field.ignorable:
             return
         self.flush()
@@ -101,21 +101,21 @@ class Encoder(Source):
         self.put(f"    raise refuse({self.owner!r}, {field.name!r}, {self.version})")
 
     def differs(self, field: Field, here: str) -> str:
-        """The condition that a value is not the default."""
+        """Return the condition that a value is not the default."""
         default = field.fresh_default()
         if default is None:
             return f"{here} is not None"
         if field.struct is not None:
             inner = field.struct.FIELDS
             return f"{here} is None or " + " or ".join(
-                f"({self.differs(each, f'{here}.{each.name}')})" for each in inner
+                f"({self.differs(part, f'{here}.{part.name}')})" for part in inner
             )
         if field.kind in ("array", "bytes"):
             return here if field.null_since > self.version else f"{here} is None or len({here})"
         return f"{here} != {self.literal(default)}"
 
     def value(self, field: Field, here: str) -> None:
-        """One value, with its length or its null where it has one."""
+        """Write one value, with its length or its null where it has one."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
         elif field.kind == "uuid":
@@ -134,7 +134,7 @@ class Encoder(Source):
             self.nested(field, here)
 
     def nullable(self, field: Field, here: str, marker: str, body: Callable[[Field, str], None]) -> None:
-        """A branch for null, when it is allowed, around what is written otherwise."""
+        """Write a branch for null, where it is allowed, around the code for other values."""
         value = self.name("v")
         self.put(f"{value} = {here}")
         if field.null_since > self.version:
@@ -153,7 +153,7 @@ class Encoder(Source):
         self.depth -= 1
 
     def length(self, code: str, size: str) -> None:
-        """A length prefix: variable and one more than the size in flexible versions, else fixed."""
+        """Write a length prefix: variable and one more than the size in flexible versions, else fixed."""
         if not self.flexible:
             self.run.append((code, size))
             return
@@ -162,7 +162,7 @@ class Encoder(Source):
         self.run.append(("", f"short[{number}] if {number} < {len(VARINTS)} else long({number})"))
 
     def text(self, field: Field, here: str) -> None:
-        """A string or bytes."""
+        """Write a string or bytes."""
         value = self.name("v")
         code = "h" if field.kind == "string" else "i"
         encoded = f"{here}.encode()" if field.kind == "string" else here
@@ -186,7 +186,7 @@ class Encoder(Source):
         self.run.append(("", value))
 
     def sequence(self, field: Field, value: str) -> None:
-        """An array that is not null."""
+        """Write an array that is not null."""
         element = field.element
         assert element is not None
         size = self.name("size")
@@ -207,12 +207,12 @@ class Encoder(Source):
         self.depth -= 1
 
     def nested(self, field: Field, value: str) -> None:
-        """A structure that is not null."""
+        """Write a structure that is not null."""
         assert field.struct is not None
         self.structure(field.struct, value)
 
     def tags(self, fields: list[Field], instance: str) -> None:
-        """The tagged fields that differ from their defaults, by rising tag."""
+        """Write the tagged fields that differ from their defaults, by rising tag."""
         if not fields:
             self.run.append(("x", ""))
             return
@@ -238,14 +238,14 @@ class Encoder(Source):
         self.put(f"{outer} += {section}")
 
 
-# -- Writes the decoder of one message version as Python source
+# -- Decoder: the source of one message version's decoder
 #
-# The function takes a buffer and returns an instance and where it ends. `p` is the position, `end` the buffer's length.
-# Values of fixed size are gathered until something of variable size comes; then one `unpack_from`, which checks the
-# bounds itself, reads them all, often together with the length of what comes next.
+# The function takes a buffer and returns an instance and its end. `p` is the position, `end` the buffer's length.
+# Values of fixed size are gathered until a value of variable size comes. One `unpack_from` then reads them all, often
+# together with the next length; it checks the bounds itself.
 
 PLAIN_ARRAYS = 8
-"""Arrays of structures with fewer elements are not worth a look at all of them first."""
+"""Arrays of structures with fewer elements are not examined as a whole first: that would cost more than it saves."""
 
 
 class Decoder(Source):
@@ -269,7 +269,7 @@ class Decoder(Source):
         }
 
     def function(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
-        """The decoder of `cls`."""
+        """Return the decoder of `cls`."""
         self.views = self.has_records(cls)
         if self.views:
             self.put("buf = memoryview(buf).cast('B')")
@@ -285,7 +285,7 @@ class Decoder(Source):
         return decoder
 
     def has_records(self, cls: type[Struct]) -> bool:
-        """Whether this version carries a record set, which is read as a view."""
+        """Return whether this version has a record set, which is read as a view."""
         for field in cls.FIELDS:
             if not field.present(self.version):
                 continue
@@ -309,7 +309,7 @@ class Decoder(Source):
         self.uuids.clear()
 
     def structure(self, cls: type[Struct], instance: str) -> None:
-        """All fields of one structure, then its tagged fields."""
+        """Read all fields of one structure, then its tagged fields."""
         self.put(f"{instance} = new({self.constant('C_' + cls.__name__, cls)})")
         tagged = []
         for field in cls.FIELDS:
@@ -325,7 +325,7 @@ class Decoder(Source):
             self.tags(tagged, instance)
 
     def default(self, field: Field, here: str) -> None:
-        """Set what the version does not carry."""
+        """Set a field that the version does not carry to its default."""
         default = field.fresh_default()
         if default is field.default:
             self.put(f"{here} = {self.literal(default)}")
@@ -335,12 +335,12 @@ class Decoder(Source):
             assert field.struct is not None
             inner = self.name("s")
             self.put(f"{inner} = new({self.constant('C_' + field.struct.__name__, field.struct)})")
-            for each in field.struct.FIELDS:
-                self.default(each, f"{inner}.{each.name}")
+            for part in field.struct.FIELDS:
+                self.default(part, f"{inner}.{part.name}")
             self.put(f"{here} = {inner}")
 
     def value(self, field: Field, here: str) -> None:
-        """One value into `here`."""
+        """Read one value into `here`."""
         if field.kind in FIXED:
             self.run.append((FIXED[field.kind], here))
         elif field.kind == "uuid":
@@ -360,7 +360,7 @@ class Decoder(Source):
             self.put(f"{here} = {inner}")
 
     def length(self, code: str) -> str:
-        """The name of a length just read; -1 is null."""
+        """Return the name of a length just read; -1 is null."""
         number = self.name("n")
         if not self.flexible:
             self.run.append((code, number))
@@ -374,7 +374,7 @@ class Decoder(Source):
         return number
 
     def null(self, field: Field, number: str, here: str) -> None:
-        """The branch for a length below zero."""
+        """Write the branch for a length below zero."""
         refuse = f"raise bad_length({self.owner + '.' + field.name!r}, {number})"
         if field.null_since <= self.version:
             self.put(f"elif {number} == -1: {here} = None")
@@ -383,7 +383,7 @@ class Decoder(Source):
             self.put(f"else: {refuse}")
 
     def text(self, field: Field, here: str) -> None:
-        """A string, bytes or a record set."""
+        """Read a string, bytes or a record set."""
         if self.flexible:
             self.compact_text(field, here)
             return
@@ -397,13 +397,16 @@ class Decoder(Source):
         self.null(field, number, here)
 
     def converted(self, field: Field, piece: str) -> str:
-        """A slice as the type of the field."""
+        """Return the expression that converts a slice to the field's type."""
         if field.kind == "string":
             return f"str({piece}, 'utf-8')" if self.views else f"{piece}.decode()"
         return f"bytes({piece})" if field.kind == "bytes" and self.views else piece
 
     def compact_text(self, field: Field, here: str) -> None:
-        """The same behind one more than its size, zero for null."""
+        """Read a string, bytes or a record set of a flexible version.
+
+        Its length is one more than its size, and zero for null.
+        """
         self.flush()
         number, stop = self.name("n"), self.name("e")
         name = f"{self.owner}.{field.name}"
@@ -420,7 +423,7 @@ class Decoder(Source):
         )
 
     def sequence(self, field: Field, here: str) -> None:
-        """An array; its length is checked against the bytes that are left before anything is made."""
+        """Read an array; its length is checked against the remaining bytes before anything is allocated."""
         element = field.element
         assert element is not None
         number = self.length("i")
@@ -455,24 +458,24 @@ class Decoder(Source):
         self.null(field, number, here)
 
     def plain_elements(self, cls: type[Struct], number: str, items: str) -> str | None:
-        """Read a long array whose elements all have empty strings and no tagged fields in one go: they are of one size.
+        """Read an array of equally sized elements in one go: long, with empty strings and without tagged fields.
 
-        Offsets are committed a hundred at a time with empty metadata. Returns the name of whether that was the case;
-        None: such elements are not of one size in any case.
+        Clients commit offsets a hundred at a time with empty metadata. Returns the name of a flag, whether the array
+        was of this kind; None if such elements never have one size.
         """
         fields = [field for field in cls.FIELDS if field.present(self.version)]
         if not self.flexible or self.views or not all(_is_plain(field) for field in fields):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         size = packing.calcsize(">" + layout)
-        sizes = [packing.calcsize(">" + layout[:place]) for place in range(len(layout))]
+        sizes = [packing.calcsize(">" + layout[:position]) for position in range(len(layout))]
         plain, block, item = self.name("plain"), self.name("b"), self.name("x")
         names = [self.name("v") for _ in fields]
         tests = [f"{block}[{sizes[-1]}::{size}].count(0) == {number}"]
-        for field, place in zip(fields, sizes, strict=False):
+        for field, position in zip(fields, sizes, strict=False):
             if field.kind == "string":
                 allowed = b"\0\1" if field.null_since <= self.version else b"\1"
-                tests.append(f"not {block}[{place}::{size}].strip({allowed!r})")
+                tests.append(f"not {block}[{position}::{size}].strip({allowed!r})")
         self.put(f"{plain} = False")
         self.put(f"if {number} >= {PLAIN_ARRAYS}:")
         self.depth += 1
@@ -497,7 +500,7 @@ class Decoder(Source):
         return plain
 
     def nullable_struct(self, field: Field, here: str) -> None:
-        """A structure behind a byte that is negative for null, or, in a tagged field, zero."""
+        """Read a structure behind a byte that is negative for null, or, in a tagged field, zero."""
         assert field.struct is not None
         marker, inner = self.name("m"), self.name("s")
         self.run.append(("b", marker))
@@ -511,7 +514,7 @@ class Decoder(Source):
         self.depth -= 1
 
     def tags(self, fields: list[Field], instance: str) -> None:
-        """Tagged fields: those known to this version are read, others skipped."""
+        """Read the tagged fields that this version knows and skip the others."""
         self.flush()
         if not fields:
             self.put("if buf[p]: p = skip_tags(buf, p, end)")
@@ -538,24 +541,24 @@ class Decoder(Source):
 
 
 def _is_plain(field: Field) -> bool:
-    """Whether a field takes the same number of bytes in every element where strings are empty."""
+    """Return whether a field takes the same number of bytes in every element in which strings are empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 
 
 class Message(Struct):
-    """A request, a response or a stored record schema: what can be encoded and decoded by itself."""
+    """A request, a response or a stored record schema, which can be encoded and decoded by itself."""
 
     def encode(self, version: int) -> bytes:
-        """The bytes of one version.
+        """Return the bytes of one version.
 
         Raises:
-            InvalidInputError: a field has a value that the version can't carry (code UNSUPPORTED_VERSION), or a
-                value that is not of its type.
+            InvalidInputError: a field has a value that the version can't carry (code UNSUPPORTED_VERSION), or a value
+                that is not of its type.
         """
         return b"".join(self._parts(version))
 
     def encode_parts(self, version: int) -> list[Buffer]:
-        """The same bytes in pieces, so that large record sets are not copied."""
+        """Return the encoded bytes in pieces, so that large record sets are not copied."""
         return merge_small(self._parts(version))
 
     def _parts(self, version: int) -> list[Buffer]:
@@ -591,17 +594,17 @@ class Message(Struct):
 
     @classmethod
     def decode_prefix(cls, buf: Buffer, version: int) -> tuple[Self, int]:
-        """Read one message at the start of `buf`; returns it and where it ends. Otherwise like `decode`."""
+        """Read one message at the start of `buf` and return it with its end; otherwise like `decode`."""
         decoder = cls.DECODERS.get(version)
         if decoder is None:
             decoder = cls._compiled(version)[1]
         try:
-            found: tuple[Self, int] = decoder(buf)
+            decoded: tuple[Self, int] = decoder(buf)
         except (packing.error, IndexError, UnicodeDecodeError) as error:
             raise WireError(f"{cls.__name__} v{version}: {error}") from error
-        if found[1] > len(buf):
-            raise WireError(f"{cls.__name__} v{version}: {found[1] - len(buf)} bytes missing at its end")
-        return found
+        if decoded[1] > len(buf):
+            raise WireError(f"{cls.__name__} v{version}: {decoded[1] - len(buf)} bytes missing at its end")
+        return decoded
 
     @classmethod
     def _compiled(cls, version: int) -> tuple[Callable[[Any], list[Buffer]], Callable[[Buffer], tuple[Any, int]]]:
@@ -618,7 +621,7 @@ R_co = TypeVar("R_co", bound=Message, covariant=True)
 
 
 class Request(Message, Generic[R_co]):
-    """A message that is answered by another, `R_co`: whoever sends it knows what comes back."""
+    """A message whose response has the type `R_co`, so that type checkers know what a request returns."""
 
 
 _SMALL: Final = 4096

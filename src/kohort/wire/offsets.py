@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, boolean, int16, int32, int64, stri
 
 
 class OffsetCommitRequest(Request["OffsetCommitResponse"], key=8, versions=(2, 10), flexible=8):
-    """Commits offsets; a generation or member epoch of -1 and no member id is an administrator."""
+    """A request to commit offsets; an administrator sends generation or member epoch -1 and no member id."""
 
     class OffsetCommitRequestTopic(Struct):
         """Part of OffsetCommitRequest."""
@@ -62,7 +62,7 @@ class OffsetCommitResponse(Message, key=8, versions=(2, 10), flexible=8):
 
 
 class OffsetFetchRequest(Request["OffsetFetchResponse"], key=9, versions=(1, 10), flexible=6):
-    """Asks for committed offsets; null topics ask for all; several groups from version 8."""
+    """A request for committed offsets; null topics ask for all; several groups from version 8."""
 
     class OffsetFetchRequestTopic(Struct):
         """Part of OffsetFetchRequest."""
@@ -145,7 +145,7 @@ class OffsetFetchResponse(Message, key=9, versions=(1, 10), flexible=6):
 
 
 class OffsetDeleteRequest(Request["OffsetDeleteResponse"], key=47, versions=(0, 0)):
-    """Deletes committed offsets of topics that no member is subscribed to."""
+    """A request to delete committed offsets of topics that no member is subscribed to."""
 
     class OffsetDeleteRequestTopic(Struct):
         """Part of OffsetDeleteRequest."""

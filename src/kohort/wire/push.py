@@ -1,10 +1,10 @@
-"""Frames of the pushing coordinator: a consumer registers once, then answers what the coordinator asks.
+"""Frames of the push protocol: a consumer registers once, then answers the coordinator's requests.
 
-A frame is an int32 size and so many bytes. Requests begin with an int16 that says what they are, from 20480 on, far
-from Kafka's api keys; answers have neither a type nor a number and are matched by their order. Strings are an int16
-length and UTF-8, a boolean is one byte, lists stand without a count of their own behind a `num_…` field.
+A frame is an int32 size followed by that many bytes. Requests begin with an int16 type, from 20480 on, far from Kafka's
+API keys. Responses have neither a type nor a number and are matched by their order. Strings are an int16 length and
+UTF-8, a boolean is one byte. Lists follow a `num_…` field and have no count of their own.
 
-| request | int16 | fields behind | answer |
+| request | int16 | fields | response |
 |---|---|---|---|
 | ClusterMetadata | 20480 | none, or group_id | error_code, coordinator_id int16, num_brokers int16, brokers |
 | RegisterConsumer | 20481 | those of `RegisterConsumerRequest`, in order; the last is an int32 | error_code |
@@ -12,8 +12,10 @@ length and UTF-8, a boolean is one byte, lists stand without a count of their ow
 | Stop | 20483 | none | RestartFetcher: error_code |
 | Start | 20484 | num_partitions int16, partitions with offsets | RestartFetcher: error_code |
 
-An error_code is an int16 of Kafka's. A broker is id int32, host string, port int32; a partition is topic string,
-partition string, offset int64, where the partition string is the leader's id, a dash, and the number. Source: spec 4.3.
+An error_code is one of Kafka's, as an int16. A broker is id int32, host string, port int32. A partition is topic
+string, partition string, offset int64. The partition string is the leader's id, a dash, and the partition's number.
+
+Source: spec 4.3.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from kohort.ids import TopicPartition
 from kohort.wire.schema import Buffer, WireError
 
 PUSH_TYPES: Final = 20_480
-"""From here on the first two bytes of a frame say that it is one of these."""
+"""The first request type: the first two bytes of a frame of the push protocol are at least this number."""
 NUMBER_MAX: Final = 32_767
-"""An int16 counts partitions, brokers and bytes of a string."""
+"""The maximum number of partitions, brokers, or bytes of a string: an int16 counts them."""
 COORDINATOR_ID_MAX: Final = 32_767
-"""A coordinator's id is an int16, whatever broker ids are elsewhere."""
+"""The maximum coordinator id of the push protocol, an int16, whatever broker ids are elsewhere."""
 NO_COORDINATOR: Final = -1
 
 _INT16, _INT32, _INT64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 
 
 class PushType(enum.IntEnum):
-    """What a request is."""
+    """The type of a request of the push protocol."""
 
     CLUSTER_METADATA = 20_480
     REGISTER_CONSUMER = 20_481
@@ -50,12 +52,12 @@ class PushType(enum.IntEnum):
 
     @property
     def api(self) -> str:
-        """Its name, as the text has it."""
+        """The request's name in the protocol text."""
         return self.name.title().replace("_", "")
 
 
 class PushBroker(NamedTuple):
-    """Where a broker is."""
+    """A broker's id and address."""
 
     id: int
     host: str
@@ -63,7 +65,7 @@ class PushBroker(NamedTuple):
 
 
 class PositionedPartition(NamedTuple):
-    """A partition and the offset from which it is read next. `leader` is what the partition string says, as of then."""
+    """A partition and the next offset to read. `leader` is the leader named in the partition string."""
 
     topic: str
     leader: int
@@ -71,8 +73,8 @@ class PositionedPartition(NamedTuple):
     offset: int
 
 
-class _Reader:
-    """Takes fields off a frame; `what` names it in errors."""
+class _FrameReader:
+    """A reader of a frame's fields; `what` names the frame in errors."""
 
     __slots__ = ("_data", "_position", "what")
 
@@ -143,51 +145,51 @@ def _number(count: int, what: str) -> bytes:
 
 
 def framed(body: bytes) -> bytes:
-    """A whole frame: its size, not counting itself, and the bytes."""
+    """Return a whole frame: its size, not counting itself, and the bytes."""
     return _INT32.pack(len(body)) + body
 
 
 def push_type(frame: Buffer) -> int | None:
-    """The type that a frame begins with if it is one of these, known or not; None for a frame of Kafka's own."""
+    """Return a frame's type if it is of the push protocol, known or not; None for a frame of Kafka's own."""
     if len(frame) < _INT16.size:
         return None
     kind = int(_INT16.unpack_from(frame)[0])
     return kind if kind >= PUSH_TYPES else None
 
 
-# -- what consumers ask
+# -- consumers' requests
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadataRequest:
-    """Who coordinates, and which brokers there are. `group_id` None: the elected coordinator; else this group's."""
+    """A request for the coordinator and the brokers. `group_id` None: the elected coordinator; else this group's."""
 
     group_id: str | None = None
 
     def encode(self) -> bytes:
-        """The frame's bytes without their size."""
+        """Return the frame's bytes without their size."""
         return _INT16.pack(PushType.CLUSTER_METADATA) + (b"" if self.group_id is None else _text(self.group_id))
 
     @classmethod
     def decode(cls, frame: Buffer) -> ClusterMetadataRequest:
-        """From the bytes of a frame. Raises WireError."""
-        reader = _Reader(frame, "ClusterMetadataRequest")
+        """Decode a frame's bytes. Raises WireError."""
+        reader = _FrameReader(frame, "ClusterMetadataRequest")
         reader.kind(PushType.CLUSTER_METADATA)
-        found = cls(reader.string() if reader.left else None)
+        request = cls(reader.string() if reader.left else None)
         reader.end()
-        return found
+        return request
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadataResponse:
-    """`coordinator_id` is -1 where nobody coordinates, or beside an error."""
+    """The coordinator and the brokers. `coordinator_id` is -1 where there is no coordinator, or beside an error."""
 
     error_code: int
     coordinator_id: int = NO_COORDINATOR
     brokers: tuple[PushBroker, ...] = ()
 
     def encode(self) -> bytes:
-        """The frame's bytes without their size."""
+        """Return the frame's bytes without their size."""
         parts = [_INT16.pack(self.error_code), _INT16.pack(self.coordinator_id), _number(len(self.brokers), "brokers")]
         for broker in self.brokers:
             parts += (_INT32.pack(broker.id), _text(broker.host), _INT32.pack(broker.port))
@@ -195,8 +197,8 @@ class ClusterMetadataResponse:
 
     @classmethod
     def decode(cls, frame: Buffer) -> ClusterMetadataResponse:
-        """From the bytes of a frame. Raises WireError."""
-        reader = _Reader(frame, "ClusterMetadataResponse")
+        """Decode a frame's bytes. Raises WireError."""
+        reader = _FrameReader(frame, "ClusterMetadataResponse")
         error, coordinator = reader.number(_INT16), reader.number(_INT16)
         brokers = [
             PushBroker(reader.number(_INT32), reader.string(), reader.number(_INT32)) for _ in range(reader.count())
@@ -217,7 +219,7 @@ class RegisterConsumerRequest:
     session_timeout_ms: int
 
     def encode(self) -> bytes:
-        """The frame's bytes without their size."""
+        """Return the frame's bytes without their size."""
         return b"".join(
             (
                 _INT16.pack(PushType.REGISTER_CONSUMER),
@@ -232,49 +234,49 @@ class RegisterConsumerRequest:
 
     @classmethod
     def decode(cls, frame: Buffer) -> RegisterConsumerRequest:
-        """From the bytes of a frame. Raises WireError."""
-        reader = _Reader(frame, "RegisterConsumerRequest")
+        """Decode a frame's bytes. Raises WireError."""
+        reader = _FrameReader(frame, "RegisterConsumerRequest")
         reader.kind(PushType.REGISTER_CONSUMER)
         group, consumer, topics = reader.string(), reader.string(), reader.string()
-        found = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
+        request = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
         reader.end()
-        return found
+        return request
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """The answer to RegisterConsumer, and RestartFetcher, the answer to Stop and to Start."""
+    """The response to RegisterConsumer, and RestartFetcher, the response to Stop and to Start."""
 
     error_code: int
 
     def encode(self) -> bytes:
-        """The frame's bytes without their size."""
+        """Return the frame's bytes without their size."""
         return _INT16.pack(self.error_code)
 
     @classmethod
     def decode(cls, frame: Buffer) -> ErrorResponse:
-        """From the bytes of a frame. Raises WireError."""
-        reader = _Reader(frame, "an answer of an error code")
-        found = cls(reader.number(_INT16))
+        """Decode a frame's bytes. Raises WireError."""
+        reader = _FrameReader(frame, "an answer of an error code")
+        response = cls(reader.number(_INT16))
         reader.end()
-        return found
+        return response
 
 
-# -- what the coordinator asks
+# -- the coordinator's requests
 
 
 def encode_ping(num_retries: int) -> bytes:
-    """A PingRequest without its size. `num_retries`: 0: all answers have come; n: the nth time that this is asked."""
+    """Return a PingRequest without its size. `num_retries` 0: no response is missing; n: the nth attempt."""
     return _INT16.pack(PushType.PING) + _INT16.pack(min(num_retries, NUMBER_MAX))
 
 
 def encode_stop() -> bytes:
-    """A StopRequest without its size."""
+    """Return a StopRequest without its size."""
     return _INT16.pack(PushType.STOP)
 
 
 def encode_start(partitions: Sequence[PositionedPartition]) -> bytes:
-    """A StartRequest without its size.
+    """Return a StartRequest without its size.
 
     Raises:
         WireError: more partitions than the frame can count.
@@ -282,61 +284,62 @@ def encode_start(partitions: Sequence[PositionedPartition]) -> bytes:
     return _INT16.pack(PushType.START) + _encode_partitions(partitions)
 
 
-class Asked(NamedTuple):
-    """What a coordinator asks, as the consumer reads it: a Ping with its retries, a Stop, or a Start with its map."""
+class CoordinatorRequest(NamedTuple):
+    """A coordinator's request as the consumer reads it: Ping with its retries, Stop, or Start with its partitions."""
 
     kind: PushType
     num_retries: int = 0
     partitions: tuple[PositionedPartition, ...] = ()
 
 
-def decode_asked(frame: Buffer) -> Asked:
-    """A Ping, a Stop or a Start. Raises WireError."""
-    reader = _Reader(frame, "a request of the coordinator")
+def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
+    """Decode a Ping, a Stop or a Start. Raises WireError."""
+    reader = _FrameReader(frame, "a request of the coordinator")
     kind = reader.number(_INT16)
     if kind == PushType.PING:
-        asked = Asked(PushType.PING, reader.count())
+        request = CoordinatorRequest(PushType.PING, reader.count())
     elif kind == PushType.STOP:
-        asked = Asked(PushType.STOP)
+        request = CoordinatorRequest(PushType.STOP)
     elif kind == PushType.START:
-        asked = Asked(PushType.START, partitions=_decode_partitions(reader))
+        request = CoordinatorRequest(PushType.START, partitions=_decode_partitions(reader))
     else:
         raise WireError(f"a request of the coordinator: its type is {kind}; there are Ping, Stop and Start")
     reader.end()
-    return asked
+    return request
 
 
-def encode_ping_answer(positions: Sequence[PositionedPartition] | None) -> bytes:
-    """A PingResponse without its size. None: auto commit is off, and there is nothing in it."""
+def encode_ping_response(positions: Sequence[PositionedPartition] | None) -> bytes:
+    """Return a PingResponse without its size. None: auto commit is off, and the response is empty."""
     return b"" if positions is None else _encode_partitions(positions)
 
 
-def decode_ping_answer(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
-    """The positions in a PingResponse; one of a consumer without auto commit has none. Raises WireError."""
-    reader = _Reader(frame, "PingResponse")
-    found = _decode_partitions(reader) if auto_commit or reader.left else ()
+def decode_ping_response(frame: Buffer, auto_commit: bool) -> tuple[PositionedPartition, ...]:
+    """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
+    reader = _FrameReader(frame, "PingResponse")
+    positions = _decode_partitions(reader) if auto_commit or reader.left else ()
     reader.end()
-    return found
+    return positions
 
 
 def _encode_partitions(partitions: Sequence[PositionedPartition]) -> bytes:
     parts = [_number(len(partitions), "partitions")]
-    for each in partitions:
-        parts += (_text(each.topic), _text(f"{each.leader}-{each.partition}"), _INT64.pack(each.offset))
+    for position in partitions:
+        name = f"{position.leader}-{position.partition}"
+        parts += (_text(position.topic), _text(name), _INT64.pack(position.offset))
     return b"".join(parts)
 
 
-def _decode_partitions(reader: _Reader) -> tuple[PositionedPartition, ...]:
-    found = []
+def _decode_partitions(reader: _FrameReader) -> tuple[PositionedPartition, ...]:
+    positions = []
     for _ in range(reader.count()):
         topic, text, offset = reader.string(), reader.string(), reader.number(_INT64)
         leader, partition = read_partition(text, reader.what)
-        found.append(PositionedPartition(topic, leader, partition, offset))
-    return tuple(found)
+        positions.append(PositionedPartition(topic, leader, partition, offset))
+    return tuple(positions)
 
 
 def read_partition(text: str, what: str = "a partition") -> tuple[int, int]:
-    """Leader and number of a partition string.
+    """Return the leader and the number of a partition string.
 
     Raises:
         WireError: it is not a number, a dash and a number.
@@ -350,17 +353,17 @@ def read_partition(text: str, what: str = "a partition") -> tuple[int, int]:
     raise WireError(f"{what}: the partition {text[:100]!r} is not LEADER-NUMBER")
 
 
-# -- what a consumer is interested in
+# -- a consumer's subscription
 
 
 class TopicCount(NamedTuple):
-    """What a consumer reads, with how many streams.
+    """The topics that a consumer reads, and the number of streams for each.
 
     Attributes:
         topics: streams by topic name; empty with a regular expression.
-        regex: for topic names, None: `topics` says them.
-        excluding: it reads the topics that the expression does not match.
-        streams: of every topic that the expression finds.
+        regex: a regular expression for topic names; None: `topics` lists them.
+        excluding: whether the consumer reads the topics that the expression does not match.
+        streams: the number of streams of every topic that the expression selects.
     """
 
     topics: Mapping[str, int] = {}
@@ -370,10 +373,10 @@ class TopicCount(NamedTuple):
 
 
 def read_topic_count(text: str) -> TopicCount:
-    """The text `{"topic": streams}`, `*N*regex` (topics that match) or `!N!regex` (topics that do not).
+    """Parse `{"topic": streams}`, `*N*regex` (topics that match) or `!N!regex` (topics that do not).
 
     Raises:
-        WireError: it is none of them; says what is wrong with it.
+        WireError: the text has none of these forms; the message says what is wrong with it.
     """
     if text[:1] in ("*", "!"):
         number, mark, regex = text[1:].partition(text[0])
@@ -381,25 +384,25 @@ def read_topic_count(text: str) -> TopicCount:
             raise WireError(f"topic_count {text[:200]!r} is not *STREAMS*REGEX or !STREAMS!REGEX")
         return TopicCount(regex=regex, excluding=text[0] == "!", streams=int(number))
     try:
-        found = json.loads(text)
+        topics = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}}: {error}') from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(topics, dict) or not topics:
         raise WireError(f'topic_count {text[:200]!r} is not {{"TOPIC": STREAMS}} with a topic')
-    for topic, streams in found.items():
+    for topic, streams in topics.items():
         if type(streams) is not int or not 1 <= streams <= NUMBER_MAX:
             raise WireError(f"topic_count: topic {topic!r} has {streams!r} streams, not 1 to {NUMBER_MAX}")
-    return TopicCount(found)
+    return TopicCount(topics)
 
 
-def write_topic_count(wanted: TopicCount) -> str:
-    """The text of it."""
-    if wanted.regex is None:
-        return json.dumps(dict(wanted.topics), separators=(",", ":"), sort_keys=True)
-    mark = "!" if wanted.excluding else "*"
-    return f"{mark}{wanted.streams}{mark}{wanted.regex}"
+def write_topic_count(subscription: TopicCount) -> str:
+    """Return the text form of a subscription."""
+    if subscription.regex is None:
+        return json.dumps(dict(subscription.topics), separators=(",", ":"), sort_keys=True)
+    mark = "!" if subscription.excluding else "*"
+    return f"{mark}{subscription.streams}{mark}{subscription.regex}"
 
 
-def partition_of(each: PositionedPartition) -> TopicPartition:
-    """The partition alone."""
-    return TopicPartition(each.topic, each.partition)
+def partition_of(position: PositionedPartition) -> TopicPartition:
+    """Return the partition without its position."""
+    return TopicPartition(position.topic, position.partition)

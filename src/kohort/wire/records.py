@@ -1,6 +1,8 @@
-"""The records of one batch, walked once: keys and values for those who look at millions, whole records for the others.
+"""The records of one batch, read in one pass.
 
-Neither checks the checksum (see `crc_ok`). Markers of control batches come out like records.
+`read_pairs` yields only keys, values and offsets, for readers of millions of records; `read_records` returns whole
+records. Neither checks the checksum (`batch.crc_ok` does). Markers of control batches are returned like records.
+
 Source: Kafka documentation, "Record".
 """
 
@@ -21,7 +23,7 @@ _RECORD_BYTES_MIN = 7
 
 
 def read_pairs(batch: Buffer, header: BatchHeader) -> Iterator[Pair]:
-    """Key, value and offset of each record of a whole batch.
+    """Yield key, value and offset of each record of a whole batch.
 
     Raises:
         CorruptDataError: the records are not what the header says.
@@ -30,7 +32,7 @@ def read_pairs(batch: Buffer, header: BatchHeader) -> Iterator[Pair]:
 
 
 def record_sizes(batch: Buffer, header: BatchHeader) -> Iterator[int]:
-    """Bytes of each record of a whole batch once it is decompressed, without the length before it.
+    """Yield the decompressed size of each record of a whole batch, without the length before it.
 
     Raises:
         CorruptDataError: the records are not what the header says.
@@ -39,10 +41,10 @@ def record_sizes(batch: Buffer, header: BatchHeader) -> Iterator[int]:
 
 
 def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRecord]:
-    """Every record of one batch, keys and values as bytes.
+    """Return every record of one batch, keys and values as bytes.
 
     Args:
-        batch: one batch; what follows it is ignored.
+        batch: one batch; bytes after it are ignored.
         limit: most bytes that the records may decompress to.
 
     Raises:
@@ -76,7 +78,7 @@ def _body(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) ->
 
 
 def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, bytes | None, int, int, int, int]]:
-    """Key, value, offset, and where its timestamp, its headers and its end are, of each record.
+    """Yield key, value, offset, and the positions of timestamp, headers and end, of each record.
 
     Numbers of one byte, which nearly all are, are read in line.
     """
@@ -153,7 +155,7 @@ def _blob(body: bytes, at: int, stop: int) -> tuple[bytes | None, int]:
 
 
 def _number(body: bytes, at: int) -> tuple[int, int]:
-    """A variable-length number, still in zigzag, and where it ends."""
+    """Return a variable-length number, still in zigzag, and the position after it."""
     value = shift = 0
     while True:
         byte = body[at]

@@ -1,4 +1,4 @@
-"""How messages are declared: one class per message, all its versions in the metadata of its fields.
+"""The declaration of messages: one class per message, all its versions in the metadata of its fields.
 
     class HeartbeatRequest(Message, key=12, versions=(0, 4), flexible=4):
         group_id: str = string()
@@ -6,13 +6,17 @@
         member_id: str = string()
         group_instance_id: str | None = string(since=3, nullable=True, default=None)
 
-A class attribute made by `int32`, `string`, `array`, `struct` … is a field. Its facts say in which versions it is
-on the wire (`since`, `until`), whether it may be null (`nullable`, or `null_since` a version), whether it is a tagged
-field (`tag`), what it is when nothing was said (`default`), and whether a version that lacks it may drop a value
-silently (`ignorable`) or must refuse it. Nested structures are nested classes. Instances are mutable, compare by
-value, take keywords, and hold no dictionary.
+A class attribute made by `int32`, `string`, `array`, `struct` … is a field. Its optional facts are:
 
-The codec of one version is compiled when that version is first used: see `kohort.wire.message`.
+- `since`, `until`: the versions that have it on the wire;
+- `nullable`, or `null_since` a version: whether it may be null;
+- `tag`: the number of a tagged field;
+- `default`: its value when none is given;
+- `ignorable`: a version that lacks the field drops a value silently instead of refusing it.
+
+Nested structures are nested classes. Instances are mutable, compare by value, take keywords, and hold no dictionary.
+
+The codec of one version is compiled when that version is first used, in `kohort.wire.message`.
 
 Source: Kafka, "Kafka protocol guide" and KIP-482 (flexible versions, tagged fields).
 """
@@ -28,23 +32,23 @@ from kohort.errors import CorruptDataError, ErrorCode
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Records: TypeAlias = Any
-"""A record set. Decoding gives a memoryview into the frame (no copy) or None; encoding takes bytes, bytearray,
-memoryview, a list of these that is sent one after another, or None."""
+"""A record set. Decoding gives a memoryview into the frame (no copy) or None. Encoding takes bytes, bytearray,
+memoryview, a list of these that is sent in order, or None."""
 
 NEVER: Final = 1 << 15
-"""A version no message reaches: `FLEXIBLE_SINCE` of a message without flexible versions."""
+"""A version that no message reaches: `FLEXIBLE_SINCE` of a message without flexible versions."""
 ZERO_UUID: Final = UUID(int=0)
-"""What Kafka sends for "no id"."""
+"""The UUID that Kafka sends for "no id"."""
 
 
 class WireError(CorruptDataError):
-    """Bytes that are not the message they should be: too short, too long, or with impossible lengths."""
+    """Bytes that are not the expected message: too short, too long, or with impossible lengths."""
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class Facts(TypedDict, total=False):
-    """What may be said of a field; see the head of this module."""
+    """The optional facts of a field, which the module's docstring explains."""
 
     since: int
     until: int
@@ -76,7 +80,7 @@ class Field:
         until: last version that has it.
         null_since: first version in which it may be null; NEVER where it may not.
         tag: its number when it is a tagged field, else None.
-        default: what it is when nothing was said. Lists and structures are made anew for each instance.
+        default: its value when none is given. Each instance gets its own lists and structures.
         ignorable: a version without the field drops a value instead of refusing it.
         element: an array's element.
         struct: the class of a structure.
@@ -95,11 +99,11 @@ class Field:
     name: str = ""
 
     def present(self, version: int) -> bool:
-        """Whether a version has this field."""
+        """Return whether a version has this field."""
         return self.since <= version <= self.until
 
     def fresh_default(self) -> Any:
-        """The default; a new list or structure each time."""
+        """Return the default; a new list or structure each time."""
         if self.default is not _UNSET:
             return self.default
         return [] if self.kind == "array" else self.struct() if self.struct else None
@@ -122,62 +126,62 @@ def _field(kind: str, facts: Facts, element: Field | None = None, struct: type[S
 
 
 def int8(**facts: Unpack[Facts]) -> Any:
-    """A signed byte."""
+    """Declare a signed byte."""
     return _field("int8", facts)
 
 
 def int16(**facts: Unpack[Facts]) -> Any:
-    """A signed 16-bit number."""
+    """Declare a signed 16-bit number."""
     return _field("int16", facts)
 
 
 def int32(**facts: Unpack[Facts]) -> Any:
-    """A signed 32-bit number."""
+    """Declare a signed 32-bit number."""
     return _field("int32", facts)
 
 
 def int64(**facts: Unpack[Facts]) -> Any:
-    """A signed 64-bit number."""
+    """Declare a signed 64-bit number."""
     return _field("int64", facts)
 
 
 def uint16(**facts: Unpack[Facts]) -> Any:
-    """An unsigned 16-bit number."""
+    """Declare an unsigned 16-bit number."""
     return _field("uint16", facts)
 
 
 def float64(**facts: Unpack[Facts]) -> Any:
-    """A double."""
+    """Declare a double."""
     return _field("float64", facts)
 
 
 def boolean(**facts: Unpack[Facts]) -> Any:
-    """One byte, zero or not."""
+    """Declare a boolean: one byte, zero or not."""
     return _field("bool", facts)
 
 
 def string(**facts: Unpack[Facts]) -> Any:
-    """UTF-8 text."""
+    """Declare UTF-8 text."""
     return _field("string", facts)
 
 
 def binary(**facts: Unpack[Facts]) -> Any:
-    """Opaque bytes."""
+    """Declare opaque bytes."""
     return _field("bytes", facts)
 
 
 def records(**facts: Unpack[Facts]) -> Any:
-    """A record set, never copied; see `Records`."""
+    """Declare a record set (`Records`), which is never copied."""
     return _field("records", facts)
 
 
 def uuid(**facts: Unpack[Facts]) -> Any:
-    """Sixteen bytes; "no id" is the zero one."""
+    """Declare a UUID of sixteen bytes; "no id" is the zero one."""
     return _field("uuid", facts)
 
 
 def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
-    """A list of a primitive (`array(int32)`) or of a structure (`array(TopicPartitions)`)."""
+    """Declare a list of a primitive (`array(int32)`) or of a structure (`array(TopicPartitions)`)."""
     if isinstance(of, StructType):
         element = Field("struct", struct=cast("type[Struct]", of))
     else:
@@ -186,13 +190,13 @@ def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
 
 
 def struct(of: type[Struct], **facts: Unpack[Facts]) -> Any:
-    """One nested structure."""
+    """Declare one nested structure."""
     return _field("struct", facts, struct=of)
 
 
 @dataclass_transform(kw_only_default=True)
 class StructType(type):
-    """Turns the fields of a class body into slots and keeps their facts in FIELDS."""
+    """A metaclass that turns the fields of a class body into slots and keeps their facts in FIELDS."""
 
     def __new__(
         mcs,
@@ -238,7 +242,7 @@ class Struct(metaclass=StructType):
         cls.__init__(self, **values)
 
     def __eq__(self, other: object) -> bool:
-        """By class and fields; a record set compares by its bytes."""
+        """Compare by class and fields; a record set compares by its bytes."""
         if type(other) is not type(self):
             return NotImplemented
         return all(getattr(self, field.name) == getattr(other, field.name) for field in self.FIELDS)
@@ -246,14 +250,14 @@ class Struct(metaclass=StructType):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Fields that differ from their defaults."""
+        """Show the fields that differ from their defaults."""
         values = ((field, getattr(self, field.name)) for field in self.FIELDS)
         shown = ", ".join(f"{field.name}={_brief(value)}" for field, value in values if value != field.fresh_default())
         return f"{type(self).__qualname__}({shown})"
 
 
 def compile_init(cls: type[Struct]) -> Callable[..., None]:
-    """The keyword initialiser of a class, as plain source that is executed once."""
+    """Return the keyword initialiser of a class, compiled from plain source once."""
     names: dict[str, Any] = {"unset": _UNSET}
     parameters, lines = [], []
     for field in cls.FIELDS:

@@ -1,4 +1,4 @@
-"""Who may connect, and who may do what.
+"""Messages of authentication and authorization: SASL, ACLs, SCRAM credentials and delegation tokens.
 
 Source: Kafka 4.4, message schemas.
 """
@@ -10,7 +10,7 @@ from kohort.wire.schema import Struct, array, binary, int8, int16, int32, int64,
 
 
 class SaslHandshakeRequest(Request["SaslHandshakeResponse"], key=17, versions=(0, 1)):
-    """Names the SASL mechanism that the client wants."""
+    """The SASL mechanism that the client chose."""
 
     mechanism: str = string()
 
@@ -38,7 +38,7 @@ class SaslAuthenticateResponse(Message, key=36, versions=(0, 2), flexible=2):
 
 
 class DescribeAclsRequest(Request["DescribeAclsResponse"], key=29, versions=(1, 3), flexible=2):
-    """Asks for access rules that match a filter."""
+    """A request for access rules that match a filter."""
 
     resource_type_filter: int = int8()
     resource_name_filter: str | None = string(nullable=True)
@@ -77,7 +77,7 @@ class DescribeAclsResponse(Message, key=29, versions=(1, 3), flexible=2):
 
 
 class CreateAclsRequest(Request["CreateAclsResponse"], key=30, versions=(1, 3), flexible=2):
-    """Adds access rules."""
+    """A request to add access rules."""
 
     class AclCreation(Struct):
         """Part of CreateAclsRequest."""
@@ -107,7 +107,7 @@ class CreateAclsResponse(Message, key=30, versions=(1, 3), flexible=2):
 
 
 class DeleteAclsRequest(Request["DeleteAclsResponse"], key=31, versions=(1, 3), flexible=2):
-    """Deletes the access rules that match filters."""
+    """A request to delete the access rules that match filters."""
 
     class DeleteAclsFilter(Struct):
         """Part of DeleteAclsRequest."""
@@ -155,7 +155,7 @@ class DeleteAclsResponse(Message, key=31, versions=(1, 3), flexible=2):
 class DescribeUserScramCredentialsRequest(
     Request["DescribeUserScramCredentialsResponse"], key=50, versions=(0, 0), flexible=0
 ):
-    """Asks for users' SCRAM mechanisms; null asks for all."""
+    """A request for users' SCRAM mechanisms; null asks for all."""
 
     class UserName(Struct):
         """Part of DescribeUserScramCredentialsRequest."""
@@ -193,7 +193,7 @@ class DescribeUserScramCredentialsResponse(Message, key=50, versions=(0, 0), fle
 class AlterUserScramCredentialsRequest(
     Request["AlterUserScramCredentialsResponse"], key=51, versions=(0, 0), flexible=0
 ):
-    """Sets and deletes SCRAM credentials."""
+    """A request to set and delete SCRAM credentials."""
 
     class ScramCredentialDeletion(Struct):
         """Part of AlterUserScramCredentialsRequest."""
@@ -229,7 +229,7 @@ class AlterUserScramCredentialsResponse(Message, key=51, versions=(0, 0), flexib
 
 
 class CreateDelegationTokenRequest(Request["CreateDelegationTokenResponse"], key=38, versions=(1, 3), flexible=2):
-    """Asks for a token that stands for a user (KIP-48)."""
+    """A request for a token that represents a user (KIP-48)."""
 
     class CreatableRenewers(Struct):
         """Part of CreateDelegationTokenRequest."""
@@ -260,14 +260,14 @@ class CreateDelegationTokenResponse(Message, key=38, versions=(1, 3), flexible=2
 
 
 class RenewDelegationTokenRequest(Request["RenewDelegationTokenResponse"], key=39, versions=(1, 2), flexible=2):
-    """Lets a token hold longer."""
+    """A request to extend a token's validity."""
 
     hmac: bytes = binary()
     renew_period_ms: int = int64()
 
 
 class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2):
-    """Until when it holds."""
+    """The token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()
@@ -275,14 +275,14 @@ class RenewDelegationTokenResponse(Message, key=39, versions=(1, 2), flexible=2)
 
 
 class ExpireDelegationTokenRequest(Request["ExpireDelegationTokenResponse"], key=40, versions=(1, 2), flexible=2):
-    """Lets a token hold no longer than a time."""
+    """A request to expire a token at a given time."""
 
     hmac: bytes = binary()
     expiry_time_period_ms: int = int64()
 
 
 class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2):
-    """Until when it holds."""
+    """The token's new expiry time."""
 
     error_code: int = int16()
     expiry_timestamp_ms: int = int64()
@@ -290,7 +290,7 @@ class ExpireDelegationTokenResponse(Message, key=40, versions=(1, 2), flexible=2
 
 
 class DescribeDelegationTokenRequest(Request["DescribeDelegationTokenResponse"], key=41, versions=(1, 3), flexible=2):
-    """Asks for the tokens of owners; null asks for all."""
+    """A request for the tokens of owners; null asks for all."""
 
     class DescribeDelegationTokenOwner(Struct):
         """Part of DescribeDelegationTokenRequest."""

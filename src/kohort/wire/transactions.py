@@ -12,7 +12,7 @@ from kohort.wire.schema import Struct, array, boolean, int8, int16, int32, int64
 
 
 class InitProducerIdRequest(Request["InitProducerIdResponse"], key=22, versions=(0, 6), flexible=2):
-    """Asks for a producer id, or for a new epoch that fences the older producer."""
+    """A request for a producer id, or for a new epoch that fences the older producer."""
 
     transactional_id: str | None = string(nullable=True)
     transaction_timeout_ms: int = int32()
@@ -34,7 +34,7 @@ class InitProducerIdResponse(Message, key=22, versions=(0, 6), flexible=2):
 
 
 class AddPartitionsToTxnRequest(Request["AddPartitionsToTxnResponse"], key=24, versions=(0, 5), flexible=3):
-    """Adds partitions to a transaction; brokers batch transactions from version 4."""
+    """A request to add partitions to a transaction; brokers batch transactions from version 4."""
 
     class AddPartitionsToTxnTransaction(Struct):
         """Part of AddPartitionsToTxnRequest."""
@@ -97,7 +97,7 @@ class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
 
 
 class AddOffsetsToTxnRequest(Request["AddOffsetsToTxnResponse"], key=25, versions=(0, 4), flexible=3):
-    """Adds a group's offsets to a transaction."""
+    """A request to add a group's offsets to a transaction."""
 
     transactional_id: str = string()
     producer_id: int = int64()
@@ -106,14 +106,14 @@ class AddOffsetsToTxnRequest(Request["AddOffsetsToTxnResponse"], key=25, version
 
 
 class AddOffsetsToTxnResponse(Message, key=25, versions=(0, 4), flexible=3):
-    """Whether the group was added."""
+    """The result of adding the group."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
 
 
 class EndTxnRequest(Request["EndTxnResponse"], key=26, versions=(0, 5), flexible=3):
-    """Commits or aborts a transaction."""
+    """A request to commit or abort a transaction."""
 
     transactional_id: str = string()
     producer_id: int = int64()
@@ -122,7 +122,7 @@ class EndTxnRequest(Request["EndTxnResponse"], key=26, versions=(0, 5), flexible
 
 
 class EndTxnResponse(Message, key=26, versions=(0, 5), flexible=3):
-    """Whether the transaction ends, and from version 5 the producer's next epoch."""
+    """The result, and from version 5 the producer's next epoch."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -184,7 +184,7 @@ class WriteTxnMarkersResponse(Message, key=27, versions=(1, 2), flexible=1):
 
 
 class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"], key=28, versions=(0, 6), flexible=3):
-    """Commits a group's offsets as part of a transaction."""
+    """A request to commit a group's offsets as part of a transaction."""
 
     class TxnOffsetCommitRequestTopic(Struct):
         """Part of TxnOffsetCommitRequest."""
@@ -236,7 +236,7 @@ class TxnOffsetCommitResponse(Message, key=28, versions=(0, 6), flexible=3):
 
 
 class DescribeProducersRequest(Request["DescribeProducersResponse"], key=61, versions=(0, 0), flexible=0):
-    """Asks which producers are active on partitions."""
+    """A request for the active producers of partitions."""
 
     class TopicRequest(Struct):
         """Part of DescribeProducersRequest."""
@@ -282,7 +282,7 @@ class DescribeProducersResponse(Message, key=61, versions=(0, 0), flexible=0):
 
 
 class DescribeTransactionsRequest(Request["DescribeTransactionsResponse"], key=65, versions=(0, 0), flexible=0):
-    """Asks for the state of transactional ids."""
+    """A request for the state of transactional ids."""
 
     transactional_ids: list[str] = array(string)
 
@@ -315,7 +315,7 @@ class DescribeTransactionsResponse(Message, key=65, versions=(0, 0), flexible=0)
 
 
 class ListTransactionsRequest(Request["ListTransactionsResponse"], key=66, versions=(0, 2), flexible=0):
-    """Asks which transactions a coordinator has."""
+    """A request for the transactions of a coordinator."""
 
     state_filters: list[str] = array(string)
     producer_id_filters: list[int] = array(int64)

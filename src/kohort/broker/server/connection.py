@@ -20,7 +20,7 @@ from kohort.broker.purgatory import Wait
 from kohort.broker.server.framing import BadFrame, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
-from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, hold_max_ms
+from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
 
@@ -102,7 +102,7 @@ class ClientSession:
         return not self.shards
 
     def _within_lease(self, hold_ms: int) -> int:
-        return min(hold_ms, hold_max_ms(self.lease_ms)) if self.lease_ms else hold_ms
+        return min(hold_ms, long_poll_max_ms(self.lease_ms)) if self.lease_ms else hold_ms
 
 
 # -- What an answer is made of: buffers, and bytes of log files that never enter this process

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kohort.broker.metrics import ApiMetrics, Histogram
 from kohort.broker.server.connection import Connection, Parts
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.wire.framing import APIS, encode_response, encode_response_whole
+from kohort.wire.framing import APIS, encode_response, encode_response_frame
 from kohort.wire.message import Message
 from kohort.wire.push import (
     ClusterMetadataRequest,
@@ -196,7 +196,7 @@ class Request(Generic[M_co]):
             if self.key == FETCH:
                 parts = encode_response(message, self.version, self.correlation_id)
             else:
-                parts = [encode_response_whole(message, self.version, self.correlation_id)]
+                parts = [encode_response_frame(message, self.version, self.correlation_id)]
         except InvalidInputError:  # ours to mend; the others who wait for the same step must get their answers
             log.exception(
                 "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name

@@ -39,16 +39,16 @@ from kohort.ids import NO_POSITION, TopicPartition
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
-    Asked,
     ClusterMetadataRequest,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    decode_asked,
-    encode_ping_answer,
+    decode_coordinator_request,
+    encode_ping_response,
     partition_of,
     write_topic_count,
 )
@@ -391,7 +391,7 @@ class PushMembership(Membership):
         if frame is None:
             return False
         try:
-            asked = decode_asked(frame)
+            asked = decode_coordinator_request(frame)
         except WireError as error:
             self._unlink(str(error))
             return True
@@ -403,7 +403,7 @@ class PushMembership(Membership):
         if self._confirms(asked):
             self._renew(self._said)
         if asked.kind is PushType.PING:
-            self._say(link, encode_ping_answer(self._positions() if self._auto_commit else None))
+            self._say(link, encode_ping_response(self._positions() if self._auto_commit else None))
         elif asked.kind is PushType.STOP:
             self._stopping = True
             self._revoke_held()
@@ -412,7 +412,7 @@ class PushMembership(Membership):
         return True
 
     @staticmethod
-    def _confirms(asked: Asked) -> bool:
+    def _confirms(asked: CoordinatorRequest) -> bool:
         """Whether it tells that all answers have arrived: a Ping that is repeated does not."""
         return asked.num_retries == 0
 
@@ -430,10 +430,10 @@ class PushMembership(Membership):
         """What the next answer says of partitions that this member was started with."""
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 
-    def _is_another_map(self, asked: Asked) -> bool:
+    def _is_another_map(self, asked: CoordinatorRequest) -> bool:
         return self._started and {partition_of(each) for each in asked.partitions} != self._registry.keys()
 
-    def _start(self, asked: Asked) -> ErrorCode:
+    def _start(self, asked: CoordinatorRequest) -> ErrorCode:
         """Take an assignment; another one than is held, without a Stop, is refused and nothing is read by it.
 
         The same one changes nothing, unless the application has let go of it: for a Stop whose connection ended.

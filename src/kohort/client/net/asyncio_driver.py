@@ -15,7 +15,7 @@ from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
-from kohort.io.processes import told_name
+from kohort.io.processes import name_for_peer
 from kohort.wire.schema import Buffer
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class AsyncClient:
                 refusal = await asyncio.to_thread(tls_error, error, command.address, self.cluster.config)
             self.cluster.links.closed(command.link, refusal or describe(error))
         else:
-            process = told_name(transport.get_extra_info("socket"))
+            process = name_for_peer(transport.get_extra_info("socket"))
             if not self.cluster.links.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:

@@ -33,7 +33,7 @@ from kohort.client.net.runtime import Cancelled, Promise, Steppable, Work
 from kohort.client.net.security import SaslMechanism, TlsError, fetched_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.io.processes import told_name
+from kohort.io.processes import name_for_peer
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -452,7 +452,7 @@ class _IoThread:
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = told if isinstance(told, SaslMechanism) else None
-            if not self._cluster.links.opened(link, mechanism, told_name(sock)):
+            if not self._cluster.links.opened(link, mechanism, name_for_peer(sock)):
                 self._drop(channel)
 
     def _serve(self, channel: Channel, mask: int) -> None:

@@ -176,7 +176,7 @@ class PlaneLink:
         if self._ended.is_set():
             link.close()
             return True
-        waits = self._connected(link.told_name())
+        waits = self._connected(link.name_for_peer())
         if waits is not None:
             link.send(encode(waits))
         return waits is None
