@@ -1,6 +1,6 @@
-"""A host of groups behind a socket: connections, figures over HTTP, and a log that clients can't fill.
+"""The server of a group host: connections, metrics over HTTP, bounded logging, and shutdown on a signal.
 
-And a process that serves until it is told to end. A broker runs so, and so does a coordinator without a store.
+A broker uses it, and so does a process that coordinates groups without storing topics.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
 LEFT_OUT_S = 60.0
-"""How often it is said what was left out of the log."""
+"""Interval of the log lines that count suppressed lines."""
 METRICS_WAIT_S = 10.0
-"""A scrape that the loop does not get to within this fails."""
+"""A scrape fails if the loop does not answer within this time."""
 YOUNG_OBJECTS = 100_000
-"""Made and not yet freed before the garbage collector looks: requests under way are tens of thousands of objects, which
-go by themselves. Python's own 700 cost a third of the time of large commits."""
+"""Objects allocated before the garbage collector runs.
+
+Requests in progress are tens of thousands of objects, which are freed by reference counting. Python's default of 700
+cost a third of the time of large commits.
+"""
 
 
 class Serving:
-    """One host's socket, and what belongs to it.
+    """The socket of a host, with its connections, metrics and log filter.
 
     Attributes:
-        host, port: where it listens.
-        server: its connections.
+        host, port: the listening address.
+        server: the connections.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Serving:
         room: int,
         dispatch: Callable[[Connection, Frame], None],
     ) -> None:
-        """`sock`: bound, and not listening yet. `room`: the connections that there are descriptors for."""
+        """Create a server. `sock` is bound but not listening; `room` is the number of descriptors for connections."""
         self._groups = groups
         self._loop = groups.loop
         self._sock = sock
@@ -80,13 +83,16 @@ class Serving:
         return Exporter(lambda: self.from_outside(self.metrics))
 
     def metrics(self) -> Snapshot:
-        """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
+        """Return all metrics as plain values; call this on the loop.
+
+        `listen` is the address that Prometheus scrapes, or None.
+        """
         states = (state for shard in self._groups.groups for state in shard.group_states())
         listen = None if self._metrics is None else self._metrics.address
         return self._groups.metrics.snapshot(states, len(self.server), listen)
 
     def from_outside(self, look: Callable[[], T]) -> T:
-        """What `look` gives on the loop; for the thread of a scrape."""
+        """Call a function on the loop from another thread, such as a scrape's, and return its result."""
 
         async def on_loop() -> T:
             return look()
