@@ -363,7 +363,7 @@ class GroupHost:
         on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
         features: feature names with their lowest and highest levels.
         described_partitions_max: the most partitions in one response (`max.request.partition.size.limit`).
-        coordinator_id: node id for kohort's own clients if the groups are coordinated outside the brokers; -1: they are not.
+        coordinator_id: node id of a coordinator outside the brokers, for kohort's own clients; -1: none.
     """
 
     features: Mapping[str, tuple[int, int]] = FEATURES
