@@ -101,27 +101,27 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The listening address, as HOST:PORT."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def listen(self) -> None:
-        """Let clients in."""
+        """Accept clients."""
         self._lines.begin()
         self.server.listen(self._sock)
         self._check_idle()
-        self._say_what_is_missing()
+        self._report_suppressed()
 
     def _check_idle(self) -> None:
         self.server.close_idle()
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
 
-    def _say_what_is_missing(self) -> None:
+    def _report_suppressed(self) -> None:
         self._lines.say_what_is_missing()
-        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
+        self._loop.call_later(LEFT_OUT_S, self._report_suppressed)
 
     async def close(self) -> None:
-        """Let nobody in, answer who waits, and let go of the host."""
+        """Stop accepting clients, answer waiting requests, and close the host."""
         if self._metrics is not None:
             await self._loop.run_in_executor(None, self._metrics.close)
         self.server.stop_listening()
@@ -134,21 +134,21 @@ class Serving:
 
 
 class Running(Protocol):
-    """What serves on a running loop."""
+    """A server that runs on a loop."""
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The listening address, as HOST:PORT."""
 
     async def close(self) -> None:
-        """End cleanly."""
+        """Shut down cleanly."""
 
 
 S = TypeVar("S", bound=Running)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of uvloop where that is installed, else asyncio's."""
+    """Create a uvloop event loop if uvloop is installed, else an asyncio loop."""
     try:
         import uvloop
     except ImportError:
@@ -162,15 +162,16 @@ def serve_until_ended(
     begin: Callable[[S], Awaitable[None]],
     on_ready: Callable[[S, asyncio.Event], None] | None = None,
 ) -> None:
-    """Run something until SIGTERM or SIGINT, on a loop of its own.
+    """Run a server until SIGTERM or SIGINT, on a loop of its own.
 
     Args:
-        start: makes it, on the loop.
-        begin: lets clients in, and returns once they can connect; given up when a signal comes first.
-        on_ready: called then, with the event that ends it when set; None: the line `ready HOST:PORT` is printed.
+        start: creates the server, on the loop.
+        begin: starts accepting clients; returns once they can connect. A signal cancels it.
+        on_ready: called after `begin`, with an event that ends the server when it is set; None: the line
+            `ready HOST:PORT` is printed.
 
     Raises:
-        KafkaError: it can't start.
+        KafkaError: the server can't start.
     """
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(start, begin, on_ready or announce))
@@ -188,9 +189,9 @@ async def _serve(
     gc.set_threshold(YOUNG_OBJECTS)
     running = start(loop)
     gc.collect()
-    gc.freeze()  # topics and groups are here to stay
+    gc.freeze()  # topics and groups are long-lived
     try:
-        if await _began(begin(running), ended):
+        if await _begin_or_end(begin(running), ended):
             on_ready(running, ended)
             await ended.wait()
         log.info("ending")
@@ -198,8 +199,8 @@ async def _serve(
         await running.close()
 
 
-async def _began(begin: Awaitable[None], ended: asyncio.Event) -> bool:
-    """Whether clients were let in before the end was asked for."""
+async def _begin_or_end(begin: Awaitable[None], ended: asyncio.Event) -> bool:
+    """Return whether the server accepted clients before it was asked to end."""
     beginning, end = asyncio.ensure_future(begin), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait({beginning, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -214,11 +215,11 @@ async def _began(begin: Awaitable[None], ended: asyncio.Event) -> bool:
 
 
 def announce(running: Running, _ended: asyncio.Event) -> None:
-    """Print the line that says clients can connect."""
+    """Print the line that tells scripts that clients can connect."""
     sys.stdout.write(f"ready {running.address}\n")
     sys.stdout.flush()
 
 
 def log_to_stderr() -> None:
-    """Where a command that serves writes its log."""
+    """Configure logging of a server command to standard error."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -31,7 +31,7 @@ DELETED_S = 600.0
 DELETED_MAX = 1_000
 """The most deleted topics remembered."""
 SETTLED_PARTITIONS = 5_000
-"""The garbage collector's objects are frozen after this many new partitions, if that is also a quarter more than before.
+"""The garbage collector's objects are frozen after this many new partitions, if they are a quarter more.
 
 Scanning the twenty objects of each of 100,000 partitions would block all clients for a second. Frozen objects of a
 deleted topic are still freed by reference counting. Cyclic garbage that is frozen stays, so freezing is rare.

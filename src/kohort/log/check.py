@@ -132,12 +132,12 @@ class FolderCheck:
         if self._topics is not None:
             known = [f"{topic.name}-{number}" for topic in self._topics.values() for number in range(topic.partitions)]
         else:
-            known = sorted(each.name for each in self.path.iterdir() if each.is_dir() and _is_partition(each.name))
+            known = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and _is_partition(entry.name))
         for name in known:
             self._partition(name)
-        for each in sorted(self.path.iterdir()):
-            if each.is_dir() and _is_partition(each.name) and each.name not in known:
-                self.report.notes.append(f"{each.name} belongs to no topic")
+        for entry in sorted(self.path.iterdir()):
+            if entry.is_dir() and _is_partition(entry.name) and entry.name not in known:
+                self.report.notes.append(f"{entry.name} belongs to no topic")
         return self.report
 
     def options(self, tp: TopicPartition) -> OpenOptions:
@@ -221,7 +221,7 @@ class PartitionCheck:
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
         sure, start = recovery.surely_on_disk(options), options.log_start_offset or 0
-        damages = [each.damage for each in self.found if each.kind == "records"]
+        damages = [finding.damage for finding in self.found if finding.kind == "records"]
         holes = [d for d in damages if d.first_offset >= sure and (d.next_offset is None or d.next_offset > start)]
         if holes:
             where = f"{self.path.name}/{holes[0].path.name}"
@@ -328,18 +328,18 @@ class PartitionCheck:
         stem = str(rules.path).removesuffix(".log")
         last_offsets = frozenset(ends.values())
         index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
-        damages = [each.damage for each in self.found if each.damage.path == rules.path]
+        damages = [finding.damage for finding in self.found if finding.damage.path == rules.path]
         if not index.load(size) or any(
             ends.get(position) != rules.base_offset + offset
             for position, offset in zip(index.positions, index.offsets, strict=True)
-            if not any(each.position <= position < each.position + (each.length or 0) for each in damages)
+            if not any(damage.position <= position < damage.position + (damage.length or 0) for damage in damages)
         ):
             self._index(Path(stem + ".index"), "its entries are not those of the batches")
         if not times.load() or any(
             rules.base_offset + offset not in last_offsets
             for offset in times.offsets
             if not any(
-                each.first_offset <= rules.base_offset + offset < (each.next_offset or 2**63) for each in damages
+                damage.first_offset <= rules.base_offset + offset < (damage.next_offset or 2**63) for damage in damages
             )
         ):
             self._index(Path(stem + ".timeindex"), "its entries are not those of the batches")

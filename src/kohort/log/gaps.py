@@ -25,7 +25,7 @@ def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rul
     before = -1
     for found in findings:
         if isinstance(found, Damage):
-            for position in [each for each in said if found.position <= each < found.position + (found.length or 0)]:
+            for position in [at for at in said if found.position <= at < found.position + (found.length or 0)]:
                 del said[position]
             expected, before = None, -1
             continue

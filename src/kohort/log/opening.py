@@ -173,7 +173,7 @@ def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     if found is not None:
         ending = replace(found, next_offset=end_offset)
         report.damages.remove(found)
-    damages = [] if inherited is None else [each for each in inherited.damages if each is not found]
+    damages = [] if inherited is None else [damage for damage in inherited.damages if damage is not found]
     segment.inherited = Inherited(size, closed=True)
     segment.inherited.damages = [*damages, ending]
     if segment.index.positions:

@@ -76,7 +76,7 @@ def end_at_hole(
     size = segment.file_size() if there else 0
     if not _readable_behind(segment, hole, size, later):
         return
-    aside = [_set_segment_aside(each, report, fs) for each in reversed(later)]
+    aside = [_set_segment_aside(after, report, fs) for after in reversed(later)]
     if there and size > hole.position:
         aside.append(_set_end_aside(segment.path, hole.position, size, fs))
     sync_folder(segment.path.parent, fs)
@@ -88,7 +88,7 @@ def end_at_hole(
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),
     )
-    gone = {segment.path, *(each.path for each in later)}
+    gone = {segment.path, *(after.path for after in later)}
     report.damages = [damage for damage in report.damages if damage.path not in gone]
     ended, is_torn = _ended(segment, hole, config, files, report, closed=bool(later))
     segments[number:] = ended
@@ -106,7 +106,7 @@ def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | N
 
 
 def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[Segment]) -> bool:
-    if any(each.size for each in later) or hole.position + (hole.length or 0) < size:
+    if any(after.size for after in later) or hole.position + (hole.length or 0) < size:
         return True
     if not size:
         return False

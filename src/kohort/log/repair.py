@@ -33,11 +33,11 @@ def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
     Raises:
         OSError: the disk failed; every file is as it was, or repaired.
     """
-    for each in found:
-        if each.kind == "index":
-            yield each, _set_index_aside(each)
-    records = sorted((each for each in found if each.kind == "records"), key=_place)
-    for path, group in groupby(records, key=lambda each: each.damage.path):
+    for finding in found:
+        if finding.kind == "index":
+            yield finding, _set_index_aside(finding)
+    records = sorted((finding for finding in found if finding.kind == "records"), key=_place)
+    for path, group in groupby(records, key=lambda finding: finding.damage.path):
         yield from _repair_file(path, list(group))
 
 
@@ -77,12 +77,12 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
         path.parent.mkdir()
         sync_folder(path.parent.parent)
     with temporary.open("wb") as out:
-        for each in found:
-            damage = each.damage
+        for finding in found:
+            damage = finding.damage
             length = damage.length or 0
             _copy(path, position, damage.position, out.fileno())
-            done.append((each, _set_aside(path, damage.position, length) if length else None))
-            os.write(out.fileno(), _filler(each))
+            done.append((finding, _set_aside(path, damage.position, length) if length else None))
+            os.write(out.fileno(), _filler(finding))
             position = damage.position + length
         _copy(path, position, size, out.fileno())
         os.fsync(out.fileno())

@@ -457,7 +457,7 @@ class LogStore:
                 settled = settled and known.configs is topic.configs
         if draft.topics:
             self._commit(draft.topics, draft.logs, settled=settled)
-        return [draft.topics.get(each.name, each) if isinstance(each, Topic) else each for each in found]
+        return [draft.topics.get(topic.name, topic) if isinstance(topic, Topic) else topic for topic in found]
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """What `create_topic` would refuse, without creating (`validate_only`)."""
@@ -580,7 +580,7 @@ class LogStore:
         topics = {name: self.topics[name] for name in self.unseen(journal)}
         if topics:
             left = {
-                n: replace(t, unseen=tuple(each for each in t.unseen if each != journal)) for n, t in topics.items()
+                n: replace(t, unseen=tuple(shard for shard in t.unseen if shard != journal)) for n, t in topics.items()
             }
             self._catalog.put(left)
 

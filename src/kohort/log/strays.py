@@ -66,7 +66,7 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
 def step_aside(path: Path) -> Path:
     """Give a folder that is in the way and none of ours a free name; returns that."""
     names = (f"{path.name}{number}{STRAY}" for number in ("", *(f".{n}" for n in range(1, 1_000_000))))
-    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    free = next(candidate for candidate in map(path.with_name, names) if not os.path.lexists(candidate))
     os.rename(path, free)
     return free
 

@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topics, groups and the broker can be altered, of the broker's settings those that Kafka can alter too. Versions:
-DescribeConfigs 1 names sources and synonyms, 3 types and documentation.
+Settings of topics, groups and the broker can be altered; of the broker's settings only those that are dynamic in Kafka
+too. Versions: DescribeConfigs 1 adds sources and synonyms, 3 types and documentation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("kohort.broker")
 
 
 class Resource(IntEnum):
-    """What a configuration belongs to, by the numbers of the protocol."""
+    """Kinds of resources with settings, with the protocol's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -55,7 +55,7 @@ _Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
 
 def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
-    """The settings of topics, this broker, and groups."""
+    """Describe the settings of topics, this broker, and groups."""
     message, version = request.message, request.version
     results = []
     for resource in message.resources:
@@ -106,7 +106,7 @@ def _described(
         value=entry.value,
         read_only=entry.read_only,
         config_source=entry.source,
-        synonyms=[_Synonym(name=each.name, value=each.value, source=each.source) for each in entry.synonyms]
+        synonyms=[_Synonym(name=synonym.name, value=synonym.value, source=synonym.source) for synonym in entry.synonyms]
         if synonyms
         else [],
     )
@@ -117,32 +117,34 @@ def _described(
 
 
 def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
-    """Replace all settings of a resource."""
+    """Replace all settings of resources."""
     message = request.message
 
     def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
         configs = {}
-        for each in resource.configs:
-            if each.value is None:
-                raise InvalidInputError(f"{each.name} is null")
-            configs[each.name] = each.value
+        for config in resource.configs:
+            if config.value is None:
+                raise InvalidInputError(f"{config.name} is null")
+            configs[config.name] = config.value
         _store(node, resource, configs, message.validate_only)
 
     make = AlterConfigsResponse.AlterConfigsResourceResponse
-    return AlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
+    return AlterConfigsResponse(responses=[_changed(resource, change, make) for resource in message.resources])
 
 
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
 ) -> IncrementalAlterConfigsResponse:
-    """Set, delete, append to or subtract from single settings."""
+    """Set, delete, append to or subtract from single settings of resources."""
     message = request.message
 
     def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
         _store(node, resource, _altered(node, resource), message.validate_only)
 
     make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    return IncrementalAlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
+    return IncrementalAlterConfigsResponse(
+        responses=[_changed(resource, change, make) for resource in message.resources]
+    )
 
 
 def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -> A:
@@ -180,34 +182,34 @@ def _explicit(node: Node, resource: Named) -> dict[str, str]:
 
 def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
     configs = _explicit(node, resource)
-    if len({each.name for each in resource.configs}) < len(resource.configs):
+    if len({config.name for config in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
     of_broker = resource.resource_type == Resource.BROKER
     entries = broker_entries(node) if of_broker else _entries(node, resource)
     in_effect = {entry.name: entry for entry in entries}
-    for each in resource.configs:
+    for config in resource.configs:
         if of_broker:
-            node.live.check_key(resource.resource_name, each.name)
-        if each.config_operation == DELETE:
-            configs.pop(each.name, None)
+            node.live.check_key(resource.resource_name, config.name)
+        if config.config_operation == DELETE:
+            configs.pop(config.name, None)
             continue
-        if each.value is None:
-            raise InvalidInputError(f"{each.name} is null")
-        if each.config_operation == SET:
-            configs[each.name] = each.value
+        if config.value is None:
+            raise InvalidInputError(f"{config.name} is null")
+        if config.config_operation == SET:
+            configs[config.name] = config.value
             continue
-        if each.config_operation not in (APPEND, SUBTRACT):
-            raise InvalidInputError(f"there is no operation {each.config_operation}")
-        entry = in_effect.get(each.name)
+        if config.config_operation not in (APPEND, SUBTRACT):
+            raise InvalidInputError(f"there is no operation {config.config_operation}")
+        entry = in_effect.get(config.name)
         if entry is not None and entry.type != Type.LIST:
-            raise InvalidInputError(f"{each.name} is no list", ErrorCode.INVALID_CONFIG)
-        words = [word for word in configs.get(each.name, (entry and entry.value) or "").split(",") if word]
-        given = [word.strip() for word in each.value.split(",")]
-        if each.config_operation == APPEND:
+            raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
+        words = [word for word in configs.get(config.name, (entry and entry.value) or "").split(",") if word]
+        given = [word.strip() for word in config.value.split(",")]
+        if config.config_operation == APPEND:
             words += [word for word in given if word not in words]
         else:
             words = [word for word in words if word not in given]
-        configs[each.name] = ",".join(words)
+        configs[config.name] = ",".join(words)
     return configs
 
 
@@ -235,7 +237,7 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
-    """The resources that have settings of their own."""
+    """Return the resources that have settings of their own."""
     types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
     if not {*types} <= {*Resource}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)

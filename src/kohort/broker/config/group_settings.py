@@ -1,4 +1,4 @@
-"""Settings of single groups (`consumer.heartbeat.interval.ms` and others), stored in a small file of the data folder."""
+"""Settings of single groups (`consumer.heartbeat.interval.ms` and others), stored in the data folder."""
 
 from __future__ import annotations
 

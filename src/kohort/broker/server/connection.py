@@ -92,7 +92,7 @@ class ClientSession:
         return 0 if self._is_new else self._within_lease(classic_hold_ms(mode, self.software and self.software[0]))
 
     def patience(self, mode: str) -> Patience:
-        """Return the client's tolerance for delayed heartbeats in a consumer group. `mode` is `group.notify.at.once`."""
+        """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
         tolerance = patience(mode, self.software and self.software[0])
         return tolerance._replace(hold_ms=0 if self._is_new else self._within_lease(tolerance.hold_ms))
 

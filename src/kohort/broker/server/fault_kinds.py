@@ -15,7 +15,7 @@ class Fault:
 
     Attributes:
         api: Kafka's API name, such as "JoinGroup", or a push frame's, such as "RegisterConsumer"; None: any. For
-            requests to a consumer ("Ping", "Stop", "Start"), handling means sending, and the response is the consumer's.
+            requests to a consumer ("Ping", "Stop", "Start"), handling means sending, and the consumer responds.
         action: "fail" responds with `error` only; "delay" handles the request after `delay_ms`; "drop" neither handles
             nor responds; "drop_reply" handles without a response; "hold" and "hold_reply" wait at the barrier before
             handling, or before the response; "close" closes the connection without handling; "close_after" handles,
