@@ -1,4 +1,4 @@
-"""Looking a stopped data folder through, checksums too. Nothing is changed: see `repair` for that."""
+"""Offline verification of a data folder, including checksums. Nothing is changed; `repair` does that."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from kohort.log.recovery import OpenOptions
 from kohort.log.results import OpenFile
 
 Progress = Callable[[int], None]
-"""Is told of bytes that were looked through."""
+"""Callback that takes the number of bytes that were checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One thing that is wrong.
+    """One defect.
 
     Attributes:
-        partition: `<topic>-<partition>`, "" for a file of the whole folder.
-        damage: where, and which offsets are lost by it; none where only an index or the like is damaged.
-        epoch: the leader epoch of what was there.
-        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at
-            all).
+        partition: `<topic>-<partition>`; "" for a file of the whole folder.
+        damage: the position, and the offsets lost; none are lost if only an index or a similar file is damaged.
+        epoch: the leader epoch of the damaged records.
+        kind: "records" (a range of a log file), "index" (can be rebuilt), or "file" (can't be opened at all).
     """
 
     partition: str
@@ -45,17 +44,17 @@ class Found:
 
     @property
     def lost(self) -> int | None:
-        """How many offsets can't be read for it; None: not known."""
+        """The number of offsets that can't be read; None: unknown."""
         damage = self.damage
         return None if damage.next_offset is None else max(0, damage.next_offset - damage.first_offset)
 
 
 @dataclass(slots=True)
 class Report:
-    """What a look through a folder found.
+    """The result of a check.
 
     Attributes:
-        notes: what is odd and no damage, in sentences.
+        notes: irregularities that are no damage, in sentences.
     """
 
     partitions: int = 0
@@ -67,10 +66,10 @@ class Report:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a data folder that no broker uses, without changing anything in it.
+    """Lock a data folder that no broker uses, without changing anything in it.
 
     Raises:
-        InvalidInputError: a broker uses it, or it is no data folder.
+        InvalidInputError: a broker uses the folder, or it is no data folder.
     """
     if not (path / folder.META).exists() and not (path / CATALOG).exists():
         raise InvalidInputError(f"{path} is no data folder of a broker: it has no {folder.META}")
@@ -91,12 +90,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def log_bytes(path: Path) -> int:
-    """Bytes of all log files of a data folder: what there is to look through."""
+    """Return the size of all log files of a data folder, which is the amount to check."""
     return sum(file.stat().st_size for file in path.glob("*/*.log") if file.is_file())
 
 
 class FolderCheck:
-    """Looks through a data folder that is `locked`."""
+    """A check of a data folder that is `locked`."""
 
     def __init__(self, path: Path, progress: Progress = lambda _: None) -> None:
         self.path = path
@@ -128,7 +127,7 @@ class FolderCheck:
         self.report.found.append(Found(partition, Damage(path, 0, None, 0, 0, reason), kind))
 
     def run(self) -> Report:
-        """Look at every partition: of the catalog's topics, or of every folder that looks like one."""
+        """Check every partition: those of the catalog's topics, or of every folder that looks like one."""
         if self._topics is not None:
             known = [f"{topic.name}-{number}" for topic in self._topics.values() for number in range(topic.partitions)]
         else:
@@ -141,7 +140,7 @@ class FolderCheck:
         return self.report
 
     def options(self, tp: TopicPartition) -> OpenOptions:
-        """What is known of a partition beside its own files."""
+        """Return the checkpoints' knowledge about a partition."""
         return OpenOptions(
             clean=self.clean,
             verified_offset=None if self._kept_running else (self._points or {}).get(tp, 0),
@@ -169,7 +168,7 @@ class FolderCheck:
 
 
 class PartitionCheck:
-    """Looks through the files of one partition."""
+    """A check of the files of one partition."""
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
         self.path = path
@@ -183,9 +182,10 @@ class PartitionCheck:
         self._options = options
 
     def run(self, progress: Progress) -> None:
-        """Look at each segment, and at what lies beside.
+        """Check each segment and the other files.
 
-        A folder comes with the first record: without any there is none.
+        The folder is created with the first record: an empty partition has none.
+
         """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []
@@ -216,7 +216,7 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _tell_hole(self) -> None:
-        """Say where a start would end the log (`unsynced.py`)."""
+        """Add a note if a broker would truncate the log at its next start (`recovery.end_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
@@ -304,7 +304,7 @@ class PartitionCheck:
     def _end(
         self, file: OpenFile, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int
     ) -> None:
-        """What the end of a segment's file is: whole, torn or damaged."""
+        """Classify the end of a segment's file: complete, torn or damaged."""
         if rules.limit is not None:
             if last is not None:
                 self._records(last, "records")

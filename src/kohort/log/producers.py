@@ -1,7 +1,7 @@
-"""What a partition knows of idempotent producers: their last batches, their open transactions.
+"""The state of idempotent producers in a partition: their last batches and their open transactions.
 
-Source: KIP-98, "Idempotent producer guarantees"; Kafka remembers five batches because that is the most that its
-producers keep in flight.
+Source: KIP-98, "Idempotent producer guarantees". Kafka remembers five batches, because its producers keep at most five
+in flight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class Written(NamedTuple):
-    """One batch of a producer that is in the log."""
+    """One batch of a producer in the log."""
 
     first_sequence: int
     last_sequence: int
@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
 
 class Producer:
-    """One producer id, as this partition knows it; `seen_ms` is the wall clock of its last append."""
+    """The state of one producer id in this partition. `seen_ms` is the wall-clock time of its last append."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
 
@@ -59,17 +59,17 @@ class Producers:
         self._limit = limit
         self.by_id: dict[int, Producer] = {}
         self.open_transactions: dict[int, int] = {}
-        """Producer id to first offset; ascending, because transactions are added as they start."""
+        """Producer id to first offset. Ascending, because transactions are added when they start."""
 
     def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> Written | None:
-        """Whether these batches may be appended.
+        """Check whether batches may be appended.
 
         Args:
-            headers: of one append, in order.
-            sequences: check sequence numbers, not only epochs.
+            headers: the headers of one append, in order.
+            sequences: whether to check sequence numbers, not only epochs.
 
         Returns:
-            The batch in the log that the only batch of the append repeats, or None.
+            The batch in the log that the only batch of the append duplicates, or None.
 
         Raises:
             KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
@@ -123,7 +123,7 @@ class Producers:
         return error_for(code, f"{self._name}: {text}")
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """A data batch of a producer is in the log at `base_offset`."""
+        """Record that a data batch of a producer is in the log at `base_offset`."""
         producer_id = header.producer_id
         producer = self.by_id.get(producer_id)
         if producer is None:
@@ -147,7 +147,7 @@ class Producers:
         return producer
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Whether a transaction marker may be appended.
+        """Check whether a transaction marker may be appended.
 
         Raises:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
@@ -167,7 +167,11 @@ class Producers:
             )
 
     def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
-        """A marker is in the log; the first offset of the transaction that it ends, -1 if it ends none."""
+        """Record that a marker is in the log.
+
+        Returns:
+            The first offset of the transaction that it ends, -1 if it ends none.
+        """
         producer = self.by_id.get(producer_id)
         if producer is None:
             producer = self._add(producer_id, epoch, now_ms)
@@ -182,20 +186,20 @@ class Producers:
         return first
 
     def first_open_offset(self) -> int | None:
-        """Where the earliest open transaction starts."""
+        """Return the start of the earliest open transaction, or None."""
         for offset in self.open_transactions.values():
             return offset
         return None
 
     def expire(self, before_ms: int) -> int:
-        """Forget producers that were idle since `before_ms`; returns how many."""
+        """Forget producers that were idle since `before_ms`; return how many."""
         idle = [i for i, p in self.by_id.items() if p.seen_ms < before_ms and p.first_open_offset < 0]
         for producer_id in idle:
             del self.by_id[producer_id]
         return len(idle)
 
     def recall(self, header: BatchHeader) -> None:
-        """A batch from before the snapshot that was taken over, which holds only the last of each producer."""
+        """Add a batch from before the loaded snapshot, which has only the last batch of each producer."""
         producer = self.by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             return
@@ -209,7 +213,7 @@ class Producers:
         self.open_transactions.clear()
 
     def write_snapshot(self, path: Path, fs: FileSystem = SYSTEM) -> None:
-        """Write Kafka's producer snapshot: per producer its last batch and its open transaction."""
+        """Write Kafka's producer snapshot: each producer's last batch and open transaction."""
         body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
         data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
         temporary = path.with_name(path.name + ".tmp")
@@ -232,7 +236,11 @@ class Producers:
             )
 
     def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
-        """Take over a snapshot; False (and nothing known) if the file is damaged."""
+        """Load a snapshot.
+
+        Returns:
+            False, with no producers, if the file is damaged.
+        """
         self.clear()
         data = read_file(path, fs)
         body = data[_SNAPSHOT_HEAD.size :]

@@ -1,7 +1,7 @@
-"""Repairing what `check` found: damaged bytes are set aside beside their file, empty batches take their offsets.
+"""Repair of defects that `check` found: damaged bytes are moved to separate files and replaced by empty batches.
 
-An empty batch is what compaction leaves of a batch without records: it has offsets and no records, so that offsets go
-on rising and readers go on. Nothing is deleted.
+Compaction leaves the same kind of empty batch: it has offsets but no records, so that offsets stay continuous and
+readers can continue. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _FILES = 8
 
 
 def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
-    """Repair one thing after the other; what is not yielded can't be repaired here.
+    """Repair one defect after the other. Defects that are not yielded can't be repaired.
 
     Yields:
-        What was repaired, and the file in which its bytes are now; None if there were none.
+        The repaired defect, and the file with its former bytes; None if there were none.
 
     Raises:
-        OSError: the disk failed; every file is as it was, or repaired.
+        OSError: the disk failed. Each file is either unchanged or repaired.
     """
     for finding in found:
         if finding.kind == "index":
@@ -59,7 +59,7 @@ def _set_index_aside(found: Found) -> Path:
 
 
 def _free_name(path: Path) -> Path:
-    """`path`, or with a number where that is taken: what an earlier repair set aside stays."""
+    """Return `path`, or a name with a number if it exists: files of earlier repairs are kept."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -68,7 +68,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | None]]:
-    """Write the file anew without its damaged stretches, then put it in the place of the old one."""
+    """Write the file again without its damaged ranges, then replace the old one."""
     done: list[tuple[Found, Path | None]] = []
     temporary = path.with_name(path.name + ".tmp")
     size = path.stat().st_size if path.exists() else 0
@@ -120,7 +120,7 @@ def _copy(path: Path, begin: int, end: int, target: int) -> None:
 
 
 def _filler(found: Found) -> bytes:
-    """A batch without records that takes the offsets lost; nothing where none are, or where the log ends."""
+    """Return an empty batch that covers the lost offsets; nothing if there are none, or at the log's end."""
     damage = found.damage
     if damage.next_offset is None or damage.next_offset <= damage.first_offset:
         return b""

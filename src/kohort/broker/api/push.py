@@ -130,7 +130,7 @@ def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
 def event_of(
     host: GroupHost, connection: Connection, asked: RegisterConsumerRequest, topics: TopicCount
 ) -> events.RegisterConsumer:
-    """The group coordinator's event."""
+    """Return the coordinator's event for a registration."""
     client = connection.client
     return events.RegisterConsumer(
         request=host.token(),

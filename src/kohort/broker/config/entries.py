@@ -61,7 +61,7 @@ UNSET = {
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One of the settings that a value could come from."""
+    """One of the settings that a value may come from."""
 
     name: str
     value: str | None

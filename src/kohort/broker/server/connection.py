@@ -98,7 +98,7 @@ class ClientSession:
 
     @property
     def _is_new(self) -> bool:
-        """Whether nothing of a group has come yet: who comes back on a new connection has waited for an answer."""
+        """Whether no group request has arrived yet: a client that reconnected has already waited for a response."""
         return not self.shards
 
     def _within_lease(self, hold_ms: int) -> int:
@@ -537,12 +537,12 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """The peer's address for log lines."""
+        """The client's address for log lines."""
         return f"{self.peer[0]}:{self.peer[1]}"
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way in either direction."""
+        """Whether nothing is in progress in either direction."""
         return not self.pending and not self._outgoing.size
 
     # -- requests

@@ -58,7 +58,7 @@ Handler: TypeAlias = Callable[[H, Request[Q]], A | None]
 
 @dataclass(frozen=True, slots=True)
 class Handled(Generic[H_contra]):
-    """A request and its handler, on hosts of one kind."""
+    """A request class and its handler, for one kind of host."""
 
     request: type[Message]
     handler: Callable[[H_contra, Request[Any]], Message | None]
