@@ -494,7 +494,7 @@ class GroupHost:
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
         """Query topics or groups of another system. A host that has them all itself never gets such a question."""
-        log.error("there is nobody to ask: %s", question)
+        log.error("no outside source can answer: %s", question)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Report that offsets can't be looked up: a process without a store can't read partitions."""

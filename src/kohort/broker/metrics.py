@@ -348,8 +348,6 @@ class Metrics:
 # -- Prometheus exporter
 #
 # A scrape asks the loop for a snapshot and formats it on its own thread, so that it delays no request.
-#
-# A scrape asks the loop for a snapshot and turns it into text on its own thread, so that it holds up no request.
 
 Timed: TypeAlias = Literal["rebalance", "standstill", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {

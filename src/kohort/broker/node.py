@@ -38,9 +38,6 @@ from kohort.wire.discovery import ApiVersionsResponse
 #
 # Kafka compresses in the request thread. Here the event loop serves all clients, so a worker thread compresses. Later
 # batches of the same partition wait, so that producer sequences stay in order.
-#
-# Kafka compresses in the thread of the request. Here the loop serves everyone, so that a thread does, and what comes
-# for the same partition meanwhile waits behind it: sequences of producers keep their order.
 
 log = logging.getLogger("kohort.broker")
 
@@ -244,7 +241,7 @@ class Node(GroupHost):
     def _maintain(self) -> None:
         late_s = self.loop.time() - self._maintenance_due
         if late_s >= STANDSTILL_S:
-            log.warning("this broker stood still for %.1f s or longer: clients may have given up waiting", late_s)
+            log.warning("event loop blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:
             busy = self.store.maintain(time.time_ns() // 1_000_000)

@@ -33,7 +33,7 @@ from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
-# After a power loss the log is truncated at the first damage after the last fsync
+# -- Truncation after a power loss: at the first damage after the last fsync
 #
 # Any part after the fsync may be lost, so readable batches may follow a hole. Kafka also recovers each segment from the
 # recovery point on, and ends the log at the first invalid batch. Kafka deletes the rest; here it is kept in separate
@@ -451,9 +451,9 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
     The name of a swap file is `<base offset>-<end offset>.log.swap`. May be called again after a failure. Each step is
     fsynced before the next:
 
-    1. the swap file's name;
-    2. the removal of the old files, and the new indexes;
-    3. the renaming of the swap file to the first segment.
+    1. The swap file gets its name.
+    2. The old files are removed, and the new indexes are written.
+    3. The swap file is renamed to the first segment.
 
     After a power loss there is thus exactly one version, with an index for its gaps. A swap file never reappears beside
     that of a later compaction.
@@ -485,7 +485,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
 def load_producers(
     path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int, fs: FileSystem = SYSTEM
 ) -> int:
-    """Take over the newest sound snapshot and replay the batches behind it."""
+    """Load the newest valid snapshot, and replay the batches after it; return its offset, -1 if there is none."""
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()
@@ -571,7 +571,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             raise CorruptDataError(f"the file does not know of epoch {newest}")
         return known
     except (CorruptDataError, ValueError) as error:
-        log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
+        log.warning("%s: rebuilding leader epochs from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
         for batch in segment.scan(0, skip=True):

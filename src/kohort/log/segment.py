@@ -299,7 +299,7 @@ class SegmentFile:
         if not fits or (not self.index.positions and self.size > self._interval):
             self.look_through()
             if not fits or self.index.positions:
-                log.warning("%s: its index was missing or wrong, and was made again", self.name)
+                log.warning("%s: index rebuilt: it was missing or wrong", self.name)
 
     @property
     def name(self) -> str:

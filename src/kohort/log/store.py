@@ -354,7 +354,7 @@ class LogStore:
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
             log.warning(
-                "%s: cut off %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
+                "%s: truncated %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
             )
         self._logs[tp] = opened
 
@@ -452,7 +452,7 @@ class LogStore:
         unseen: Callable[[], tuple[int, ...]] = tuple,
         validate_only: bool = False,
     ) -> Steps[list[Topic | KafkaError]]:
-        """Draft the topics one after the other, with the logs of their new partitions, then commit all to the catalog."""
+        """Draft topics one after the other, with the logs of their new partitions, then commit all to the catalog."""
         found: list[Topic | KafkaError] = []
         draft: Draft[PartitionLog] = Draft()
         defaults = self.defaults

@@ -1,8 +1,8 @@
 """Fetch: batches are sent as they are stored in the log.
 
-Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the last fetched epoch and the leader in errors. 13 topic
-ids, 15 the replica's state, 16 endpoints of leaders. 17 directory ids and 18 the high watermark of a replica have no
-meaning here.
+Versions: 4 adds read_committed, 7 sessions, 9 leader epochs. 12 adds the last fetched epoch, and the leader in errors.
+Version 13 adds topic ids, 15 the replica's state, 16 endpoints of leaders. Directory ids (17) and the high watermark of
+a replica (18) have no meaning here.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
         # No response was requested, so only closing the connection makes the client refresh its metadata.
-        log.info("%s: records sent without asking for an answer were refused; closing", request.name)
+        log.info("%s: records with acks=0 rejected; closing the connection", request.name)
         request.connection.close()
     else:
         request.skip()

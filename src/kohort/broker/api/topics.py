@@ -249,7 +249,9 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                 except KafkaError as error:
                     result.error_code = error.code
                 except OSError as error:  # others of the request may have been moved
-                    log.error("the start of %s-%d could not be moved: %s", topic.name, part.partition_index, error)
+                    log.error(
+                        "log start offset of %s-%d could not be advanced: %s", topic.name, part.partition_index, error
+                    )
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             parts.append(result)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=parts))

@@ -54,7 +54,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if error is None:
             plans[name] = node.topics.plan_on_use(name)
         else:
-            log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
+            log.info("topic not created automatically: %s: %s", error.message, request.name)
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}

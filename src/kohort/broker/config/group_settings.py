@@ -98,5 +98,5 @@ class GroupSettingsFile:
             try:
                 found[group] = self.check(configs)
             except InvalidInputError as error:
-                log.warning("the settings of group %s are not used: %s", group, error.message)
+                log.warning("[group %s] settings ignored: %s", group, error.message)
         return found

@@ -78,7 +78,7 @@ class LiveSettings:
             try:
                 _parsed(key, altered[key])
             except InvalidInputError as error:
-                log.warning("%s: not used: %s", self._path, error.message)
+                log.warning("%s: altered setting ignored: %s", self._path, error.message)
                 del altered[key]
 
     def _take_effect(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kohort.errors import InvalidInputError
 
-# Kafka's broker settings without effect here, so that the broker starts with files that contain them
+# -- Kafka's broker settings without effect here: files that contain them are accepted
 #
 # Each tunes a part of Kafka that kohort lacks. A setting whose absence would matter (an authorizer, a limit) is not
 # listed here: `_CHECKS` rejects it. Source: the broker configuration of Kafka 4.4.0, by `KafkaConfig.configDef`. For

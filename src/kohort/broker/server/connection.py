@@ -271,11 +271,9 @@ class PlainTransport:
         self._sock.close()
 
 
-# -- Outgoing bytes of a connection, in order
+# -- Outgoing bytes of a connection
 #
 # Log bytes are never held in memory: they are read from their file when the transport accepts them.
-#
-# Log bytes are never held in memory: they are read from their file when the transport takes them.
 
 GATHER_BYTES = 1 << 18
 """One send offers at least this much if available. Larger sends gain nothing."""
@@ -374,13 +372,11 @@ class Outgoing:
             parts.popleft()
 
 
-# -- Reversed connections of the push protocol: the broker sends requests, the client's frames are responses
+# -- Reversed connections of the push protocol
 #
-# These frames have no correlation ids: each incoming frame answers the oldest unanswered request. Registration of a
-# push consumer reverses its connection. Earlier requests are still answered first.
-#
-# Neither have numbers to be matched by: each frame in answers the oldest frame out that is not answered yet. A push
-# protocol turns the connection on which a client registers; what was asked before is answered as ever, and first.
+# The broker sends requests on them, and the client responds. These frames have no correlation ids: each incoming frame
+# answers the oldest unanswered request. The registration of a push consumer reverses its connection. Earlier requests
+# are still answered first.
 
 UNANSWERED_MAX = 64
 """The most unanswered requests to a client, which bounds memory. The coordinator should have evicted such a client."""

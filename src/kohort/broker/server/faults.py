@@ -187,7 +187,7 @@ class Faults:
 
 
 def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
-    why = "a fault on purpose"
+    why = "injected fault"
     if isinstance(request, Request):
         request.reply(refusal(request, error, why))
     else:

@@ -25,8 +25,6 @@ from kohort.wire.push import (
 #
 # They have no correlation id and no version. An error is sent if the response has an error field; then the connection
 # is closed.
-#
-# It has no correlation id and no version. An error that its answer can hold is told, then the connection ends.
 
 log = logging.getLogger("kohort.broker")
 

@@ -41,7 +41,7 @@ from kohort.log.markers import Marker
 from kohort.wire.batch import parse_header
 from kohort.wire.schema import Buffer
 
-# Producer ids: unique, also across restarts and power losses
+# -- Producer ids: unique, also across restarts and power losses
 #
 # A block of ids is reserved on disk before its first id is used.
 
