@@ -19,7 +19,7 @@ class Coordinated(IntEnum):
     TRANSACTION = 1
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """One node, with the address that a particular client connection must use."""
 
     node_id: int
@@ -28,14 +28,14 @@ class Place(NamedTuple):
     rack: str | None = None
 
 
-NOWHERE = Place(-1, "", -1)
+NOWHERE = Endpoint(-1, "", -1)
 
 
 Leader: TypeAlias = tuple[int, int, list[int], list[int]]
 """A partition's leader: node id, leader epoch, replicas and in-sync replicas."""
 
 
-class Places(Protocol):
+class Endpoints(Protocol):
     """The roles of the nodes in this cluster. Addresses are reachable from the client of the given connection."""
 
     @property
@@ -46,13 +46,13 @@ class Places(Protocol):
     def is_here(self, cluster_id: str, node_id: int) -> bool:
         """Return whether this is the node that a client wants to reach. Source: KIP-1242."""
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Return all nodes that clients should know."""
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Return the coordinator of a group or transactional id, or an error code if it can't be determined."""
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         """Return the coordinator of a push group, and all coordinators of push groups.
 
         Args:
@@ -65,7 +65,7 @@ class Places(Protocol):
         """Return the leaders of an existing topic's partitions."""
 
 
-class OnePlace:
+class SingleBrokerEndpoints:
     """The endpoints of a single broker, which leads all partitions and coordinates everything."""
 
     def __init__(self, live: LiveSettings, store: LogStore, port: int) -> None:
@@ -89,15 +89,15 @@ class OnePlace:
         """Return whether these are the ids of this cluster and this broker."""
         return (cluster_id, node_id) == (self.cluster_id, self._me[0])
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Return this broker."""
         return (self._place(connection),)
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place:
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint:
         """Return this broker, which coordinates every group and transactional id."""
         return self._place(connection)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place, Sequence[Place]]:
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint, Sequence[Endpoint]]:
         """Return this broker, twice."""
         place = self._place(connection)
         return place, (place,)
@@ -112,8 +112,8 @@ class OnePlace:
             leaders.append((node, 0 if log is None else log.leader_epoch, me, me))
         return leaders
 
-    def _place(self, connection: Connection) -> Place:
+    def _place(self, connection: Connection) -> Endpoint:
         """Return this broker at its advertised address, or at the address that the client connected to."""
         config = self._live.broker
         host = config.advertised_host or connection.local[0]
-        return Place(self._me[0], host, config.advertised_port or self._port, config.rack)
+        return Endpoint(self._me[0], host, config.advertised_port or self._port, config.rack)

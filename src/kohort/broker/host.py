@@ -25,9 +25,9 @@ from zlib import crc32
 
 from kohort.broker.authorization import Right
 from kohort.broker.driver import LoopDriver
-from kohort.broker.endpoints import Places
+from kohort.broker.endpoints import Endpoints
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, Turned
+from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, ServerRequests
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.shards import GroupShards
@@ -74,7 +74,7 @@ Asks: TypeAlias = PingConsumer | StopConsumer | StartConsumer
 KINDS = {Asking.PING: PushType.PING, Asking.STOP: PushType.STOP, Asking.START: PushType.START}
 
 
-class AskedFrame:
+class ServerRequest:
     """A server request to a push consumer, from its creation until the consumer's answer: the counterpart of `Request`.
 
     Attributes:
@@ -141,7 +141,7 @@ class AskedFrame:
             self.send([ErrorResponse(error).encode()])
 
 
-class Registered(NamedTuple):
+class PushRegistration(NamedTuple):
     """A connection on which a push consumer has registered.
 
     Attributes:
@@ -149,7 +149,7 @@ class Registered(NamedTuple):
     """
 
     connection: Connection
-    turned: Turned
+    turned: ServerRequests
     group_id: str
     right: Right | None
 
@@ -157,19 +157,19 @@ class Registered(NamedTuple):
 class PushedConsumers:
     """The connections of registered push consumers, by connection number."""
 
-    def __init__(self, groups: GroupShards, places: Places, metrics: Metrics, faults: Faults) -> None:
+    def __init__(self, groups: GroupShards, places: Endpoints, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
         self._places = places
         self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
         self._faults = faults
-        self._by_number: dict[int, Registered] = {}
+        self._by_number: dict[int, PushRegistration] = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
         """Register a consumer on a connection: all later frames from it are answers."""
-        self._by_number[connection.client.number] = Registered(connection, connection.turn_round(), group_id, right)
+        self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
 
     def dismiss(self, index: int) -> None:
         """Close the connections of a shard's groups, so that consumers rejoin at once and not only after a timeout."""
@@ -210,10 +210,10 @@ class PushedConsumers:
         log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
         connection.finish()
 
-    def _ask(self, to: Registered, value: Asks, asking: Asking, body: bytes) -> None:
+    def _ask(self, to: PushRegistration, value: Asks, asking: Asking, body: bytes) -> None:
         connection = to.connection
         answer = partial(self._take, to, value, asking)
-        asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
+        asked = ServerRequest(KINDS[asking], connection, value, self._figures[asking], answer)
 
         def run() -> None:
             if connection.closed:
@@ -231,7 +231,7 @@ class PushedConsumers:
         leaders = self._places.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, by: Registered, value: Asks, asked: Asking, frame: Frame) -> None:
+    def _take(self, by: PushRegistration, value: Asks, asked: Asking, frame: Frame) -> None:
         """Pass a consumer's answer to its group's shard.
 
         If the consumer is no longer authorized, drop the answer and close the connection.
@@ -282,7 +282,7 @@ def read_answer(value: Asks, connection: int, asked: Asking, frame: Frame) -> Co
     return ConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
 
 
-class Dividers:
+class AssignmentThreads:
     """Single-threaded executors that compute assignments of push groups. A group always uses the same one.
 
     A group whose assignor hangs holds up those of its queue and no others. Source: spec 4.9.
@@ -375,7 +375,7 @@ class GroupHost:
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         topics: Callable[[GroupShards], KnownTopics],
-        places: Places,
+        places: Endpoints,
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
@@ -409,7 +409,7 @@ class GroupHost:
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
-        self._dividers = Dividers(config.push_rebalance_threads)
+        self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
 
     def token(self) -> int:

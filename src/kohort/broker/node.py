@@ -17,13 +17,13 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.config.users import Users
-from kohort.broker.endpoints import OnePlace
+from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
-from kohort.broker.slices import Turns
+from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.errors import CorruptDataError, KafkaError
@@ -151,13 +151,13 @@ class Node(GroupHost):
         self.live = live
         live.listeners.append(self._settings_changed)
         self.host, self.port = address
-        self.waits = Waits(loop)
-        places = OnePlace(live, store, self.port)
+        self.waits = Purgatory(loop)
+        places = SingleBrokerEndpoints(live, store, self.port)
         super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)
         self.id = self.config.node_id
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
-        self.turns = Turns(loop)
+        self.slices = SliceQueue(loop)
         self.recompression = Recompression(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.tell(event.group_id, event)
@@ -264,6 +264,6 @@ class Node(GroupHost):
         if self._maintenance is not None:
             self._maintenance.cancel()
         super().close()
-        self.turns.close()
+        self.slices.close()
         self.recompression.close()
         self.store.close()

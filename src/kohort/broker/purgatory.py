@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from kohort.log import PartitionLog
 
 
-class Wait:
+class WaitingFetch:
     """One waiting fetch."""
 
     __slots__ = ("_done", "logs", "missing", "timer")
@@ -28,18 +28,18 @@ class Wait:
         self._done()
 
 
-class Waits:
+class Purgatory:
     """The waiting fetches, by partition."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._by_log: dict[PartitionLog, dict[Wait, None]] = {}
+        self._by_log: dict[PartitionLog, dict[WaitingFetch, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, wait: Wait, seconds: float) -> None:
+    def add(self, wait: WaitingFetch, seconds: float) -> None:
         """Let a fetch wait for at most this long."""
         self._count += 1
         for log in wait.logs:
@@ -65,7 +65,7 @@ class Waits:
             for wait in list(self._by_log.get(log, ())):
                 self._end(wait)
 
-    def cancel(self, wait: Wait) -> None:
+    def cancel(self, wait: WaitingFetch) -> None:
         """Remove a fetch without an answer, because its client has disconnected."""
         self._remove(wait)
 
@@ -73,11 +73,11 @@ class Waits:
         """Answer all fetches, because the broker is shutting down."""
         self.changed(list(self._by_log))
 
-    def _end(self, wait: Wait) -> None:
+    def _end(self, wait: WaitingFetch) -> None:
         if self._remove(wait):
             wait.finish()
 
-    def _remove(self, wait: Wait) -> bool:
+    def _remove(self, wait: WaitingFetch) -> bool:
         if wait.timer is None:
             return False
         wait.timer.cancel()

@@ -20,7 +20,7 @@ from kohort.broker.metrics import Snapshot
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.framing import Frame
 from kohort.broker.server.listener import Server
-from kohort.broker.server.log import LogLines
+from kohort.broker.server.log import LogThrottle
 from kohort.settings.config import parse_listen
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Serving:
         self._config = config
         self.host, self.port = sock.getsockname()[:2]
         self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
-        self._lines = LogLines()
+        self._lines = LogThrottle()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:
             self._serve_metrics(*parse_listen(config.metrics_listen))
@@ -117,7 +117,7 @@ class Serving:
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
 
     def _report_suppressed(self) -> None:
-        self._lines.say_what_is_missing()
+        self._lines.report_suppressed()
         self._loop.call_later(LEFT_OUT_S, self._report_suppressed)
 
     async def close(self) -> None:

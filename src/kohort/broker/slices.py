@@ -22,7 +22,7 @@ WAITING_MAX = 1_000
 """The most queued jobs. More are rejected with a retriable error, which bounds memory."""
 
 
-class Turns:
+class SliceQueue:
     """A queue of jobs that run one after the other. All methods run on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -89,23 +89,23 @@ def _run_until(steps: Steps[T], until: float) -> tuple[T] | None:
             return None
 
 
-class HasTurns(Protocol):
+class HasSliceQueue(Protocol):
     """A host with a queue of cooperative jobs."""
 
     @property
-    def turns(self) -> Turns: ...
+    def slices(self) -> SliceQueue: ...
 
 
-N = TypeVar("N", bound=HasTurns)
+N = TypeVar("N", bound=HasSliceQueue)
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 
-def in_turn(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
+def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
     def begin(node: N, request: Request[Q]) -> A | None:
-        node.turns.run(handler(node, request), request.reply, request.connection.close)
+        node.slices.run(handler(node, request), request.reply, request.connection.close)
         return None
 
     return begin

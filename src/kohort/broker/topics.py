@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.requests import Request
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode, KafkaError, error_for
@@ -53,7 +53,7 @@ class Topics:
         self,
         store: LogStore,
         default_partitions: int,
-        waits: Waits,
+        waits: Purgatory,
         groups: GroupShards,
     ) -> None:
         self._store = store

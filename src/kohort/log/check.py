@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Defect:
     """One defect.
 
     Attributes:
@@ -60,7 +60,7 @@ class Report:
     partitions: int = 0
     files: int = 0
     bytes: int = 0
-    found: list[Found] = field(default_factory=list)
+    found: list[Defect] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -124,7 +124,7 @@ class FolderCheck:
         return topics
 
     def _add(self, partition: str, path: Path, reason: str, kind: str) -> None:
-        self.report.found.append(Found(partition, Damage(path, 0, None, 0, 0, reason), kind))
+        self.report.found.append(Defect(partition, Damage(path, 0, None, 0, 0, reason), kind))
 
     def run(self) -> Report:
         """Check every partition: those of the catalog's topics, or of every folder that looks like one."""
@@ -174,7 +174,7 @@ class PartitionCheck:
         self.path = path
         self.files = 0
         self.bytes = 0
-        self.found: list[Found] = []
+        self.found: list[Defect] = []
         self.notes: list[str] = []
         self._config = config
         self._epochs = Epochs()
@@ -247,7 +247,7 @@ class PartitionCheck:
 
     def _records(self, damage: Damage, kind: str) -> None:
         low = self._epochs.bounds(damage.first_offset)[0]
-        self.found.append(Found(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
+        self.found.append(Defect(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
 
     def _index(self, path: Path, reason: str) -> None:
         self._records(Damage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")

@@ -22,7 +22,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class FolderOwnership:
     """The ownership of a data folder until `release`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Ownership:
             os.close(self.lock_fd)
 
 
-def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
+def take(path: Path, node_id: int, cluster_id: str | None) -> FolderOwnership:
     """Lock a data folder; create it if it does not exist.
 
     Raises:
@@ -77,7 +77,7 @@ def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
         raise
 
 
-def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None) -> Ownership:
+def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None) -> FolderOwnership:
     words = os.pread(lock_fd, 200, 0).decode(errors="replace").split()
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +94,7 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
         (path / CLEAN).unlink()
         sync_folder(path)
     _write_note(lock_fd, words[1] if same_boot else _RECOVERING)
-    return Ownership(path, lock_fd, fresh, clean, same_boot, meta)
+    return FolderOwnership(path, lock_fd, fresh, clean, same_boot, meta)
 
 
 def _write_note(lock_fd: int, boot_id: str) -> None:

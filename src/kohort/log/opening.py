@@ -14,7 +14,7 @@ from kohort.log.damage import Damage
 from kohort.log.gaps import blamed_by_index, without
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
-from kohort.log.unverified import Inherited
+from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -34,7 +34,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
     except UNUSABLE as error:
         refuse(segment, error, report)
         return report
-    segment.inherited = Inherited(segment.size, closed=True)
+    segment.inherited = UnverifiedBytes(segment.size, closed=True)
     segment.sealed = True
     last = segment.time_index.last_in_file()
     if last is not None and _has_batch(segment, *last):
@@ -51,7 +51,7 @@ def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
     reason = f"the file can't be opened ({error.strerror})"
     damage = Damage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
     segment.readable = False
-    segment.inherited = Inherited(segment.size, closed=True)
+    segment.inherited = UnverifiedBytes(segment.size, closed=True)
     segment.inherited.damages.append(damage)
     segment.inherited.add(0, segment.size)
     report.damages.append(damage)
@@ -113,7 +113,7 @@ def load(
         drop(index.before_offset(verify_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
-    inherited = Inherited(file_size, closed=following is not None)
+    inherited = UnverifiedBytes(file_size, closed=following is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = without(findings, blamed, rules)
@@ -122,7 +122,7 @@ def load(
         index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
         segment.restart(start := 0)
-        inherited = Inherited(file_size, closed=following is not None)
+        inherited = UnverifiedBytes(file_size, closed=following is not None)
         findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
     if last is not None:
@@ -173,7 +173,7 @@ def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
         ending = replace(found, next_offset=end_offset)
         report.damages.remove(found)
     damages = [] if inherited is None else [damage for damage in inherited.damages if damage is not found]
-    segment.inherited = Inherited(size, closed=True)
+    segment.inherited = UnverifiedBytes(size, closed=True)
     segment.inherited.damages = [*damages, ending]
     if segment.index.positions:
         segment.inherited.add(segment.index.positions[-1], size)

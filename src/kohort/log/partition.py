@@ -27,7 +27,7 @@ from kohort.log.results import (
 )
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
-from kohort.log.validator import Intake, place, stamp
+from kohort.log.validator import BatchValidator, place, stamp
 from kohort.wire.batch import BatchHeader, parse_header
 
 # -- Leader epochs of a partition with their first offsets, ascending
@@ -95,9 +95,29 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset",
-        "_topic_id", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
-        "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
+        "_bases",
+        "_config",
+        "_epochs",
+        "_names_new",
+        "_persist",
+        "_since_snapshot",
+        "_snapshot_offset",
+        "_topic_id",
+        "_validator",
+        "active",
+        "cleaned_offset",
+        "cuts",
+        "end_offset",
+        "files",
+        "flushed_offset",
+        "leader_epoch",
+        "log_start_offset",
+        "missing",
+        "path",
+        "producers",
+        "recovery",
+        "segments",
+        "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
@@ -219,7 +239,7 @@ class PartitionLog:
     def reconfigure(self, config: LogConfig) -> None:
         """Apply changed settings."""
         self._config = config
-        self._intake = Intake(self.path.name, config)
+        self._validator = BatchValidator(self.path.name, config)
 
     @property
     def last_stable_offset(self) -> int:
@@ -244,7 +264,7 @@ class PartitionLog:
             OSError: the write failed and was truncated; or the flush failed, and the batches are written but not
                 acknowledged.
         """
-        headers = self._intake.admit(batches, now_ms) if from_client else self._intake.split(batches)
+        headers = self._validator.validate(batches, now_ms) if from_client else self._validator.split(batches)
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
@@ -256,7 +276,7 @@ class PartitionLog:
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms
             batches = stamp(batches, now_ms)
-            headers = self._intake.split(batches)
+            headers = self._validator.split(batches)
         base = self.end_offset
         end, parts = place(batches, headers, base, self.leader_epoch)
         size = len(batches)

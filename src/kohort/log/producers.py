@@ -26,7 +26,7 @@ _SNAPSHOT_COUNT = struct.Struct(">i")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
-class Written(NamedTuple):
+class ProducerBatch(NamedTuple):
     """One batch of a producer in the log."""
 
     first_sequence: int
@@ -36,7 +36,7 @@ class Written(NamedTuple):
     timestamp: int
 
 
-class Producer:
+class ProducerState:
     """The state of one producer id in this partition. `seen_ms` is the wall-clock time of its last append."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
@@ -46,7 +46,7 @@ class Producer:
         self.coordinator_epoch = -1
         self.first_open_offset = -1
         self.seen_ms = seen_ms
-        self.batches: deque[Written] = deque(maxlen=BATCHES_KEPT)
+        self.batches: deque[ProducerBatch] = deque(maxlen=BATCHES_KEPT)
 
 
 class Producers:
@@ -57,11 +57,11 @@ class Producers:
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self.by_id: dict[int, Producer] = {}
+        self.by_id: dict[int, ProducerState] = {}
         self.open_transactions: dict[int, int] = {}
         """Producer id to first offset. Ascending, because transactions are added when they start."""
 
-    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> Written | None:
+    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> ProducerBatch | None:
         """Check whether batches may be appended.
 
         Args:
@@ -94,7 +94,7 @@ class Producers:
                 last[producer_id] = (header.producer_epoch, _last_sequence(header))
         return None
 
-    def _check_epoch(self, producer_id: int, producer: Producer, header: BatchHeader) -> None:
+    def _check_epoch(self, producer_id: int, producer: ProducerState, header: BatchHeader) -> None:
         if header.producer_epoch < producer.epoch:
             raise self._refuse(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -105,7 +105,9 @@ class Producers:
                 ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside its open transaction"
             )
 
-    def _check_sequence(self, header: BatchHeader, producer: Producer | None, last: tuple[int, int] | None) -> None:
+    def _check_sequence(
+        self, header: BatchHeader, producer: ProducerState | None, last: tuple[int, int] | None
+    ) -> None:
         if last is None:
             assert producer is not None
             if not producer.batches and header.producer_epoch == producer.epoch:
@@ -138,12 +140,12 @@ class Producers:
             producer.first_open_offset = base_offset
             self.open_transactions[producer_id] = base_offset
 
-    def _add(self, producer_id: int, epoch: int, now_ms: int) -> Producer:
+    def _add(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
         if len(self.by_id) >= self._limit:
             idle = [(p.seen_ms, i) for i, p in self.by_id.items() if p.first_open_offset < 0]
             if idle:
                 del self.by_id[min(idle)[1]]
-        producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+        producer = self.by_id[producer_id] = ProducerState(epoch, now_ms)
         return producer
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
@@ -222,7 +224,7 @@ class Producers:
 
     def _snapshot_entries(self) -> Iterable[bytes]:
         for producer_id, producer in self.by_id.items():
-            last = producer.batches[-1] if producer.batches else Written(-1, -1, 0, -1, -1)
+            last = producer.batches[-1] if producer.batches else ProducerBatch(-1, -1, 0, -1, -1)
             delta = last.last_offset - last.base_offset if producer.batches else 0
             yield _SNAPSHOT_ENTRY.pack(
                 producer_id,
@@ -252,13 +254,13 @@ class Producers:
         opened = []
         for row in _SNAPSHOT_ENTRY.iter_unpack(body[_SNAPSHOT_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_open = row
-            producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+            producer = self.by_id[producer_id] = ProducerState(epoch, now_ms)
             producer.coordinator_epoch = coordinator_epoch
             producer.first_open_offset = first_open
             if last_sequence >= 0:
                 first_sequence = (last_sequence - delta) & _SEQUENCE_MASK
                 producer.batches.append(
-                    Written(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
+                    ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
                 )
             if first_open >= 0:
                 opened.append((first_open, producer_id))
@@ -270,12 +272,12 @@ def _last_sequence(header: BatchHeader) -> int:
     return (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
 
 
-def _written(header: BatchHeader, base_offset: int) -> Written:
+def _written(header: BatchHeader, base_offset: int) -> ProducerBatch:
     last_offset = base_offset + header.last_offset_delta
-    return Written(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
+    return ProducerBatch(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
 
 
-def _find(producer: Producer, header: BatchHeader) -> Written | None:
+def _find(producer: ProducerState, header: BatchHeader) -> ProducerBatch | None:
     if producer.epoch != header.producer_epoch:
         return None
     first = header.base_sequence

@@ -9,7 +9,7 @@ import crc32c
 from kohort.errors import CorruptDataError
 from kohort.log.config import COMPRESSIONS, LogConfig
 from kohort.log.filesystem import ReadBuffer
-from kohort.log.validator import Intake
+from kohort.log.validator import BatchValidator
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
 from kohort.wire.compression import compress, decompress
 
@@ -37,7 +37,7 @@ def prepared(name: str, batches: ReadBuffer, config: LogConfig, now_ms: int) -> 
     Raises:
         KafkaError: a batch is invalid, so all are rejected.
     """
-    Intake(name, config).admit(batches, now_ms)
+    BatchValidator(name, config).validate(batches, now_ms)
     return recompress(batches, config)
 
 

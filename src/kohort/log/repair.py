@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kohort.log import checkpoints, opening, recovery
-from kohort.log.check import Found
+from kohort.log.check import Defect
 from kohort.log.damage import ASIDE
 from kohort.log.files import FileCache
 from kohort.log.filesystem import sync_folder
@@ -24,7 +24,7 @@ _INDEX_INTERVAL = 4096
 _FILES = 8
 
 
-def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
+def repair(found: Sequence[Defect]) -> Iterator[tuple[Defect, Path | None]]:
     """Repair one defect after the other. Defects that are not yielded can't be repaired.
 
     Yields:
@@ -41,11 +41,11 @@ def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
         yield from _repair_file(path, list(group))
 
 
-def _place(found: Found) -> tuple[str, int]:
+def _place(found: Defect) -> tuple[str, int]:
     return str(found.damage.path), found.damage.position
 
 
-def _set_index_aside(found: Found) -> Path:
+def _set_index_aside(found: Defect) -> Path:
     path = found.damage.path
     aside = _free_name(path.with_name(path.name + ASIDE))
     path.rename(aside)
@@ -67,9 +67,9 @@ def _free_name(path: Path) -> Path:
     return free
 
 
-def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | None]]:
+def _repair_file(path: Path, found: list[Defect]) -> list[tuple[Defect, Path | None]]:
     """Write the file again without its damaged ranges, then replace the old one."""
-    done: list[tuple[Found, Path | None]] = []
+    done: list[tuple[Defect, Path | None]] = []
     temporary = path.with_name(path.name + ".tmp")
     size = path.stat().st_size if path.exists() else 0
     position = 0
@@ -119,7 +119,7 @@ def _copy(path: Path, begin: int, end: int, target: int) -> None:
             left -= len(data)
 
 
-def _filler(found: Found) -> bytes:
+def _filler(found: Defect) -> bytes:
     """Return an empty batch that covers the lost offsets; nothing if there are none, or at the log's end."""
     damage = found.damage
     if damage.next_offset is None or damage.next_offset <= damage.first_offset:

@@ -17,7 +17,7 @@ from kohort.log.filesystem import ReadBuffer, remove, write_all
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
-from kohort.log.unverified import Inherited
+from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, parse_header
 from kohort.wire.records import read_records
 
@@ -85,7 +85,7 @@ class SegmentFile:
         self._since_flush = 0
         self._gone: Exception | None = None
         self.sealed = False
-        self.inherited: Inherited | None = None
+        self.inherited: UnverifiedBytes | None = None
         self.gaps = False
         self.epochs = Epochs()
         self.readable = True
@@ -312,7 +312,7 @@ class SegmentFile:
         if self.sealed:
             self.sealed = False
             self.index.load(size)
-        inherited = self.inherited = Inherited(size, closed=True)
+        inherited = self.inherited = UnverifiedBytes(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
         file = self.open()
         pins = Pins(self.index.offsets[:], self.index.positions[:])
@@ -357,7 +357,9 @@ class SegmentFile:
         except CorruptDataError:
             return -1
 
-    def take_over(self, findings: Iterator[Located | Damage], indexed: int, inherited: Inherited) -> Damage | None:
+    def take_over(
+        self, findings: Iterator[Located | Damage], indexed: int, inherited: UnverifiedBytes
+    ) -> Damage | None:
         """Index scanned batches and record damage; return the last result if it is damage.
 
         Args:
@@ -649,6 +651,6 @@ class Segment(SegmentFile):
         self.restart(start)
         if self.inherited is not None:
             self.inherited.cut(found.position)
-        self.take_over(self.headers(start, found.position), start if self.index.positions else -1, Inherited(0))
+        self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))
         self.transactions.truncate_to_offset(self.end_offset)
         self.flush_indexes()

@@ -201,7 +201,7 @@ def flush_settled(log: PartitionLog, now_ms: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class StoreCheckpoints:
     """The three checkpoint files; None for one that can't be read."""
 
     synced: Mapping[TopicPartition, int] | None
@@ -209,7 +209,7 @@ class Points:
     cleaned: Mapping[TopicPartition, int] | None
 
     @classmethod
-    def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> Points:
+    def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> StoreCheckpoints:
         """Read the files.
 
         Raises:
@@ -322,7 +322,7 @@ class LogStore:
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
-        points = Points.read(self.path)
+        points = StoreCheckpoints.read(self.path)
         self._told = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():

@@ -7,7 +7,7 @@ from bisect import bisect_right, insort
 from kohort.log.damage import Damage
 
 
-class Inherited:
+class UnverifiedBytes:
     """The bytes of a segment that existed when it was opened.
 
     Attributes:

@@ -25,7 +25,7 @@ _PARTS_MAX = 512
 """The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 
 
-class Intake:
+class BatchValidator:
     """A validator of batches against one topic's settings. It is fast, because it checks every produced batch."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Intake:
         self._largest_record = config.max_decompressed_message_bytes
         self._looks_inside = self._keys or self._largest_record < RECORD_BYTES_UNLIMITED
 
-    def admit(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+    def validate(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
         """Validate the batches of a producer, and return their headers.
 
         Raises:
@@ -54,7 +54,7 @@ class Intake:
         _, length, _, _, crc, attributes, delta, first, latest, producer, epoch, sequence, count = header
         size = length + _LENGTH_OVERHEAD
         if size != len(batches):
-            return self._admit_each(batches, now_ms)
+            return self._validate_each(batches, now_ms)
         if crc32c.crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
@@ -85,12 +85,12 @@ class Intake:
             wrong = [(i, _NO_KEY) for i, key in keys if key is None]
             self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
 
-    def _admit_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+    def _validate_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
         view = memoryview(batches)
         headers: list[BatchHeader] = []
         at = 0
         for header in self.split(batches):
-            headers += self.admit(view[at : at + header.size], now_ms)
+            headers += self.validate(view[at : at + header.size], now_ms)
             at += header.size
         return headers
 
@@ -111,7 +111,7 @@ class Intake:
         return headers
 
     def _refusal(self, header: BatchHeader) -> KafkaError:
-        """Return the error of the check in `admit` that failed."""
+        """Return the error of the check in `validate` that failed."""
         count = header.records_count
         if header.size > self._largest:
             text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {self._largest}"

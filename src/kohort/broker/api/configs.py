@@ -31,7 +31,7 @@ from kohort.wire.discovery import (
 log = logging.getLogger("kohort.broker")
 
 
-class Resource(IntEnum):
+class ConfigResource(IntEnum):
     """Kinds of resources with settings, with the protocol's numbers."""
 
     TOPIC = 2
@@ -78,22 +78,22 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
 
 def _entries(node: Node, resource: Named) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind == Resource.GROUP and not name:
+    if kind == ConfigResource.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
-    if kind == Resource.TOPIC:
+    if kind == ConfigResource.TOPIC:
         if not name:
             raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name not in node.store.topics:
             raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic_entries(node, name)
-    if kind in (Resource.BROKER, Resource.BROKER_LOGGER):
+    if kind in (ConfigResource.BROKER, ConfigResource.BROKER_LOGGER):
         node.live.altered(name)
-        if kind == Resource.BROKER_LOGGER:
+        if kind == ConfigResource.BROKER_LOGGER:
             return []
         return broker_entries(node) if name else cluster_entries(node)
-    if kind == Resource.GROUP:
+    if kind == ConfigResource.GROUP:
         return group_entries(node, name)
-    if kind == Resource.CLIENT_METRICS:
+    if kind == ConfigResource.CLIENT_METRICS:
         return []
     raise InvalidInputError(f"there are no configurations of kind {kind}")
 
@@ -166,13 +166,13 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
 
 def _explicit(node: Node, resource: Named) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind in (Resource.GROUP, Resource.TOPIC) and not name:
+    if kind in (ConfigResource.GROUP, ConfigResource.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
-    if kind == Resource.GROUP:
+    if kind == ConfigResource.GROUP:
         return dict(node.group_settings.explicit(name))
-    if kind == Resource.BROKER:
+    if kind == ConfigResource.BROKER:
         return dict(node.live.altered(name))
-    if kind != Resource.TOPIC:
+    if kind != ConfigResource.TOPIC:
         raise InvalidInputError("only settings of topics, groups and brokers can be altered")
     topic = node.store.topics.get(name)
     if topic is None:
@@ -184,7 +184,7 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
     configs = _explicit(node, resource)
     if len({config.name for config in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
-    of_broker = resource.resource_type == Resource.BROKER
+    of_broker = resource.resource_type == ConfigResource.BROKER
     entries = broker_entries(node) if of_broker else _entries(node, resource)
     in_effect = {entry.name: entry for entry in entries}
     for config in resource.configs:
@@ -215,12 +215,12 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
 
 def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool) -> None:
     _explicit(node, resource)
-    if resource.resource_type == Resource.GROUP:
+    if resource.resource_type == ConfigResource.GROUP:
         node.group_settings.check(configs)
         if not validate_only:
             node.group_settings.set(resource.resource_name, configs)
         return
-    if resource.resource_type == Resource.BROKER:
+    if resource.resource_type == ConfigResource.BROKER:
         (node.live.check if validate_only else node.live.set)(resource.resource_name, configs)
         return
     known = settings(LogConfig)
@@ -238,18 +238,20 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
     """Return the resources that have settings of their own."""
-    types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
-    if not {*types} <= {*Resource}:
+    types = request.message.resource_types if request.version >= 1 else [ConfigResource.CLIENT_METRICS]
+    if not {*types} <= {*ConfigResource}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    wanted = set(types or [Resource.TOPIC, Resource.BROKER, Resource.BROKER_LOGGER, Resource.GROUP])
-    names: list[tuple[Resource, str]] = []
-    if Resource.TOPIC in wanted:
-        names += [(Resource.TOPIC, name) for name in node.store.topics]
-    for kind in (Resource.BROKER, Resource.BROKER_LOGGER):
+    wanted = set(
+        types or [ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.BROKER_LOGGER, ConfigResource.GROUP]
+    )
+    names: list[tuple[ConfigResource, str]] = []
+    if ConfigResource.TOPIC in wanted:
+        names += [(ConfigResource.TOPIC, name) for name in node.store.topics]
+    for kind in (ConfigResource.BROKER, ConfigResource.BROKER_LOGGER):
         if kind in wanted:
             names.append((kind, str(node.id)))
-    if Resource.GROUP in wanted:
-        names += [(Resource.GROUP, name) for name in node.group_settings.names()]
+    if ConfigResource.GROUP in wanted:
+        names += [(ConfigResource.GROUP, name) for name in node.group_settings.names()]
     make = ListConfigResourcesResponse.ConfigResource
     return ListConfigResourcesResponse(
         config_resources=[

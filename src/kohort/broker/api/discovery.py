@@ -8,7 +8,7 @@ the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. De
 from __future__ import annotations
 
 from kohort.broker.api.permitted import ON_CLUSTER, permitted
-from kohort.broker.endpoints import NOWHERE, Coordinated, Place
+from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -119,7 +119,7 @@ def find_coordinator(host: GroupHost, request: Request[FindCoordinatorRequest]) 
     return FindCoordinatorResponse(coordinators=coordinators)
 
 
-def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key: str) -> tuple[ErrorCode, Place]:
+def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key: str) -> tuple[ErrorCode, Endpoint]:
     try:
         kind = Coordinated(request.message.key_type)
     except ValueError:

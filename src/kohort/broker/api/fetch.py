@@ -15,7 +15,7 @@ from typing import TypeAlias
 from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
-from kohort.broker.purgatory import Wait
+from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.server.connection import LogSlice
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -63,7 +63,7 @@ class Fetch:
         self._isolation = (
             Isolation.READ_COMMITTED if request.message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         )
-        self._wait: Wait | None = None
+        self._wait: WaitingFetch | None = None
 
     def start(self) -> FetchResponse | None:
         """Answer now if there is enough data, else wait in purgatory."""
@@ -74,7 +74,7 @@ class Fetch:
         missing = message.min_bytes - size
         if self._isolation is Isolation.READ_COMMITTED:
             missing = 1  # the bytes that became readable can't be derived from the appended bytes
-        wait = Wait(logs, missing, self._resume)
+        wait = WaitingFetch(logs, missing, self._resume)
         self._wait = wait
         self._request.client.waits.add(wait)
         self._node.waits.add(wait, message.max_wait_ms / 1000)

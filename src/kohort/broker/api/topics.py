@@ -14,7 +14,7 @@ from kohort.broker.config.entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_turn
+from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
@@ -259,8 +259,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
 
 
 HANDLERS: list[Handled[Node]] = [
-    handled(CreateTopicsRequest, CreateTopicsResponse, in_turn(create_topics)),
-    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_turn(delete_topics)),
-    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_turn(create_partitions)),
+    handled(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
+    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
+    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),
     handled(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
 ]

@@ -8,7 +8,7 @@ from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metad
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_turn
+from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
@@ -34,7 +34,7 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
     return asked.name not in node.store.topics and not is_by_id(asked, version)
 
 
-@in_turn
+@in_slices
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
     """Create missing topics, then return nodes and topics.
 

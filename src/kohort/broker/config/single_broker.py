@@ -336,7 +336,7 @@ _ANY_HOST = "0.0.0.0"
 _UNLIMITED = 2**31 - 1
 
 
-class Place(NamedTuple):
+class BrokerLocation(NamedTuple):
     """The listening address and data folder in a properties file.
 
     Attributes:
@@ -356,7 +356,7 @@ class Listener(NamedTuple):
     port: int
 
 
-def place_in(properties: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
+def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
     """Extract the listening address and data folder; return them and the other properties.
 
     Raises:
@@ -373,7 +373,7 @@ def place_in(properties: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
     folders = _parts(properties.get(name))
     if len(folders) > 1:
         raise InvalidInputError(f"{name}: kohort keeps its data in one folder, not in {len(folders)}; name one of them")
-    return Place(listen, folders[0] if folders else None), rest
+    return BrokerLocation(listen, folders[0] if folders else None), rest
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

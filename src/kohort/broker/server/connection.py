@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kohort.broker.purgatory import Wait
+from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.server.framing import BadFrame, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.client_quirks import Patience, classic_hold_ms, patience
@@ -70,7 +70,7 @@ class ClientSession:
         self.process = self.client_id = ""
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
-        self.waits: set[Wait] = set()
+        self.waits: set[WaitingFetch] = set()
 
     def introduce(self, name: str, version: str, process: str) -> None:
         """Record the client's software and process."""
@@ -173,7 +173,7 @@ class Limits(Protocol):
     def queued_bytes_max(self) -> int: ...
 
 
-class Flow:
+class FlowControl:
     """The flow control of one connection: reading stops while the connection is full.
 
     Attributes:
@@ -386,7 +386,7 @@ OnAnswer: TypeAlias = Callable[[Frame], None]
 """
 
 
-class Turned:
+class ServerRequests:
     """The requests sent to the client of a reversed connection, in order."""
 
     __slots__ = ("_asked", "_queue")
@@ -517,7 +517,7 @@ class Connection:
         self.local = transport.local
         self._handler = handler
         self._on_frame: Callable[[Connection, Frame], None] = handler.on_frame
-        self._flow = Flow(limits)
+        self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
         self._held = 0
@@ -663,9 +663,9 @@ class Connection:
         if self.pending and self.pending[0].parts is not None:
             self.flush()
 
-    def turn_round(self) -> Turned:
+    def reverse(self) -> ServerRequests:
         """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
-        turned = Turned(self._queue)
+        turned = ServerRequests(self._queue)
         self._on_frame = lambda _, frame: turned.take(frame)
         self._frames.size_min = 0
         return turned

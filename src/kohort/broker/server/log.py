@@ -55,7 +55,7 @@ class Allowance:
         self._left -= 1
 
 
-class LogLines(logging.Filter):
+class LogThrottle(logging.Filter):
     """A logging filter that limits the number and length of lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +86,7 @@ class LogLines(logging.Filter):
             record.msg, record.args = _tidy(text), ()
         return True
 
-    def say_what_is_missing(self) -> None:
+    def report_suppressed(self) -> None:
         """Log how many lines of which kinds were suppressed since the last report."""
         left_out, self._left_out = self._left_out, Counter()
         if not left_out:
@@ -105,7 +105,7 @@ class LogLines(logging.Filter):
 
     def end(self) -> None:
         """Report suppressed lines, and remove the filter."""
-        self.say_what_is_missing()
+        self.report_suppressed()
         for name in LOGGERS:
             logging.getLogger(name).removeFilter(self)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transactions.log import Status, Transaction, TransactionLog
@@ -161,7 +161,7 @@ class TransactionHost:
     config: BrokerConfig
     topics: Topics
     groups: GroupShards
-    waits: Waits
+    waits: Purgatory
     fresh_producer_id: Callable[[], int]
     token: Callable[[], int]
 
