@@ -1,7 +1,7 @@
 """Opening of segments that an earlier process wrote: finds their end, and damage that shows at once.
 
-Damage stays in place, and reads of it fail. Only a torn end is truncated: bytes at the very end without readable
-batches after them, from a write that the last owner can't have completed.
+Damage stays in place, and reads of it fail. Only a torn end is truncated. It consists of bytes at
+the very end, without readable batches after them, from a write that the last owner can't have completed.
 """
 
 from __future__ import annotations

@@ -95,29 +95,9 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases",
-        "_config",
-        "_epochs",
-        "_names_new",
-        "_persist",
-        "_since_snapshot",
-        "_snapshot_offset",
-        "_topic_id",
-        "_validator",
-        "active",
-        "cleaned_offset",
-        "cuts",
-        "end_offset",
-        "files",
-        "flushed_offset",
-        "leader_epoch",
-        "log_start_offset",
-        "missing",
-        "path",
-        "producers",
-        "recovery",
-        "segments",
-        "unfinished",
+        "_bases", "_config", "_epochs", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
+        "_validator", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
+        "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:

@@ -33,7 +33,7 @@ from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
-# -- Truncation after a power loss: at the first damage after the last fsync
+# -- Truncation after a power loss, at the first damage after the last fsync.
 #
 # Any part after the fsync may be lost, so readable batches may follow a hole. Kafka also recovers each segment from the
 # recovery point on, and ends the log at the first invalid batch. Kafka deletes the rest; here it is kept in separate

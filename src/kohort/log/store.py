@@ -560,7 +560,7 @@ class LogStore:
         aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{DELETED}"
         try:
             self._doomed.append(path.replace(aside))
-        except OSError as error:  # whoever makes the partition again, and the next start, find a gone topic's id in it
+        except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
             log.warning("%s can't be renamed: %s", path, error)
 
     def removing(self) -> Steps[None]:

@@ -1,8 +1,8 @@
 """Classic group APIs: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, and administration. All versions map to one event.
 
 Versions: JoinGroup 1 adds a rebalance timeout, 4 requires a member id first, 5 adds static members, 7 the protocol type
-in the response, 8 reasons, 9 a leader that must not assign. LeaveGroup 3 adds several members. DescribeGroups 6 reports
-missing groups. ListGroups 4 adds states, 5 types.
+in the response, and 8 reasons. With 9 a leader may be told not to assign. LeaveGroup 3 adds several members.
+DescribeGroups 6 reports missing groups. ListGroups 4 adds states, 5 types.
 """
 
 from __future__ import annotations
@@ -172,9 +172,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
         held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
-            error = (
-                ErrorCode.NONE
-            )  # as Kafka: some clients take the code for final. Who keeps a lease counts from answers
+            error = ErrorCode.NONE  # as in Kafka: some clients treat the code as final. A lease counts from responses
         request.reply(HeartbeatResponse(error_code=error))
 
     if event.hold_ms:

@@ -1,7 +1,8 @@
 """ListOffsets and OffsetForLeaderEpoch: start and end offsets, offsets by timestamp, and the end of leader epochs.
 
-Versions: ListOffsets 1 returns one offset, 2 adds read_committed, 4 leader epochs, 7 the latest timestamp. 8 and 9 add
-tiered offsets, 10 a timeout, 11 the earliest offset still to be uploaded. OffsetForLeaderEpoch 2 adds leader epochs.
+Versions: ListOffsets 1 returns one offset, 2 adds read_committed, 4 leader epochs, and 7 the latest timestamp. Versions
+8 and 9 add tiered offsets, 10 a timeout, 11 the earliest offset still to be uploaded. OffsetForLeaderEpoch 2 adds
+leader epochs.
 """
 
 from __future__ import annotations

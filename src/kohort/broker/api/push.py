@@ -89,7 +89,11 @@ def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetada
     if isinstance(found, ErrorCode):
         request.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
     elif found.node_id > COORDINATOR_ID_MAX:
-        log.error("node.id %d: push consumers are told ids up to %d only", found.node_id, COORDINATOR_ID_MAX)
+        log.error(
+            "node.id %d exceeds %d, the largest id of the push protocol",
+            found.node_id,
+            COORDINATOR_ID_MAX,
+        )
         request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode())
     else:
         request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
