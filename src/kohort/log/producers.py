@@ -36,7 +36,7 @@ class ProducerBatch(NamedTuple):
     timestamp: int
 
 
-class ProducerState:
+class PartitionProducer:
     """The state of one producer id in this partition. `seen_ms` is the wall-clock time of its last append."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
@@ -57,7 +57,7 @@ class Producers:
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self.by_id: dict[int, ProducerState] = {}
+        self.by_id: dict[int, PartitionProducer] = {}
         self.open_transactions: dict[int, int] = {}
         """Producer id to first offset. Ascending, because transactions are added when they start."""
 
@@ -94,7 +94,7 @@ class Producers:
                 last[producer_id] = (header.producer_epoch, _last_sequence(header))
         return None
 
-    def _check_epoch(self, producer_id: int, producer: ProducerState, header: BatchHeader) -> None:
+    def _check_epoch(self, producer_id: int, producer: PartitionProducer, header: BatchHeader) -> None:
         if header.producer_epoch < producer.epoch:
             raise self._refuse(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -106,7 +106,7 @@ class Producers:
             )
 
     def _check_sequence(
-        self, header: BatchHeader, producer: ProducerState | None, last: tuple[int, int] | None
+        self, header: BatchHeader, producer: PartitionProducer | None, last: tuple[int, int] | None
     ) -> None:
         if last is None:
             assert producer is not None
@@ -140,12 +140,12 @@ class Producers:
             producer.first_open_offset = base_offset
             self.open_transactions[producer_id] = base_offset
 
-    def _add(self, producer_id: int, epoch: int, now_ms: int) -> ProducerState:
+    def _add(self, producer_id: int, epoch: int, now_ms: int) -> PartitionProducer:
         if len(self.by_id) >= self._limit:
             idle = [(p.seen_ms, i) for i, p in self.by_id.items() if p.first_open_offset < 0]
             if idle:
                 del self.by_id[min(idle)[1]]
-        producer = self.by_id[producer_id] = ProducerState(epoch, now_ms)
+        producer = self.by_id[producer_id] = PartitionProducer(epoch, now_ms)
         return producer
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
@@ -254,7 +254,7 @@ class Producers:
         opened = []
         for row in _SNAPSHOT_ENTRY.iter_unpack(body[_SNAPSHOT_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_open = row
-            producer = self.by_id[producer_id] = ProducerState(epoch, now_ms)
+            producer = self.by_id[producer_id] = PartitionProducer(epoch, now_ms)
             producer.coordinator_epoch = coordinator_epoch
             producer.first_open_offset = first_open
             if last_sequence >= 0:
@@ -277,7 +277,7 @@ def _written(header: BatchHeader, base_offset: int) -> ProducerBatch:
     return ProducerBatch(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
 
 
-def _find(producer: ProducerState, header: BatchHeader) -> ProducerBatch | None:
+def _find(producer: PartitionProducer, header: BatchHeader) -> ProducerBatch | None:
     if producer.epoch != header.producer_epoch:
         return None
     first = header.base_sequence

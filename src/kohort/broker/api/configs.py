@@ -31,7 +31,7 @@ from kohort.wire.discovery import (
 log = logging.getLogger("kohort.broker")
 
 
-class ConfigResource(IntEnum):
+class ConfigResourceType(IntEnum):
     """Kinds of resources with settings, with the protocol's numbers."""
 
     TOPIC = 2
@@ -78,22 +78,22 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
 
 def _entries(node: Node, resource: Named) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind == ConfigResource.GROUP and not name:
+    if kind == ConfigResourceType.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
-    if kind == ConfigResource.TOPIC:
+    if kind == ConfigResourceType.TOPIC:
         if not name:
             raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name not in node.store.topics:
             raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic_entries(node, name)
-    if kind in (ConfigResource.BROKER, ConfigResource.BROKER_LOGGER):
+    if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         node.live.altered(name)
-        if kind == ConfigResource.BROKER_LOGGER:
+        if kind == ConfigResourceType.BROKER_LOGGER:
             return []
         return broker_entries(node) if name else cluster_entries(node)
-    if kind == ConfigResource.GROUP:
+    if kind == ConfigResourceType.GROUP:
         return group_entries(node, name)
-    if kind == ConfigResource.CLIENT_METRICS:
+    if kind == ConfigResourceType.CLIENT_METRICS:
         return []
     raise InvalidInputError(f"there are no configurations of kind {kind}")
 
@@ -166,13 +166,13 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
 
 def _explicit(node: Node, resource: Named) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind in (ConfigResource.GROUP, ConfigResource.TOPIC) and not name:
+    if kind in (ConfigResourceType.GROUP, ConfigResourceType.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
-    if kind == ConfigResource.GROUP:
+    if kind == ConfigResourceType.GROUP:
         return dict(node.group_settings.explicit(name))
-    if kind == ConfigResource.BROKER:
+    if kind == ConfigResourceType.BROKER:
         return dict(node.live.altered(name))
-    if kind != ConfigResource.TOPIC:
+    if kind != ConfigResourceType.TOPIC:
         raise InvalidInputError("only settings of topics, groups and brokers can be altered")
     topic = node.store.topics.get(name)
     if topic is None:
@@ -184,7 +184,7 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
     configs = _explicit(node, resource)
     if len({config.name for config in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
-    of_broker = resource.resource_type == ConfigResource.BROKER
+    of_broker = resource.resource_type == ConfigResourceType.BROKER
     entries = broker_entries(node) if of_broker else _entries(node, resource)
     in_effect = {entry.name: entry for entry in entries}
     for config in resource.configs:
@@ -215,12 +215,12 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
 
 def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool) -> None:
     _explicit(node, resource)
-    if resource.resource_type == ConfigResource.GROUP:
+    if resource.resource_type == ConfigResourceType.GROUP:
         node.group_settings.check(configs)
         if not validate_only:
             node.group_settings.set(resource.resource_name, configs)
         return
-    if resource.resource_type == ConfigResource.BROKER:
+    if resource.resource_type == ConfigResourceType.BROKER:
         (node.live.check if validate_only else node.live.set)(resource.resource_name, configs)
         return
     known = settings(LogConfig)
@@ -238,21 +238,27 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
     """Return the resources that have settings of their own."""
-    types = request.message.resource_types if request.version >= 1 else [ConfigResource.CLIENT_METRICS]
-    if not {*types} <= {*ConfigResource}:
+    types = request.message.resource_types if request.version >= 1 else [ConfigResourceType.CLIENT_METRICS]
+    if not {*types} <= {*ConfigResourceType}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     wanted = set(
-        types or [ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.BROKER_LOGGER, ConfigResource.GROUP]
+        types
+        or [
+            ConfigResourceType.TOPIC,
+            ConfigResourceType.BROKER,
+            ConfigResourceType.BROKER_LOGGER,
+            ConfigResourceType.GROUP,
+        ]
     )
-    names: list[tuple[ConfigResource, str]] = []
-    if ConfigResource.TOPIC in wanted:
-        names += [(ConfigResource.TOPIC, name) for name in node.store.topics]
-    for kind in (ConfigResource.BROKER, ConfigResource.BROKER_LOGGER):
+    names: list[tuple[ConfigResourceType, str]] = []
+    if ConfigResourceType.TOPIC in wanted:
+        names += [(ConfigResourceType.TOPIC, name) for name in node.store.topics]
+    for kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         if kind in wanted:
             names.append((kind, str(node.id)))
-    if ConfigResource.GROUP in wanted:
-        names += [(ConfigResource.GROUP, name) for name in node.group_settings.names()]
-    make = ListConfigResourcesResponse.ConfigResource
+    if ConfigResourceType.GROUP in wanted:
+        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.names()]
+    make = ListConfigResourcesResponse.ConfigResourceType
     return ListConfigResourcesResponse(
         config_resources=[
             make(resource_name=name, resource_type=kind) if request.version >= 1 else make(resource_name=name)
