@@ -258,7 +258,7 @@ def list_config_resources(node: Node, request: Request[ListConfigResourcesReques
             names.append((kind, str(node.id)))
     if ConfigResourceType.GROUP in wanted:
         names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.names()]
-    make = ListConfigResourcesResponse.ConfigResourceType
+    make = ListConfigResourcesResponse.ConfigResource
     return ListConfigResourcesResponse(
         config_resources=[
             make(resource_name=name, resource_type=kind) if request.version >= 1 else make(resource_name=name)
