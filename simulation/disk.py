@@ -24,7 +24,7 @@ from kohort.log.compaction import Compaction
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
 from kohort.log.partition import PartitionLog
-from kohort.log.store import Points, UnreadableLog, write_points
+from kohort.log.store import StoreCheckpoints, UnreadableLog, write_points
 from simulation.files import Fault, Files, Volume
 from simulation.world import World
 
@@ -136,7 +136,7 @@ class Disk:
         """Open the log in a new process, recovering it. Raises OSError if that fails, or the process died."""
         files = self.files = Files(self.volume, die)
         self.weather()
-        points = Points.read(FOLDER, files)
+        points = StoreCheckpoints.read(FOLDER, files)
         options = replace(
             points.of(JOURNAL, same_boot=self._same_boot),
             clean=False,

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from kohort.broker.api.discovery import unknown_api_versions
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.endpoints import Coordinated, Leader, Place
+from kohort.broker.endpoints import Coordinated, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.server.connection import Connection
@@ -64,23 +64,23 @@ class Map:
         """The map is that of all nodes: any of them will do."""
         return cluster_id == self.cluster_id and node_id in self.ports
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         return [self._at(number, connection) for number in self.ports]
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
         owner = self.owners.get(java_hash(key) % SHARDS)
         if kind is not Coordinated.GROUP or owner is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._at(owner, connection)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         return self.coordinator(Coordinated.GROUP, group or "", connection), self.nodes(connection)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
         return [(0, 3, [0], [0]) for _ in partitions]
 
-    def _at(self, number: int, connection: Connection) -> Place:
-        return Place(number, connection.local[0], self.ports[number])
+    def _at(self, number: int, connection: Connection) -> Endpoint:
+        return Endpoint(number, connection.local[0], self.ports[number])
 
 
 class Coordinators:

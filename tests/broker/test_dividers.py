@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from kohort.broker.host import Dividers
+from kohort.broker.host import AssignmentThreads
 
 WAIT_S = 20.0
 
 
 def test_a_group_whose_assignor_hangs_holds_up_none_in_another_queue() -> None:
-    dividers = Dividers(4)
+    dividers = AssignmentThreads(4)
     go_on = threading.Event()
     try:
         hung = dividers.of("hung").submit(go_on.wait, WAIT_S)

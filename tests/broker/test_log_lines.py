@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kohort import Broker
-from kohort.broker.server.log import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogLines
+from kohort.broker.server.log import KIND_BURST, KIND_PAUSE_S, LEVEL_BURST, LINE_CHARS_MAX, LogThrottle
 from kohort.wire.discovery import MetadataRequest
 from tests.broker.raw import RawClient
 
@@ -32,16 +32,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def lines(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[LogLines]:
+def lines(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[LogThrottle]:
     caplog.set_level(logging.DEBUG)
-    lines = LogLines(clock)
+    lines = LogThrottle(clock)
     lines.begin()
     yield lines
     lines.end()
 
 
 def test_a_kind_has_its_share_and_one_more_after_each_pause(
-    lines: LogLines, clock: Clock, caplog: pytest.LogCaptureFixture
+    lines: LogThrottle, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(KIND_BURST + 70):
         log.warning("bad frame from %d", number)
@@ -52,13 +52,13 @@ def test_a_kind_has_its_share_and_one_more_after_each_pause(
     for number in range(9):
         log.warning("bad frame from %d", number)
     assert len(caplog.messages) == KIND_BURST + 1 + 3
-    lines.say_what_is_missing()
+    lines.report_suppressed()
     assert "76 of 'bad frame from %d'" in caplog.messages[-1]
-    lines.say_what_is_missing()
+    lines.report_suppressed()
     assert len(caplog.messages) == KIND_BURST + 5, "said once"
 
 
-def test_groups_do_not_use_up_each_others_share(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_do_not_use_up_each_others_share(lines: LogThrottle, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(KIND_BURST + 1):
         log.info("group %s: %s", "busy", "rebalances", extra={"group_id": "busy"})
     log.info("group %s: %s", "quiet", "is empty", extra={"group_id": "quiet"})
@@ -67,7 +67,7 @@ def test_groups_do_not_use_up_each_others_share(lines: LogLines, caplog: pytest.
 
 
 def test_all_lines_of_a_level_together_are_bounded_and_errors_have_room_of_their_own(
-    lines: LogLines, caplog: pytest.LogCaptureFixture
+    lines: LogThrottle, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3 * LEVEL_BURST):
         line = f"kind {number}"
@@ -75,11 +75,13 @@ def test_all_lines_of_a_level_together_are_bounded_and_errors_have_room_of_their
     assert len(caplog.messages) == LEVEL_BURST
     log.error("the disk failed")
     assert caplog.messages[-1] == "the disk failed"
-    lines.say_what_is_missing()
+    lines.report_suppressed()
     assert f"{2 * LEVEL_BURST - 5} others" in caplog.messages[-1]
 
 
-def test_a_name_can_not_make_a_line_of_its_own_or_a_long_one(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_can_not_make_a_line_of_its_own_or_a_long_one(
+    lines: LogThrottle, caplog: pytest.LogCaptureFixture
+) -> None:
     log.info("hello %s", "a\n2026-01-01 ERROR forged\x1b[2J")
     assert caplog.messages[-1] == r"hello a\n2026-01-01 ERROR forged\x1b[2J"
     log.info("hello %s", "x" * 30_000)

@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Broker, Producer
 from kohort.broker.config.settings import broker_configs
-from kohort.broker.config.single_broker import Place, place_in
+from kohort.broker.config.single_broker import BrokerLocation, place_in
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import InvalidInputError
 from kohort.settings.config import read_properties
@@ -123,7 +123,7 @@ def test_what_can_not_be_had_is_refused_with_what_to_do(properties: dict[str, An
 )
 def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None, str | None]) -> None:
     assert place_in(properties | {"num.partitions": "3"}) == (
-        Place(*place),
+        BrokerLocation(*place),
         {"num.partitions": "3", **{k: v for k, v in properties.items() if "listener." in k}},
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.server.connection import UNANSWERED_MAX, ClientSession, Connection, Parts, Turned
+from kohort.broker.server.connection import UNANSWERED_MAX, ClientSession, Connection, Parts, ServerRequests
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.server.listener import Server, listening_socket
 from kohort.errors import KafkaError
@@ -33,7 +33,7 @@ class Turning:
         self.server = Server(self.loop, BrokerConfig(), 10, self.on_frame, self.on_closed)
         self.address = self.server.listen(listening_socket("127.0.0.1", 0))
         self.owed: list[tuple[Connection, Answer]] = []
-        self.turned: dict[int, Turned] = {}
+        self.turned: dict[int, ServerRequests] = {}
         self.closed: list[int] = []
         self.happened = asyncio.Event()
 
@@ -42,7 +42,7 @@ class Turning:
         connection.pending.append(answer)
         self.owed.append((connection, answer))
         if bytes(frame) == REGISTER:
-            self.turned[connection.client.number] = connection.turn_round()
+            self.turned[connection.client.number] = connection.reverse()
         self.happened.set()
 
     def on_closed(self, client: ClientSession) -> None:
@@ -148,7 +148,7 @@ def test_frames_behind_the_one_that_turns_it_are_answers_too() -> None:
 
 def test_a_client_that_never_answers_is_not_asked_without_bound() -> None:
     sent: list[Parts] = []
-    turned = Turned(sent.append)
+    turned = ServerRequests(sent.append)
     for _ in range(UNANSWERED_MAX):
         turned.ask([b""], lambda _: None)
     with pytest.raises(KafkaError, match="not answered"):
@@ -161,7 +161,7 @@ def test_a_client_that_never_answers_is_not_asked_without_bound() -> None:
 
 def test_an_answer_to_nothing_is_refused() -> None:
     with pytest.raises(BadFrame, match="nothing that was asked"):
-        Turned(lambda _: None).take(memoryview(b"abc"))
+        ServerRequests(lambda _: None).take(memoryview(b"abc"))
 
 
 def test_a_size_is_bounded_as_before() -> None:

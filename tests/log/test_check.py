@@ -14,7 +14,7 @@ from kohort.groups import records as r
 from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore
-from kohort.log.check import FolderCheck, Found, Report, locked
+from kohort.log.check import Defect, FolderCheck, Report, locked
 from kohort.log.checkpoints import RECOVERY_POINTS
 from kohort.log.damage import ASIDE
 from kohort.log.folder import CLEAN, LOCK
@@ -49,7 +49,7 @@ def look(folder: Path) -> Report:
         return FolderCheck(folder).run()
 
 
-def mend(folder: Path, found: list[Found]) -> list[tuple[Found, Path | None]]:
+def mend(folder: Path, found: list[Defect]) -> list[tuple[Defect, Path | None]]:
     with locked(folder):
         return list(repair(found))
 

@@ -21,7 +21,7 @@ from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.folder import CLEAN as CLEANLY_CLOSED
 from kohort.log.folder import LOCK
-from kohort.log.store import Points, write_points
+from kohort.log.store import StoreCheckpoints, write_points
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, keyed, small, values
 
@@ -224,7 +224,7 @@ def test_recovery_points_survive_a_power_loss_whole() -> None:
             write_points(folder, [(tp, log)], files)
         files.dead = True
         volume.lose_power()
-        found = Points.read(folder, Files(volume, lambda: None))
+        found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
         assert (found.synced, found.cleaned) == ({tp: 3}, {tp: 2})
 
 

@@ -1,4 +1,7 @@
-"""The broker: sockets, dispatch, shards. Only `kohort.cli`, `kohort.testing` and `kohort.Broker` import it."""
+"""The broker: sockets, request dispatch and group shards.
+
+Only `kohort.cli`, `kohort.testing` and `kohort.Broker` import it.
+"""
 
 from kohort.broker.embedded import Broker, Fault
 

@@ -1,9 +1,10 @@
-"""What a client must be allowed for each API: an operation on a kind of resource, as in Apache Kafka's authorizer.
+"""The permissions that each API requires: an operation on a kind of resource, as in Apache Kafka's authorizer.
 
-Everybody may do everything today: the table is what an authorizer will go by. A row names what the request as a whole
-needs, and for each resource that the request names. No needs: the API is there before anybody is known, or tells and
-changes nothing of anybody else's. Source: Apache Kafka's documentation, "Authorization and ACLs", and KIP-430, KIP-496,
-KIP-848.
+No authorizer is installed today, so everything is allowed; the table is for a future one. An entry names what the
+request as a whole requires, and what each resource in the request requires. An API without an entry's needs is used
+before authentication, or only reads or changes what belongs to the caller.
+
+Source: Apache Kafka's documentation, "Authorization and ACLs"; KIP-430, KIP-496, KIP-848.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kohort.wire.push import PushType
 
 
 class Resource(IntEnum):
-    """What it is done to, by the numbers of the protocol's ACLs."""
+    """Kinds of resources, with the numbers of the protocol's ACLs."""
 
     TOPIC = 2
     GROUP = 3
@@ -30,7 +31,7 @@ class Resource(IntEnum):
 
     @property
     def refusal(self) -> ErrorCode:
-        """The error that a client gets who may not."""
+        """The error code for a client without the permission."""
         return _REFUSALS[self]
 
 
@@ -45,18 +46,21 @@ _REFUSALS = {
 
 
 class Need(NamedTuple):
-    """One operation on one kind of resource."""
+    """A required permission: one operation on one kind of resource."""
 
     operation: AclOperation
     resource: Resource
 
 
 class Authorize(Protocol):
-    """Says whether the principal of a request may make it at all: NONE, or the error that refuses it whole."""
+    """An authorizer: decides whether the principal of a request may make it.
+
+    The result is NONE, or the error code that rejects the whole request.
+    """
 
     @property
     def version(self) -> int:
-        """Another number once it may say something else of a request than it did."""
+        """A number that changes whenever the authorizer may decide differently than before."""
 
     def __call__(self, request: Request[Message] | PushRequest, needs: tuple[Need, ...], /) -> ErrorCode: ...
 
@@ -67,8 +71,8 @@ _CLUSTER_DESCRIBE = (Need(_O.DESCRIBE, _R.CLUSTER),)
 _TOPIC_DESCRIBE = (Need(_O.DESCRIBE, _R.TOPIC),)
 _GROUP_READ = (Need(_O.READ, _R.GROUP),)
 _TRANSACTION_WRITE = Need(_O.WRITE, _R.TRANSACTIONAL_ID)
-_CONFIGS_DESCRIBE = tuple(Need(_O.DESCRIBE_CONFIGS, each) for each in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
-_CONFIGS_ALTER = tuple(Need(_O.ALTER_CONFIGS, each) for each in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+_CONFIGS_DESCRIBE = tuple(Need(_O.DESCRIBE_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
+_CONFIGS_ALTER = tuple(Need(_O.ALTER_CONFIGS, kind) for kind in (_R.TOPIC, _R.GROUP, _R.CLUSTER))
 
 NEEDS: dict[str, tuple[Need, ...]] = {
     "AddOffsetsToTxn": (_TRANSACTION_WRITE, *_GROUP_READ),
@@ -136,13 +140,15 @@ PUSH_NEEDS: dict[PushType, tuple[Need, ...]] = {
     PushType.CLUSTER_METADATA: (Need(_O.DESCRIBE, _R.GROUP),),
     PushType.REGISTER_CONSUMER: (*_GROUP_READ, Need(_O.READ, _R.TOPIC)),
 }
-"""The same for what push consumers ask. The positions in a consumer's answers are committed by right of its
-registration, so that needs what OffsetCommit does, for as long as it is registered: see `Right`.
+"""Permissions that requests of push consumers require.
+
+The positions in a consumer's answers are committed under the permissions of its registration. Registration therefore
+requires what OffsetCommit does, for as long as the consumer is registered: see `Right`.
 """
 
 
 class Right:
-    """What a push consumer's request was allowed by, asked again when the authorizer has changed since."""
+    """The authorization of a push consumer's request, checked again whenever the authorizer changes."""
 
     __slots__ = ("_authorize", "_request", "_version")
 
@@ -152,7 +158,7 @@ class Right:
         self._version: int | None = None
 
     def refusal(self) -> ErrorCode:
-        """NONE as long as it is allowed."""
+        """Return NONE while the request is allowed, else the error code."""
         version = self._authorize.version
         if version == self._version:
             return ErrorCode.NONE

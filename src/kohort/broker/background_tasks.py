@@ -1,4 +1,4 @@
-"""Long work of the group coordinator, run in a thread: server-side assignments and regular expressions."""
+"""Background tasks of the group coordinator, run in threads: server-side assignments and regular expressions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("kohort.groups")
 
 
 def run(work: Computation) -> Event:
-    """Do the work; what comes back is an event for the shard."""
+    """Run a task and return the event for its shard."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve(work, match)
     try:
@@ -24,7 +24,7 @@ def run(work: Computation) -> Event:
             return rebalance.divide_partitions(work, match)
         return assignment.compute(work)
     except Exception as error:
-        # An assignor is code that others may have written: whatever it raises is the group's failure, not the broker's.
+        # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
         log.exception("group %s: the assignor %s failed", work.group_id, work.assignor)
         failure = f"{type(error).__name__}: {error}"
         if isinstance(work, DividePartitions):
@@ -33,7 +33,7 @@ def run(work: Computation) -> Event:
 
 
 def match(regex: str, topics: Iterable[str]) -> Iterable[str]:
-    """The topics that an expression matches as a whole; one that can't be compiled matches none."""
+    """Return the topics that an expression matches in full. An invalid expression matches none."""
     try:
         matches = matcher(regex)
     except InvalidInputError:

@@ -1,7 +1,7 @@
 """The child process of an embedded broker.
 
-Its standard input is its lifeline: the first line says what to run, later lines are control messages, and its end is
-the parent's end. On standard output it answers: one line when clients can connect (or why not), then one per message.
+Its first line of standard input holds the options, later lines are control messages. End of file means that the parent
+has ended. Standard output gets one line when clients can connect, or an error, then one line per control message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTROL_BYTES = 1 << 16
 
 
 def main() -> None:
-    """Run as the options on standard input say."""
+    """Run a broker with the options from standard input."""
     options = json.loads(sys.stdin.buffer.readline())
     logging.basicConfig(
         level=options["log_level"], stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -41,19 +41,19 @@ def main() -> None:
         sys.exit(1)
     finally:
         if options["temporary"] and os.getppid() != options["parent"]:
-            shutil.rmtree(options["data_dir"], ignore_errors=True)  # nobody else is left to do it
+            shutil.rmtree(options["data_dir"], ignore_errors=True)  # the parent is gone and can't delete it
 
 
 def _say(message: dict[str, Any]) -> None:
     try:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the parent is gone; its end is noticed elsewhere
+    except BrokenPipeError:  # the parent has ended; `Control` notices that itself
         pass
 
 
 class Control:
-    """Carries out the parent's messages, and ends the broker when the parent has ended."""
+    """The executor of the parent's control messages, which also ends the broker when the parent has ended."""
 
     def __init__(self, broker: RunningBroker, ended: asyncio.Event, parent: int) -> None:
         self._broker = broker
@@ -63,20 +63,20 @@ class Control:
         self._buffer = b""
 
     def start(self) -> None:
-        """Say that clients can connect, and begin to listen to the parent."""
+        """Report that clients can connect, and start reading control messages."""
         os.set_blocking(0, False)
         self._loop.add_reader(0, self._on_control)
         self._watch_parent()
         _say({"ready": self._broker.address})
 
     def _watch_parent(self) -> None:
-        """A descriptor that was inherited elsewhere can keep the lifeline open: the parent itself is watched too."""
+        """Watch the parent process as well: another process may have inherited the pipe and keep it open."""
         if os.getppid() != self._parent:
             self._ended.set()
             return
         try:
             watched = os.pidfd_open(self._parent)
-        except (AttributeError, OSError):  # not on this system: look from time to time
+        except (AttributeError, OSError):  # not supported on this system: poll instead
             self._loop.call_later(PARENT_CHECK_S, self._check_parent)
             return
         self._loop.add_reader(watched, self._on_parent_ended, watched)

@@ -1,4 +1,4 @@
-"""Drives the shards of group coordinators with an asyncio loop."""
+"""The driver of group coordinator shards on an asyncio loop."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _PROOF_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ShardHost(Protocol):
-    """What the shards need of their broker; see `coordinator.driver.Driver`."""
+    """The services of a broker that its shards use; see `coordinator.driver.Driver`."""
 
     @property
     def metrics(self) -> ShardMetrics:
-        """Where the shards' times go."""
+        """The metrics that record the shards' times."""
 
     def topic_image(self) -> TopicImage:
-        """All topics now."""
+        """Return all topics that exist now."""
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Topics made since a shard's journal was last loaded."""
+        """Return the topics created since a shard's journal was last loaded."""
 
     def shard_loaded(self, index: int) -> None:
-        """Note that what a shard's journal held of earlier topics is gone."""
+        """Record that a shard's journal holds no positions of earlier topics any more."""
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """A shard was taken over, or can't be read: it will not serve again."""
+        """Handle the end of a shard that was fenced or can't be read and will not serve again."""
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """What groups of a shard have set for themselves."""
+        """Return the group configurations of a shard's groups."""
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
-        """Run long work off the loop and hand its event to `done` on the loop."""
+        """Run a background task off the loop and pass its event to `done` on the loop."""
 
     def push(self, push: Push) -> None:
-        """Send a frame no request asked for."""
+        """Send a request to a push consumer."""
 
     def note(self, note: Counted | Rebalanced) -> None:
-        """A figure moved on."""
+        """Update the metrics."""
 
 
 class LoopDriver:
-    """The `Driver` of a broker's shards; what it need not translate, it hands through."""
+    """The `Driver` of a broker's shards. Most methods are the host's own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
         self._loop = loop
@@ -67,21 +67,21 @@ class LoopDriver:
         self.note = host.note
 
     def now(self) -> Now:
-        """The clocks of this machine."""
+        """Return the current time by this machine's clocks."""
         return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
     def elapsed_ms(self) -> int:
-        """By a clock that counts the machine's sleep, where there is one."""
+        """Return the time of a clock that also counts system sleep, where there is one."""
         return time.clock_gettime_ns(_PROOF_CLOCK) // 1_000_000
 
     def at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
-        """Call it on the loop."""
+        """Schedule an action on the loop."""
         return self._loop.call_later(max(0.0, mono_ms / 1000 - time.monotonic()), action)
 
     def tell(self, line: LogLine) -> None:
-        """To the log."""
+        """Log a line of a group."""
         log.log(line.level, "group %s: %s", line.group_id, line.text, extra={"group_id": line.group_id})
 
     def error(self, text: str, fault: Exception | None = None) -> None:
-        """To the log, a fault with its traceback."""
+        """Log an error, with the traceback of an exception."""
         log.error("%s", text, exc_info=fault)

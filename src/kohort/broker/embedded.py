@@ -1,7 +1,7 @@
 """`kohort.Broker`: a broker inside a Python program.
 
-The broker runs as a child process, so that it never competes for the program's interpreter lock, whatever way the
-program starts children of its own. It ends with the program, even when the program is killed: the child watches its
+The broker runs as a child process. It therefore never competes for the program's interpreter lock, however the program
+starts its own children. It ends with the program, even when the program is killed, because the child watches its
 parent.
 """
 
@@ -36,31 +36,31 @@ from kohort.settings.arguments import checked, checked_call
 __all__ = ["Broker", "Fault"]
 
 END_S = 15.0
-"""A broker asked to end that is still there after this is killed."""
+"""Time that a broker gets to shut down before it is killed."""
 CONTROL_MS = 30_000
 _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child import main; main()"
 
 
 @checked
 class Broker:
-    """An embedded broker, started when made and ended by `close()` or at the end of the `with` block.
+    """An embedded broker, which starts when it is created and ends with `close()` or the `with` block.
 
         with Broker() as broker:
             consumer = Consumer(broker.bootstrap_servers, group_id="g")
 
     Args:
-        data_dir: the folder that keeps topics and groups; None is a temporary folder, deleted at the end.
+        data_dir: the folder that stores topics and groups; None: a temporary folder, deleted at the end.
         config: broker, topic and group properties under Kafka's names.
         listen: HOST:PORT; port 0 picks a free one.
-        log_level: what the broker logs to standard error: a name or number of logging's.
+        log_level: the level of the broker's log on standard error, a name or number of `logging`.
 
     Attributes:
-        bootstrap_servers: HOST:PORT that clients connect to.
-        data_dir: the folder in use.
+        bootstrap_servers: the broker's address, HOST:PORT.
+        data_dir: the data folder in use.
 
     Raises:
-        InvalidInputError: a bad property or address, or the data folder is in use.
-        KafkaError: the port is in use, or the broker did not come up.
+        InvalidInputError: a property or address is invalid, or the data folder is in use.
+        KafkaError: the port is in use, or the broker did not start.
     """
 
     bootstrap_servers: str
@@ -112,22 +112,22 @@ class Broker:
 
     @property
     def faults(self) -> BrokerFaults:
-        """Faults on purpose, for tests."""
+        """The fault rules of this broker, for tests."""
         return BrokerFaults(self._running())
 
     def meters(self) -> dict[str, int]:
-        """What the group coordinator counted, under Kafka's names."""
-        found: dict[str, int] = self._running().ask("meters")
-        return found
+        """Return the counters of the group coordinator under Kafka's names."""
+        counters: dict[str, int] = self._running().ask("meters")
+        return counters
 
     def metrics(self) -> dict[str, Any]:
-        """Everything the broker counts and times; see `kohort.broker.metrics`.
+        """Return all metrics of the broker; see `kohort.broker.metrics`.
 
         `group-coordinator-metrics` holds Kafka's four meters (rates per second, counts); `groups` the groups by
         protocol and state; `rebalances`, by group, times in ms; `latency` and `requests` are by API.
         """
-        found: dict[str, Any] = self._running().ask("metrics")
-        return found
+        snapshot: dict[str, Any] = self._running().ask("metrics")
+        return snapshot
 
     def _running(self) -> _Child:
         if self._child is None:
@@ -135,18 +135,18 @@ class Broker:
         return self._child
 
     def close(self) -> None:
-        """End the broker, and delete a temporary folder; may be called again."""
+        """Shut the broker down, and delete a temporary folder. May be called again."""
         self._child = None
         self._finalizer()
 
     def kill(self) -> None:
-        """End the broker as a crash would: SIGKILL, nothing flushed, nothing answered. `restart` starts it again."""
+        """Kill the broker as a crash would (SIGKILL): nothing is flushed or answered. `restart` starts it again."""
         child = self._running()
         child.process.kill()
         child.process.wait()
 
     def restart(self) -> None:
-        """Start the broker again on the same address and folder; one that still runs is ended first."""
+        """Start the broker again on the same address and folder. A broker that still runs is shut down first."""
         child = self._running()
         self._finalizer.detach()
         _end(child.process, None, os.getpid())
@@ -166,24 +166,24 @@ class Broker:
 
 @checked
 class BrokerFaults:
-    """Rules that fail, delay, drop or hold requests of a running broker; see `Fault`."""
+    """Fault rules of a running broker that fail, delay, drop or hold requests; see `Fault`."""
 
     def __init__(self, child: _Child) -> None:
         self._child = child
 
     def add(self, fault: Fault) -> FaultHandle:
-        """Put a rule in force; the first rule that chooses a request wins."""
+        """Activate a rule. The first rule that matches a request applies."""
         number: int = self._child.ask("add_fault", fault=dataclasses.asdict(fault))
         return FaultHandle(self._child, number)
 
     def clear(self) -> None:
-        """Take all rules out of force; what they held goes on."""
+        """Remove all rules, and release the requests that they held."""
         self._child.ask("clear_faults")
 
 
 @checked
 class FaultHandle:
-    """A rule in force."""
+    """An active fault rule."""
 
     def __init__(self, child: _Child, number: int) -> None:
         self._child = child
@@ -191,20 +191,24 @@ class FaultHandle:
 
     @property
     def hits(self) -> int:
-        """How many requests the rule has chosen."""
+        """The number of requests that the rule has matched."""
         count: int = self._child.ask("hits", number=self._number)
         return count
 
     def wait(self, times: int = 1, *, timeout_ms: float = CONTROL_MS) -> None:
-        """Wait until the rule has chosen so many requests. Raises TimedOutError."""
+        """Wait until the rule has matched this many requests.
+
+        Raises:
+            TimedOutError: it did not within `timeout_ms`.
+        """
         self._child.ask("wait_hits", timeout_ms, number=self._number, times=times)
 
     def release(self) -> None:
-        """Open the barrier: what is held goes on, what comes passes."""
+        """Open the barrier: held requests continue, later ones pass."""
         self._child.ask("release_fault", number=self._number)
 
     def remove(self) -> None:
-        """Take the rule out of force."""
+        """Remove the rule."""
         self._child.ask("remove_fault", number=self._number)
 
 
@@ -287,7 +291,7 @@ class _Child:
 
 def _end(process: subprocess.Popen[bytes], folder: Path | None, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork of the program: the broker is not its own
+        return  # a fork of the program, which does not own the broker
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""Where things are, as clients are told: the one source of Metadata, DescribeCluster and FindCoordinator."""
+"""Endpoints: the nodes, leaders and coordinators in the responses to Metadata, DescribeCluster and FindCoordinator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kohort.log import LogStore
 
 
 class Coordinated(IntEnum):
-    """What has a coordinator, by the numbers of FindCoordinator."""
+    """Kinds of coordinators, with the key types of FindCoordinator."""
 
     GROUP = 0
     TRANSACTION = 1
 
 
-class Place(NamedTuple):
-    """One node, at the address that one connection's client is to use."""
+class Endpoint(NamedTuple):
+    """One node, with the address that a particular client connection must use."""
 
     node_id: int
     host: str
@@ -28,15 +28,15 @@ class Place(NamedTuple):
     rack: str | None = None
 
 
-NOWHERE = Place(-1, "", -1)
+NOWHERE = Endpoint(-1, "", -1)
 
 
 Leader: TypeAlias = tuple[int, int, list[int], list[int]]
-"""Who has a partition: the node that leads it, its epoch, and the nodes with replicas and with those in sync."""
+"""A partition's leader: node id, leader epoch, replicas and in-sync replicas."""
 
 
-class Places(Protocol):
-    """Who does what in this cluster. An address is one that the asking connection's client can reach."""
+class Endpoints(Protocol):
+    """The roles of the nodes in this cluster. Addresses are reachable from the client of the given connection."""
 
     @property
     def cluster_id(self) -> str: ...
@@ -44,26 +44,32 @@ class Places(Protocol):
     def controller_id(self) -> int: ...
 
     def is_here(self, cluster_id: str, node_id: int) -> bool:
-        """Whether this node is the one that a client wants to be connected to. Source: KIP-1242."""
+        """Return whether this is the node that a client wants to reach. Source: KIP-1242."""
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
-        """All nodes that clients are told of."""
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
+        """Return all nodes that clients should know."""
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
-        """Who coordinates a group or a transactional id, or why that can't be told."""
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
+        """Return the coordinator of a group or transactional id, or an error code if it can't be determined."""
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
-        """Who coordinates a group of the push protocol, None: those of who asks for no group; and all who do such."""
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
+        """Return the coordinator of a push group, and all coordinators of push groups.
+
+        Args:
+            group: the group's id; None: any coordinator of push groups.
+
+            connection: the client's connection.
+        """
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
-        """Who leads these partitions of a topic that is there."""
+        """Return the leaders of an existing topic's partitions."""
 
 
-class OnePlace:
-    """A broker by itself: it is all nodes, leads all partitions, and coordinates everything."""
+class SingleBrokerEndpoints:
+    """The endpoints of a single broker, which leads all partitions and coordinates everything."""
 
     def __init__(self, live: LiveSettings, store: LogStore, port: int) -> None:
-        """`port`: where it listens."""
+        """Create the endpoints. `port` is the listening port."""
         self._live = live
         self._store = store
         self._port = port
@@ -71,43 +77,43 @@ class OnePlace:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's id, from the data folder."""
+        """The cluster's id, as stored in the data folder."""
         return self._store.cluster_id
 
     @property
     def controller_id(self) -> int:
-        """This broker."""
+        """The id of this broker."""
         return self._me[0]
 
     def is_here(self, cluster_id: str, node_id: int) -> bool:
-        """Whether this is the broker of this id in the cluster of this id."""
+        """Return whether these are the ids of this cluster and this broker."""
         return (cluster_id, node_id) == (self.cluster_id, self._me[0])
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
-        """This broker."""
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
+        """Return this broker."""
         return (self._place(connection),)
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place:
-        """This broker, for every group and transactional id."""
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint:
+        """Return this broker, which coordinates every group and transactional id."""
         return self._place(connection)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place, Sequence[Place]]:
-        """This broker."""
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint, Sequence[Endpoint]]:
+        """Return this broker, twice."""
         place = self._place(connection)
         return place, (place,)
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
-        """This broker, in the epochs of the partitions' logs."""
+        """Return this broker as leader, with the epochs of the partitions' logs."""
         me, get = self._me, self._store.get
         node = me[0]
-        found: list[Leader] = []
+        leaders: list[Leader] = []
         for index in partitions:
             log = get(topic, index)
-            found.append((node, 0 if log is None else log.leader_epoch, me, me))
-        return found
+            leaders.append((node, 0 if log is None else log.leader_epoch, me, me))
+        return leaders
 
-    def _place(self, connection: Connection) -> Place:
-        """At the address that is advertised, else the one that the client has reached."""
+    def _place(self, connection: Connection) -> Endpoint:
+        """Return this broker at its advertised address, or at the address that the client connected to."""
         config = self._live.broker
         host = config.advertised_host or connection.local[0]
-        return Place(self._me[0], host, config.advertised_port or self._port, config.rack)
+        return Endpoint(self._me[0], host, config.advertised_port or self._port, config.rack)

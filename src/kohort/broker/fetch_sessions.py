@@ -1,13 +1,13 @@
-"""Incremental fetch sessions (KIP-227): the broker remembers what a client fetches, so that it need not repeat itself.
+"""Incremental fetch sessions (KIP-227): the broker remembers a client's partitions, so that requests list only changes.
 
-A session's partitions are kept in the order in which they are served; those that brought data go to the end, so that
-none starves behind a busy one. Sessions are in memory only: a client whose session is gone starts another.
+A session's partitions are kept in the order in which they are served. A partition that returned data moves to the end,
+so that it does not starve the others. Sessions are in memory only: a client whose session is lost starts another.
 
-| epoch of the request | session id | what happens |
+| epoch of the request | session id | result |
 |---|---|---|
-| 0 | any | the session named is closed, a new one is opened if there is room |
-| -1 | any | the session named is closed; a plain fetch |
-| n > 0 | known, and n is the next epoch | the session's partitions, as the request changes them |
+| 0 | any | the given session is closed, a new one is opened if there is room |
+| -1 | any | the given session is closed; a full fetch without a session |
+| n > 0 | known, and n is the next epoch | the session's partitions, as changed by the request |
 | n > 0 | known, another epoch | INVALID_FETCH_SESSION_EPOCH |
 | n > 0 | unknown | FETCH_SESSION_ID_NOT_FOUND |
 """
@@ -23,18 +23,18 @@ Key: TypeAlias = "tuple[str | uuid.UUID, int]"
 
 EPOCH_MAX = 2**31 - 1
 STALE_S = 120.0
-"""A session unused for so long may be dropped for a newcomer (Kafka's own value)."""
+"""A session unused for this long may be replaced by a new one (Kafka's own value)."""
 PARTITIONS_MAX = 100_000
-"""Partitions of one session: bounds its memory."""
+"""The most partitions of a session, which bounds its memory."""
 
 
 class Fetched:
-    """One partition of a fetch, and what its client was last told of it.
+    """One partition of a fetch, with the state that its client received last.
 
     Attributes:
-        key: topic name, or id from version 13 on, and partition.
-        epoch: the leader's, as the client knows it; -1: it does not say.
-        read_epoch: of the last batch that the client has read; -1: it does not say.
+        key: topic name, or topic id since version 13, and partition.
+        epoch: the leader epoch that the client knows; -1: not given.
+        read_epoch: the epoch of the last batch that the client has read; -1: not given.
     """
 
     __slots__ = ("epoch", "high_watermark", "key", "log_start", "max_bytes", "offset", "read_epoch", "told_error")
@@ -50,19 +50,19 @@ class Fetched:
         self.told_error = False
 
     def quiet(self, end_offset: int, log_start: int) -> bool:
-        """Whether there is nothing to read and nothing the client was not told; most partitions of most fetches."""
+        """Return whether a response has nothing new for this partition, which is the most common case."""
         return self.offset == end_offset == self.high_watermark and log_start == self.log_start and not self.told_error
 
     def update(self, said: Fetched) -> None:
-        """Take over what a request says anew."""
+        """Update the state from a later request."""
         if said.read_epoch != self.read_epoch:
-            self.high_watermark = -1  # not quiet: it is to be looked whether the client has read what is there
+            self.high_watermark = -1  # not quiet: the client may have read a truncated log
         self.offset, self.max_bytes = said.offset, said.max_bytes
         self.epoch, self.read_epoch = said.epoch, said.read_epoch
 
 
 class FetchSession:
-    """What one client fetches."""
+    """The partitions that one client fetches."""
 
     __slots__ = ("by_id", "epoch", "id", "partitions", "used")
 
@@ -74,19 +74,19 @@ class FetchSession:
         self.used = time.monotonic()
 
     def next_epoch(self) -> None:
-        """The epoch that the next request must name."""
+        """Advance to the epoch that the next request must have."""
         self.epoch = 1 if self.epoch == EPOCH_MAX else self.epoch + 1
         self.used = time.monotonic()
 
     def to_end(self, key: Key) -> None:
-        """Serve this partition after the others."""
+        """Serve a partition after all others."""
         fetched = self.partitions.pop(key, None)
         if fetched is not None:
             self.partitions[key] = fetched
 
 
 class FetchSessions:
-    """Every open session, oldest use first."""
+    """All open sessions, least recently used first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -96,14 +96,14 @@ class FetchSessions:
         return len(self._sessions)
 
     def get(self, session_id: int) -> FetchSession | None:
-        """The session of this id, which counts as used."""
+        """Return the session of this id, and mark it as used."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._sessions[session_id] = session
         return session
 
     def open(self, by_id: bool, partitions: dict[Key, Fetched]) -> FetchSession | None:
-        """A new session, or None when there is no room: the client then goes on without one."""
+        """Open a session, or return None if there is no room: the client then continues without one."""
         if not partitions or len(partitions) > PARTITIONS_MAX:
             return None
         if len(self._sessions) >= self._limit:
@@ -119,5 +119,5 @@ class FetchSessions:
         return session
 
     def close(self, session_id: int) -> None:
-        """Forget a session."""
+        """Close a session."""
         self._sessions.pop(session_id, None)

@@ -1,11 +1,13 @@
-"""What the handlers of group requests work with, and the shards behind them: a broker, or a process without a store.
+"""Group host: the state that handlers of group requests work with, and the shards behind them.
 
-| a host has | for |
+A host is a broker, or a process that coordinates groups without storing topics.
+
+| a host has | used for |
 |---|---|
-| topics, by name and id | commits and fetches of offsets; the coordinator's image |
-| places | Metadata, DescribeCluster, FindCoordinator |
-| groups, with their settings | everything that is asked of a group |
-| transactions | offsets within them; None: none are taken here |
+| topics, by name and id | offset commits and fetches; the coordinator's topic image |
+| endpoints | Metadata, DescribeCluster, FindCoordinator |
+| groups, with their settings | all group requests |
+| transactions | transactional offset commits; None: the host rejects them |
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from zlib import crc32
 
 from kohort.broker.authorization import Right
 from kohort.broker.driver import LoopDriver
-from kohort.broker.endpoints import Places
+from kohort.broker.endpoints import Endpoints
 from kohort.broker.metrics import ApiMetrics, Histogram, Metrics
-from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, Turned
+from kohort.broker.server.connection import ClientSession, Connection, OnAnswer, Parts, ServerRequests
 from kohort.broker.server.faults import Faults
 from kohort.broker.server.framing import BadFrame, Frame
 from kohort.broker.shards import GroupShards
@@ -71,7 +73,7 @@ from kohort.wire.push import (
 )
 from kohort.wire.schema import WireError
 
-# -- Consumers of the push protocol at the broker's end: frames to their connections, answers to their groups' shards
+# -- Push consumers: frames to their connections, answers to the shards of their groups
 
 log = logging.getLogger("kohort.broker")
 
@@ -84,12 +86,12 @@ KINDS = {
 }
 
 
-class AskedFrame:
-    """One frame that a consumer is asked, from when it is wanted until its answer, as `Request` is the other way round.
+class ServerRequest:
+    """A server request to a push consumer, from its creation until the consumer's answer: the counterpart of `Request`.
 
     Attributes:
-        client_id: the consumer's.
-        message: what its group's shard wanted.
+        client_id: the consumer's id.
+        message: the effect of the group's shard that caused the request.
     """
 
     __slots__ = ("api", "began", "client_id", "connection", "latency", "message", "on_answer", "on_reply")
@@ -109,18 +111,22 @@ class AskedFrame:
 
     @property
     def name(self) -> str:
-        """The frame for log lines."""
+        """The request's name for log lines."""
         return f"{self.api} to {self.connection.name} ({self.client_id})"
 
     def take(self, frame: Frame) -> None:
-        """The answer has come. Raises BadFrame."""
+        """Handle the consumer's answer.
+
+        Raises:
+            BadFrame: the answer is malformed.
+        """
         if self.on_reply is not None and not self.on_reply([bytes(frame)]):
             return
         self.latency.observe(perf_counter() - self.began)
         self.on_answer(frame)
 
     def send(self, parts: Parts) -> None:
-        """Have its shard hear an answer that waited, or was made up."""
+        """Deliver an answer that was delayed or made up by a fault rule to the group's shard."""
         if self.connection.closed:
             return
         (frame,) = parts
@@ -132,11 +138,14 @@ class AskedFrame:
             self.connection.close()
 
     def unreadable(self) -> Parts:
-        """An answer that its shard can't read."""
+        """Return an answer that the shard can't decode."""
         return [b"\xff"]
 
     def fail(self, error: ErrorCode, why: str) -> None:
-        """The consumer is not asked, and answers this; an answer to a Ping holds no error: its connection ends."""
+        """Answer with an error instead of asking the consumer.
+
+        The answer to a Ping has no error field, so its connection is closed instead.
+        """
         if self.api == PushType.PING.api:
             log.warning("closing the connection from %s: %s", self.connection.name, why)
             self.connection.close()
@@ -144,38 +153,38 @@ class AskedFrame:
             self.send([ErrorResponse(error).encode()])
 
 
-class Registered(NamedTuple):
-    """A connection on which a consumer has registered.
+class PushRegistration(NamedTuple):
+    """A connection on which a push consumer has registered.
 
     Attributes:
-        right: what allowed it to; None: everybody may.
+        right: the authorization of the registration; None: no authorizer.
     """
 
     connection: Connection
-    turned: Turned
+    turned: ServerRequests
     group_id: str
     right: Right | None
 
 
 class PushedConsumers:
-    """The connections that have turned round, by their numbers."""
+    """The connections of registered push consumers, by connection number."""
 
-    def __init__(self, groups: GroupShards, places: Places, metrics: Metrics, faults: Faults) -> None:
+    def __init__(self, groups: GroupShards, places: Endpoints, metrics: Metrics, faults: Faults) -> None:
         self._groups = groups
         self._places = places
         self._figures = {asking: metrics.apis[kind] for asking, kind in KINDS.items()}
         self._faults = faults
-        self._by_number: dict[int, Registered] = {}
+        self._by_number: dict[int, PushRegistration] = {}
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def turn(self, connection: Connection, group_id: str, right: Right | None = None) -> None:
-        """A consumer registers on this connection: what comes on it from now on are answers."""
-        self._by_number[connection.client.number] = Registered(connection, connection.turn_round(), group_id, right)
+        """Register a consumer on a connection: all later frames from it are answers."""
+        self._by_number[connection.client.number] = PushRegistration(connection, connection.reverse(), group_id, right)
 
     def dismiss(self, index: int) -> None:
-        """End the connections of a shard's groups: its consumers come back at once, and not after a silence."""
+        """Close the connections of a shard's groups, so that consumers rejoin at once and not only after a timeout."""
         for connection, _, group_id, _ in list(self._by_number.values()):
             if self._groups.index_of(group_id) == index:
                 log.info(
@@ -186,11 +195,14 @@ class PushedConsumers:
                 connection.finish()
 
     def forget(self, client: ClientSession) -> None:
-        """A connection has ended."""
+        """Remove a connection that has closed."""
         self._by_number.pop(client.number, None)
 
     def push(self, push: Push) -> None:
-        """Send what a consumer is asked; one whose connection has ended is not there, which its shard is told."""
+        """Send a request to a consumer.
+
+        A consumer whose connection has closed is skipped: its shard is notified of the disconnect separately.
+        """
         found = self._by_number.get(push.connection)
         if found is None:
             return
@@ -210,10 +222,10 @@ class PushedConsumers:
         log.warning("closing the connection from %s: group %s: %s", connection.name, group_id, error)
         connection.finish()
 
-    def _ask(self, to: Registered, value: Asks, asking: PushRequestKind, body: bytes) -> None:
+    def _ask(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
         answer = partial(self._take, to, value, asking)
-        asked = AskedFrame(KINDS[asking], connection, value, self._figures[asking], answer)
+        asked = ServerRequest(KINDS[asking], connection, value, self._figures[asking], answer)
 
         def run() -> None:
             if connection.closed:
@@ -227,12 +239,18 @@ class PushedConsumers:
             run()
 
     def _leader(self, topic: str, partition: int) -> int:
-        """As of now."""
+        """Return the node id of a partition's current leader."""
         leaders = self._places.leaders(topic, range(partition, partition + 1))
         return leaders[0][0] if leaders else NO_LEADER
 
-    def _take(self, by: Registered, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
-        """An answer has come; of one that may not be a member any more it counts for nothing. Raises BadFrame."""
+    def _take(self, by: PushRegistration, value: Asks, asked: PushRequestKind, frame: Frame) -> None:
+        """Pass a consumer's answer to its group's shard.
+
+        If the consumer is no longer authorized, drop the answer and close the connection.
+
+        Raises:
+            BadFrame: the answer is malformed.
+        """
         connection = by.connection
         if by.right is not None and (refused := by.right.refusal()):
             what = f"{value.member_id} may not be a member any more: {refused.name}: {refused.text}"
@@ -247,7 +265,11 @@ class PushedConsumers:
 
 
 def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
-    """What a consumer is asked, and the frame without its size. Raises WireError: more than it can hold."""
+    """Encode a request to a consumer; return its kind and the frame without its size.
+
+    Raises:
+        WireError: the assignment does not fit into a frame.
+    """
     if isinstance(value, PingConsumer):
         return PushRequestKind.PING, encode_ping(value.retries)
     if isinstance(value, StopConsumer):
@@ -257,19 +279,23 @@ def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRe
 
 
 def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
-    """The answer to what a consumer was asked, which its frame does not say. Raises WireError."""
+    """Decode a consumer's answer. The frame does not name its request, so the caller supplies it.
+
+    Raises:
+        WireError: the answer is malformed.
+    """
     error = ErrorCode.NONE
     positions: tuple[Position, ...] = ()
     if asked is PushRequestKind.PING:
         found = decode_ping_response(frame, isinstance(value, PingConsumer) and value.auto_commit)
-        positions = tuple([Position(each.topic, each.partition, each.offset) for each in found])
+        positions = tuple([Position(entry.topic, entry.partition, entry.offset) for entry in found])
     else:
         error = ErrorCode.of(ErrorResponse.decode(frame).error_code)
     return ConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
 
 
-class Dividers:
-    """Threads that divide partitions of push groups: each with a queue, a group always in the same one.
+class AssignmentThreads:
+    """Single-threaded executors that compute assignments of push groups. A group always uses the same one.
 
     A group whose assignor hangs holds up those of its queue and no others. Source: spec 4.9.
     """
@@ -278,7 +304,7 @@ class Dividers:
         self._threads: list[ThreadPoolExecutor | None] = [None] * count
 
     def of(self, group_id: str) -> ThreadPoolExecutor:
-        """The thread of a group's queue, which begins with its first work."""
+        """Return the executor of a group, which is started on first use."""
         index = crc32(group_id.encode()) % len(self._threads)
         found = self._threads[index]
         if found is None:
@@ -286,20 +312,20 @@ class Dividers:
         return found
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         for thread in self._threads:
             if thread is not None:
                 thread.shutdown(wait=False, cancel_futures=True)
 
 
 FEATURES = {"group.version": (0, 1), "metadata.version": (7, 33), "transaction.version": (0, 2)}
-"""Features with their lowest and highest levels, the highest being in effect, as of Apache Kafka 4.4."""
+"""Features with their lowest and highest levels as of Apache Kafka 4.4. The highest level is in effect."""
 WORKERS = 2
-"""Threads for long work of the coordinator: it is bound by the interpreter lock, so more would gain nothing."""
+"""Threads for background tasks of the coordinator. The interpreter lock bounds them, so more would gain nothing."""
 
 
 class KnownTopic(Protocol):
-    """A topic, as far as groups are concerned."""
+    """A topic, as far as groups need it."""
 
     @property
     def name(self) -> str: ...
@@ -310,10 +336,10 @@ class KnownTopic(Protocol):
 
 
 class KnownTopics(Protocol):
-    """The topics that there are, wherever they are kept.
+    """All existing topics, wherever they are stored.
 
     Attributes:
-        sure: see `TopicImage`.
+        sure: whether a topic that is not listed certainly does not exist; see `TopicImage`.
     """
 
     @property
@@ -324,32 +350,32 @@ class KnownTopics(Protocol):
     def by_id(self) -> Mapping[UUID, KnownTopic]: ...
 
     def image(self) -> TopicImage:
-        """All topics as the group coordinator sees them."""
+        """Return all topics as the group coordinator sees them."""
 
     def refusal(self, name: str) -> KafkaError | None:
-        """Why there can't be a topic of this name."""
+        """Return why a topic of this name can't exist, or None."""
 
 
 class OffsetTransactions(Protocol):
-    """Transactions, as far as they take in offsets of groups."""
+    """Transactions, as far as they include committed offsets."""
 
     def add(self, transactional_id: str, producer: tuple[int, int], partitions: Sequence[TopicPartition]) -> ErrorCode:
-        """Take partitions into a transaction."""
+        """Add partitions to a transaction."""
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
-        """Whether a transaction has taken a partition in."""
+        """Check that a transaction includes a partition."""
 
 
 class GroupHost:
-    """The groups of one process, with what their handlers and shards need. All methods run on the loop.
+    """The groups of one process, with all that their handlers and shards need. All methods run on the loop.
 
     Attributes:
-        api_keys: what ApiVersions names.
-        consumers: those of the push protocol that are connected.
-        on_rebalanced: called when a group has rebalanced, once that is durable; None: nobody asks.
-        features: its features, with their lowest and highest levels.
-        described_partitions_max: partitions that one answer describes (`max.request.partition.size.limit`).
-        coordinator_id: what our own clients are told of where it has groups apart from the brokers, -1: it has not.
+        api_keys: the API versions in responses to ApiVersions.
+        consumers: the connected push consumers.
+        on_rebalanced: called when a group has rebalanced and the result is durable; None: no callback.
+        features: feature names with their lowest and highest levels.
+        described_partitions_max: the most partitions in one response (`max.request.partition.size.limit`).
+        coordinator_id: node id of a coordinator outside the brokers, for kohort's own clients; -1: none.
     """
 
     features: Mapping[str, tuple[int, int]] = FEATURES
@@ -361,11 +387,25 @@ class GroupHost:
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         topics: Callable[[GroupShards], KnownTopics],
-        places: Places,
+        places: Endpoints,
         open_journal: Callable[[int], Journal],
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """`topics`: the topics, which tell these groups of changes. `open_journal`: where a shard's records are."""
+        """Create a host.
+
+        Args:
+            loop: the event loop.
+
+            config: the group settings.
+
+            topics: creates the topics, which notify the groups of changes.
+
+            places: the cluster's endpoints.
+
+            open_journal: opens the journal of a shard.
+
+            api_keys: the API versions that are served.
+        """
         self.loop = loop
         self.group_config = config
         self.places = places
@@ -381,11 +421,11 @@ class GroupHost:
         self.consumers = PushedConsumers(self.groups, places, self.metrics, self.faults)
         self.groups.on_end = self.consumers.dismiss
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
-        self._dividers = Dividers(config.push_rebalance_threads)
+        self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
 
     def token(self) -> int:
-        """A number for one event, by which its reply finds its request."""
+        """Return a number for one event, which matches its reply to its request."""
         return next(self._tokens)
 
     def _make_shard(self, index: int, term: int) -> Shard:
@@ -394,23 +434,23 @@ class GroupHost:
     # -- clients
 
     def lease_ms(self, client: ClientSession) -> int:
-        """The lease that a client is told to keep; 0: none."""
+        """Return the disconnect lease that a client must keep; 0: none."""
         keeps_one = self.group_config.notice_disconnects != "off" and client.is_own
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
     def release(self, client: ClientSession) -> None:
-        """Have a client's held heartbeats answered: another request came behind them."""
+        """Answer a client's delayed heartbeats, because another request arrived on the connection."""
         self.groups.release(client)
 
     def client_lost(self, client: ClientSession) -> None:
-        """Tell the coordinators that a client's connection is gone."""
+        """Tell the coordinators that a client's connection is closed."""
         self.consumers.forget(client)
         if client.shards:
             noticed = client.lease_ms > 0 or self.group_config.notice_disconnects == "all"
             self._tell_lost(client, noticed, ENDING_LOOKS_S if noticed and client.process else ())
 
     def _tell_lost(self, client: ClientSession, noticed: bool, looks_s: tuple[float, ...]) -> None:
-        """Tell the coordinators, once it is known whether the client's process has ended too or will not soon."""
+        """Tell the coordinators of a disconnect once it is known whether the client's process has also ended."""
         ended = bool(looks_s) and has_ended(client.process)
         if looks_s and not ended:
             self.loop.call_later(looks_s[0], self._tell_lost, client, noticed, looks_s[1:])
@@ -420,27 +460,27 @@ class GroupHost:
     # -- what a shard needs
 
     def topic_image(self) -> TopicImage:
-        """All topics now."""
+        """Return all topics that exist now."""
         return self.topics.image()
 
     def unseen_topics(self, index: int) -> Sequence[str]:
-        """Topics made since a shard's journal was last loaded; none where topics are told apart by their ids."""
+        """Return the topics created since a shard's journal was last loaded; none if topics are identified by id."""
         return ()
 
     def shard_loaded(self, index: int) -> None:
-        """A shard has loaded: connections on which its consumers registered before say nothing any more."""
+        """Close push connections of a shard that has loaded: their registrations belong to an earlier load."""
         self.consumers.dismiss(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """A shard was taken over, or can't be read: who registered there is told nothing any more."""
+        """Close push connections of a shard that was fenced or can't be read."""
         self.consumers.dismiss(index)
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
-        """What groups of a shard have set for themselves."""
+        """Return the group configurations of a shard's groups."""
         return {}
 
     def run_work(self, work: Work, done: Callable[[Event], None]) -> None:
-        """Run long work in a thread, or ask; its event comes back on the loop."""
+        """Run a background task in a thread, or ask an outside source. The resulting event arrives on the loop."""
         if isinstance(work, FindOffsets):
             self.find_offsets(work, done)
             return
@@ -461,24 +501,24 @@ class GroupHost:
         future.add_done_callback(finish)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
-        """See whether topics that are not known are there by now; then go on. Where topics are `sure` they are not."""
+        """Look up unknown topics, then call `then`. A host with `sure` topics has nothing to look up."""
         then()
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
-        """Ask whoever else knows of topics or groups. A host that has them all itself is never asked to."""
-        log.error("there is nobody to ask: %s", question)
+        """Query topics or groups of another system. A host that has them all itself never gets such a question."""
+        log.error("no outside source can answer: %s", question)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """Begin or end of partitions, which a process without a store can't tell."""
+        """Report that offsets can't be looked up: a process without a store can't read partitions."""
         failure = "begin and end of partitions can't be told here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
     def push(self, push: Push) -> None:
-        """Send a frame no request asked for."""
+        """Send a request to a push consumer."""
         self.consumers.push(push)
 
     def note(self, note: Counted | Rebalanced) -> None:
-        """A figure of a group coordinator moved on."""
+        """Update the metrics from a group coordinator."""
         self.metrics.take(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)
@@ -486,12 +526,12 @@ class GroupHost:
     # -- the end
 
     def stop_waiting(self) -> None:
-        """Answer everyone who waits: the process ends."""
+        """Answer all waiting requests, because the process is shutting down."""
         for shard in self.groups:
             shard.close()
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         self.faults.clear()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._dividers.close()

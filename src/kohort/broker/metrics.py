@@ -1,8 +1,7 @@
-"""What the broker counts and times, as plain values and in Prometheus's text form.
+"""Metrics of the broker, as plain values and in Prometheus's text format.
 
-Everything is written by the loop alone and read by the loop alone: counting is an attribute, timing a bisection. Groups
-by state are counted when somebody asks. Kafka's four meters keep Kafka's names, so that what reads them there reads
-them here. Source: spec 1.7.
+Only the loop writes and reads them: a counter is an attribute, a histogram a bisection. Groups by state are counted on
+request. Kafka's four meters keep Kafka's names, so that existing dashboards work. Source: spec 1.7.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ BOUNDS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0),
 )
-"""Upper bounds of the buckets of every histogram, in seconds; one more bucket takes what is beyond."""
+"""Upper bounds of every histogram's buckets, in seconds. One more bucket counts longer durations."""
 RATE_WINDOW_S = 30.0
-"""A rate is over the last one to two of these, as Kafka's are with its defaults."""
+"""A rate covers the last one to two windows of this length, like Kafka's rates with default settings."""
 GROUPS_MAX = 1_000
-"""Groups whose rebalances are told apart: those that rebalanced last. Bounds memory and the size of a scrape."""
+"""The most groups with their own rebalance metrics: those that rebalanced last. Bounds memory and scrape size."""
 IMPORT_METERS = (Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE)
 HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
 KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
 PUSH_METERS = (Meter.PUSH_FAILED,)
 API_NAMES = {key: api.name for key, api in APIS.items()} | {int(kind): kind.api for kind in PushType}
-"""Kafka's, and those of push frames, by key; both have one range of numbers."""
+"""API names by key, of Kafka's APIs and of push frames. Both share one range of numbers."""
 GROUP_METRICS: Final = "group-coordinator-metrics"
-"""Kafka's name for the group of its four meters."""
+"""Kafka's name for the group of its four coordinator meters."""
 
 
 class HistogramSummary(TypedDict):
@@ -58,7 +57,7 @@ class HistogramSummary(TypedDict):
 
 
 class RebalancesSummary(TypedDict):
-    """One group's rebalances as plain values."""
+    """The rebalances of one group as plain values."""
 
     protocol: str
     completed: int
@@ -92,16 +91,17 @@ Snapshot = TypedDict(
         "listen": str | None,
     },
 )
-"""All figures of a broker; `listen` is where Prometheus reads them. `imports` is empty where nothing is imported."""
+"""All metrics of a broker. `listen` is the address that Prometheus scrapes. `imports` is empty if nothing is imported.
+"""
 
 
 class Histogram:
-    """Durations by size.
+    """A histogram of durations.
 
     Attributes:
-        counts: per bound of `BOUNDS_S` and one beyond, not cumulative.
-        total_s: the sum of all.
-        max_s: the longest.
+        counts: one per bound of `BOUNDS_S` and one for longer durations; not cumulative.
+        total_s: the sum of all durations.
+        max_s: the longest duration.
     """
 
     __slots__ = ("counts", "max_s", "total_s")
@@ -112,14 +112,14 @@ class Histogram:
         self.max_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Take in one duration."""
+        """Record one duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
         if seconds > self.max_s:
             self.max_s = seconds
 
     def quantile_s(self, share: float) -> float:
-        """The upper bound of the bucket in which this share of all is reached, at most the longest; 0.0 for none."""
+        """Return the upper bound of the quantile's bucket, at most the longest duration; 0.0 without durations."""
         wanted = share * sum(self.counts)
         seen = 0
         for bound, count in zip(BOUNDS_S, self.counts, strict=False):
@@ -129,7 +129,7 @@ class Histogram:
         return self.max_s
 
     def summary(self) -> HistogramSummary:
-        """Plain values: count, mean, quantiles and maximum in ms, and the buckets as (upper bound in s, count)."""
+        """Return plain values: count, mean, quantiles and maximum in ms, the buckets as (upper bound in s, count)."""
         count = sum(self.counts)
         return {
             "count": count,
@@ -143,7 +143,7 @@ class Histogram:
 
 
 class Rate:
-    """A count, and how fast it grew in the last one to two windows."""
+    """A counter with its growth per second over the last one to two windows."""
 
     __slots__ = ("_before", "_began", "_now", "count")
 
@@ -154,13 +154,13 @@ class Rate:
         self._now = 0
 
     def add(self, amount: int) -> None:
-        """It grew."""
+        """Increase the counter."""
         self._turn(time.monotonic())
         self.count += amount
         self._now += amount
 
     def per_second(self) -> float:
-        """The rate, over at least one whole window."""
+        """Return the rate over at least one whole window."""
         now = time.monotonic()
         self._turn(now)
         return (self._before + self._now) / (now - self._began + RATE_WINDOW_S)
@@ -174,14 +174,14 @@ class Rate:
 
 
 class MirrorMeter:
-    """How what ZooKeeper shows follows the journals.
+    """Metrics of the ZooKeeper mirror: how closely ZooKeeper follows the journals.
 
     Attributes:
-        changes: nodes that were made, set or deleted.
-        multis: requests that they took.
-        refused: multis that were refused, as another process was the one to write, or had changed the nodes.
-        failures: looks after which something was still to be written.
-        looked: groups that were looked at.
+        changes: nodes that were created, set or deleted.
+        multis: multi requests for these changes.
+        refused: multis that failed because another process is the writer or changed the nodes.
+        failures: checks after which some changes were still unwritten.
+        looked: groups that were checked.
     """
 
     __slots__ = ("_settled_s", "changes", "failures", "looked", "multis", "refused")
@@ -191,15 +191,15 @@ class MirrorMeter:
         self._settled_s = time.monotonic()
 
     def settled(self, began_s: float) -> None:
-        """Everything is written that there was at this time."""
+        """Record that all changes up to this time are written."""
         self._settled_s = began_s
 
     def lag_s(self) -> float:
-        """How old what ZooKeeper shows is."""
+        """Return the age of the state that ZooKeeper shows, in seconds."""
         return time.monotonic() - self._settled_s
 
     def summary(self) -> dict[str, float]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "lag_s": self.lag_s(),
             "changes": self.changes,
@@ -211,7 +211,10 @@ class MirrorMeter:
 
 
 class ApiMetrics:
-    """One API's requests, and the time from a request's arrival, or its sending if the broker asks, to its answer."""
+    """Metrics of one API: the number of requests, and the time from a request's arrival to its answer.
+
+    For a server request the time starts when it is sent.
+    """
 
     __slots__ = ("latency", "requests")
 
@@ -221,7 +224,10 @@ class ApiMetrics:
 
 
 class GroupRebalances:
-    """One group's completed rebalances. Times in ms; standstill is the mean over who stood still, and the longest."""
+    """The completed rebalances of one group.
+
+    Times are in ms. Downtime is the mean over the members that stopped, and the maximum.
+    """
 
     __slots__ = ("completed", "last", "standstill_ms", "whole_ms")
 
@@ -232,14 +238,14 @@ class GroupRebalances:
         self.last = Rebalanced("", "", 0, 0.0, 0, 0)
 
     def add(self, note: Rebalanced) -> None:
-        """One more."""
+        """Record one rebalance."""
         self.completed += 1
         self.whole_ms += note.whole_ms
         self.standstill_ms += note.standstill_ms
         self.last = note
 
     def summary(self) -> RebalancesSummary:
-        """Plain values."""
+        """Return plain values."""
         return {
             "protocol": self.last.protocol,
             "completed": self.completed,
@@ -253,17 +259,17 @@ class GroupRebalances:
 
 
 class Metrics:
-    """All figures of one broker.
+    """All metrics of one broker.
 
     Attributes:
-        meters: Kafka's four, those of held heartbeats, and those of push groups.
-        apis: by api key.
-        rebalances: by group, the one that rebalanced last at the end.
-        whole, standstill: of all groups' rebalances.
+        meters: Kafka's four meters, those of long polling, and those of push groups.
+        apis: request metrics by API key.
+        rebalances: by group, the most recently rebalanced last.
+        whole, standstill: total time and downtime of all groups' rebalances.
         queue: how long the oldest event of a batch waited for its shard.
-        step, append: how long a batch took in the machine, and its records into the journal.
-        events: stepped so far.
-        mirror: of what ZooKeeper shows, None: it shows nothing.
+        step, append: how long a batch took in the state machine, and its records in the journal.
+        events: the number of events processed.
+        mirror: metrics of the ZooKeeper mirror; None: there is no mirror.
     """
 
     def __init__(self) -> None:
@@ -279,7 +285,7 @@ class Metrics:
         self.events = 0
 
     def take(self, note: Counted | Rebalanced) -> None:
-        """A note of a group coordinator."""
+        """Record a metric of a group coordinator."""
         if isinstance(note, Counted):
             self.meters[note.meter].add(note.amount)
             return
@@ -294,12 +300,12 @@ class Metrics:
     def snapshot(
         self, groups: Iterable[tuple[str, GroupState]], connections: int, listen: str | None = None
     ) -> Snapshot:
-        """Everything as plain values.
+        """Return all metrics as plain values.
 
         Args:
             groups: protocol and state of every group.
-            connections: how many are open.
-            listen: where Prometheus reads them.
+            connections: the number of open connections.
+            listen: the address that Prometheus scrapes, if any.
         """
         by_state = Counter(groups)
         return {
@@ -308,7 +314,7 @@ class Metrics:
                 protocol: {state.value: count for (of, state), count in sorted(by_state.items()) if of == protocol}
                 for protocol in ("classic", "consumer", "push")
             },
-            "rebalances": {group: each.summary() for group, each in self.rebalances.items()},
+            "rebalances": {group: rebalances.summary() for group, rebalances in self.rebalances.items()},
             "rebalance": self.whole.summary(),
             "standstill": self.standstill.summary(),
             "event-queue": self.queue.summary(),
@@ -326,22 +332,22 @@ class Metrics:
         }
 
     def kafka_meters(self) -> dict[str, float]:
-        """Kafka's names to rates (1/s) and counts."""
-        found: dict[str, float] = {}
+        """Return Kafka's meters by name: rates (1/s) and counts."""
+        meters: dict[str, float] = {}
         for meter in KAFKA_METERS:
             rate = self.meters[meter]
-            found[f"{meter.value}-rate"] = rate.per_second()
-            found[f"{meter.value}-count"] = rate.count
-        return found
+            meters[f"{meter.value}-rate"] = rate.per_second()
+            meters[f"{meter.value}-count"] = rate.count
+        return meters
 
     def counts(self) -> Mapping[str, int]:
-        """The counts by their meters' names."""
+        """Return the counts by the meters' names."""
         return {meter.value: rate.count for meter, rate in self.meters.items() if rate.count}
 
 
-# -- The broker's figures for Prometheus
+# -- Prometheus exporter
 #
-# A scrape asks the loop for a snapshot and turns it into text on its own thread, so that it holds up no request.
+# A scrape asks the loop for a snapshot and formats it on its own thread, so that it delays no request.
 
 Timed: TypeAlias = Literal["rebalance", "standstill", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
@@ -368,17 +374,17 @@ ZOOKEEPER: Final[dict[str, str]] = {
 
 
 class Exporter(Collector):
-    """Turns snapshots into metric families."""
+    """A Prometheus collector that turns snapshots into metric families."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is known before the first snapshot."""
+        """Return nothing: the metrics are unknown before the first snapshot."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One snapshot."""
+        """Return the metric families of one snapshot."""
         found = self._snapshot()
         yield from _kafka_meters(found[GROUP_METRICS])
         yield from _groups(found)
@@ -409,7 +415,7 @@ class Exporter(Collector):
 
 
 def _kafka_meters(meters: dict[str, float]) -> Iterator[Metric]:
-    """Under the names that Kafka's beans get from the usual JMX exporter."""
+    """Yield Kafka's meters under the names that the usual JMX exporter gives to Kafka's beans."""
     for name, value in meters.items():
         title = f"kafka.server_{GROUP_METRICS}_{name}".replace(".", "_").replace("-", "_")
         yield UntypedMetricFamily(title, f"Kafka's {name} of {GROUP_METRICS}", value=value)

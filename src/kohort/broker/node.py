@@ -1,4 +1,4 @@
-"""One broker's state, put together: what the handlers see."""
+"""The state of one broker: the object that request handlers work with."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kohort.broker.config.live_settings import LiveSettings
 from kohort.broker.config.quotas import Quotas
 from kohort.broker.config.settings import BrokerConfig
 from kohort.broker.config.users import Users
-from kohort.broker.endpoints import OnePlace
+from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
-from kohort.broker.slices import Turns
+from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
 from kohort.errors import CorruptDataError, KafkaError
@@ -34,15 +34,15 @@ from kohort.journal.local import LogJournal
 from kohort.log import LogConfig, LogStore, PartitionLog, prepared
 from kohort.wire.discovery import ApiVersionsResponse
 
-# -- Produced batches of topics with a `compression.type` of their own: compressed beside the loop, appended in order
+# -- Recompression of produced batches for topics with their own `compression.type`
 #
-# Kafka compresses in the thread of the request. Here the loop serves everyone, so that a thread does, and what comes
-# for the same partition meanwhile waits behind it: sequences of producers keep their order.
+# Kafka compresses in the request thread. Here the event loop serves all clients, so a worker thread compresses. Later
+# batches of the same partition wait, so that producer sequences stay in order.
 
 log = logging.getLogger("kohort.broker")
 
 THREADS = 2
-"""The codecs work without the interpreter's lock."""
+"""Threads that compress. The codecs release the interpreter lock, so threads run in parallel."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Job:
 
 
 class Recompression:
-    """Compresses batches anew, one after the other for each partition. All methods run on the loop."""
+    """A queue per partition of batches to recompress in worker threads. All methods run on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class Recompression:
         self._queues: dict[TopicPartition, deque[_Job]] = {}
 
     def is_busy(self, partition: TopicPartition) -> bool:
-        """Whether batches for a partition are on their way, behind which others have to wait."""
+        """Return whether batches of a partition are being recompressed, so that later ones have to wait."""
         return partition in self._queues
 
     def take(
@@ -73,14 +73,14 @@ class Recompression:
         now_ms: int,
         done: Callable[[bytes | KafkaError], None],
     ) -> None:
-        """Check and compress batches behind what the partition was sent before.
+        """Check and recompress batches after all earlier batches of the partition.
 
         Args:
-            partition: which they are for.
-            records: the batches, a copy of the request's.
-            config: the topic's.
-            now_ms: when they came.
-            done: called with what is to be appended, or why nothing is.
+            partition: the partition that the batches are for.
+            records: the batches, as a copy of the request's bytes.
+            config: the topic's configuration.
+            now_ms: when the batches arrived.
+            done: called with the batches to append, or with the error that rejects them.
         """
         queue = self._queues.setdefault(partition, deque())
         queue.append(_Job(records, config, now_ms, done))
@@ -88,7 +88,7 @@ class Recompression:
             self._begin(partition, queue[0])
 
     def _begin(self, partition: TopicPartition, job: _Job) -> None:
-        def work() -> bytes | KafkaError:
+        def recompress() -> bytes | KafkaError:
             try:
                 return prepared(str(partition), job.records, job.config, job.now_ms)
             except KafkaError as error:
@@ -98,7 +98,7 @@ class Recompression:
             if not finished.cancelled():
                 self._finish(partition, job, finished)
 
-        self._loop.run_in_executor(self._threads, work).add_done_callback(finish)
+        self._loop.run_in_executor(self._threads, recompress).add_done_callback(finish)
 
     def _finish(self, partition: TopicPartition, job: _Job, finished: asyncio.Future[bytes | KafkaError]) -> None:
         queue = self._queues[partition]
@@ -106,7 +106,7 @@ class Recompression:
         try:
             try:
                 result = finished.result()
-            except Exception as error:  # noqa: BLE001 - whoever produced must be told, whatever it is
+            except Exception as error:  # noqa: BLE001 - the producer must get an answer
                 log.error("%s: batches could not be compressed: %s", partition, error)
                 result = CorruptDataError(f"{partition}: the batches could not be compressed: {error}")
             job.done(result)
@@ -117,19 +117,21 @@ class Recompression:
                 del self._queues[partition]
 
     def close(self) -> None:
-        """Leave undone what waits."""
+        """Stop the threads and discard queued batches."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 MAINTAIN_S = 1.0
 STANDSTILL_S = 1.0
-"""So late nothing fires on a loop that runs: the process was stopped or starved, or something held the loop up."""
+"""A maintenance timer this late means that the loop did not run: the process was stopped or starved, or a callback
+blocked the loop.
+"""
 MAINTAIN_BUSY_S = 0.05
-"""Pause between slices of work while a compaction is under way."""
+"""Pause between slices of work while a compaction is in progress."""
 
 
 class Node(GroupHost):
-    """The broker behind its sockets: a host of groups whose topics and journals are its own."""
+    """A broker behind its sockets: a group host that stores its own topics and journals."""
 
     topics: Topics
     transactions: Transactions
@@ -143,19 +145,19 @@ class Node(GroupHost):
         api_keys: Sequence[ApiVersionsResponse.ApiVersion],
         address: tuple[str, int],
     ) -> None:
-        """`address`: where it listens."""
+        """Create the state. `address` is the listening address."""
         self.data_dir = data_dir
         self.store = store
         self.live = live
         live.listeners.append(self._settings_changed)
         self.host, self.port = address
-        self.waits = Waits(loop)
-        places = OnePlace(live, store, self.port)
+        self.waits = Purgatory(loop)
+        places = SingleBrokerEndpoints(live, store, self.port)
         super().__init__(loop, live.groups, self._make_topics, places, self._open_journal, api_keys)
         self.id = self.config.node_id
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
-        self.turns = Turns(loop)
+        self.slices = SliceQueue(loop)
         self.recompression = Recompression(loop)
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.tell(event.group_id, event)
@@ -173,14 +175,14 @@ class Node(GroupHost):
 
     @property
     def config(self) -> BrokerConfig:
-        """The broker's own settings, as they are now."""
+        """The broker's current settings."""
         return self.live.broker
 
     def _settings_changed(self) -> None:
         self.store.set_defaults(self.live.log, self.config.producer_id_expiration_ms)
 
     def start(self) -> None:
-        """Make the internal topics and begin to load the coordinators."""
+        """Create the internal topics and start loading the coordinators."""
         if OFFSETS_TOPIC not in self.store.topics:
             size = str(self.config.offsets_segment_bytes)
             configs = {"cleanup.policy": "compact", "segment.bytes": size, "compression.type": "producer"}
@@ -203,32 +205,34 @@ class Node(GroupHost):
         return Topics(self.store, self.config.num_partitions, self.waits, groups)
 
     def unseen_topics(self, index: int) -> list[str]:
-        """Topics made since a shard's journal was last loaded."""
+        """Return the topics created since a shard's journal was last loaded."""
         return self.store.unseen(index)
 
     def shard_loaded(self, index: int) -> None:
-        """Note that what a shard's journal held of earlier topics is gone."""
+        """Record that a shard's journal holds no positions of earlier topics any more."""
         self.store.seen(index)
         super().shard_loaded(index)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """Begin or end of partitions, as their logs have them."""
-        found, missing = [], []
+        """Look up the start or end offsets of partitions in their logs."""
+        positions, missing = [], []
         for topic, partition in work.partitions:
             log = self.store.get(topic, partition)
             if log is None:
                 missing.append(f"{topic}-{partition}")
             else:
-                found.append(Position(topic, partition, log.log_start_offset if work.from_begin else log.end_offset))
+                positions.append(
+                    Position(topic, partition, log.log_start_offset if work.from_begin else log.end_offset)
+                )
         failure = f"there is no {missing[0]}" if missing else None
-        self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(found), failure))
+        self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(positions), failure))
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
-        """What groups of a shard have set for themselves."""
+        """Return the group configurations of a shard's groups."""
         return self.group_settings.usable(lambda group: self.groups.index_of(group) == index)
 
     def client_lost(self, client: ClientSession) -> None:
-        """Forget what a client waited for, and tell the coordinators that it is gone."""
+        """Cancel a client's waiting requests, and tell the coordinators that its connection is closed."""
         for wait in client.waits:
             self.waits.cancel(wait)
         client.waits.clear()
@@ -237,7 +241,7 @@ class Node(GroupHost):
     def _maintain(self) -> None:
         late_s = self.loop.time() - self._maintenance_due
         if late_s >= STANDSTILL_S:
-            log.warning("this broker stood still for %.1f s or longer: clients may have given up waiting", late_s)
+            log.warning("event loop blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:
             busy = self.store.maintain(time.time_ns() // 1_000_000)
@@ -250,16 +254,16 @@ class Node(GroupHost):
             self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
 
     def stop_waiting(self) -> None:
-        """Answer everyone who waits: the broker ends."""
+        """Answer all waiting requests, because the broker is shutting down."""
         self.waits.end_all()
         super().stop_waiting()
         self.transactions.close()
 
     def close(self) -> None:
-        """Let go of the threads and the data folder."""
+        """Stop the threads and close the data folder."""
         if self._maintenance is not None:
             self._maintenance.cancel()
         super().close()
-        self.turns.close()
+        self.slices.close()
         self.recompression.close()
         self.store.close()

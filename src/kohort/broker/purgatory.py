@@ -1,7 +1,7 @@
-"""Fetches that wait for data (long polls).
+"""Purgatory: fetch requests that wait for data.
 
-A wait ends when enough bytes were appended to its partitions, when something happened that its client must learn
-(a topic deleted, a transaction ended), or when its time is over. What it then answers is read anew.
+A wait ends when enough bytes were appended to its partitions or its time is over. It also ends when something else
+happens that the client must learn (a topic deleted, a transaction ended). The partitions are then read again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from kohort.log import PartitionLog
 
 
-class Wait:
-    """One parked fetch."""
+class WaitingFetch:
+    """One waiting fetch."""
 
     __slots__ = ("_done", "logs", "missing", "timer")
 
@@ -24,30 +24,30 @@ class Wait:
         self._done = done
 
     def finish(self) -> None:
-        """Answer; the registry has let go of the wait already."""
+        """Answer the fetch, which is no longer in the purgatory."""
         self._done()
 
 
-class Waits:
-    """Every parked fetch, by the partitions it waits for."""
+class Purgatory:
+    """The waiting fetches, by partition."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._by_log: dict[PartitionLog, dict[Wait, None]] = {}
+        self._by_log: dict[PartitionLog, dict[WaitingFetch, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, wait: Wait, seconds: float) -> None:
-        """Park a fetch for at most so long."""
+    def add(self, wait: WaitingFetch, seconds: float) -> None:
+        """Let a fetch wait for at most this long."""
         self._count += 1
         for log in wait.logs:
             self._by_log.setdefault(log, {})[wait] = None
         wait.timer = self._loop.call_later(seconds, self._end, wait)
 
     def appended(self, log: PartitionLog, size: int) -> None:
-        """`size` bytes arrived in a partition."""
+        """Count appended bytes of a partition, and answer fetches that have enough."""
         waits = self._by_log.get(log)
         if not waits:
             return
@@ -60,24 +60,24 @@ class Waits:
             self._end(wait)
 
     def changed(self, logs: Iterable[PartitionLog]) -> None:
-        """Something else than data happened to these partitions: answer everyone who waits for them."""
+        """Answer all fetches that wait for these partitions, because something other than an append happened."""
         for log in logs:
             for wait in list(self._by_log.get(log, ())):
                 self._end(wait)
 
-    def cancel(self, wait: Wait) -> None:
-        """Forget a wait without an answer: its client is gone."""
+    def cancel(self, wait: WaitingFetch) -> None:
+        """Remove a fetch without an answer, because its client has disconnected."""
         self._remove(wait)
 
     def end_all(self) -> None:
-        """Answer everyone (the broker ends)."""
+        """Answer all fetches, because the broker is shutting down."""
         self.changed(list(self._by_log))
 
-    def _end(self, wait: Wait) -> None:
+    def _end(self, wait: WaitingFetch) -> None:
         if self._remove(wait):
             wait.finish()
 
-    def _remove(self, wait: Wait) -> bool:
+    def _remove(self, wait: WaitingFetch) -> bool:
         if wait.timer is None:
             return False
         wait.timer.cancel()

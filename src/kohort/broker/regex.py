@@ -1,8 +1,8 @@
-"""Regular expressions that clients send: RE2's language, matched in linear time where RE2 is installed.
+"""Regular expressions from clients: RE2 syntax, matched in linear time if RE2 is installed.
 
-Without the package `google-re2` (the extra `re2`) Python's own engine stands in, which knows the same everyday
-expressions but can be made to run for very long by a hostile one; so it takes no expressions that are long or that nest
-repetitions.
+Without the package `google-re2` (the extra `re2`), Python's own engine replaces it. Both accept the same common
+expressions, but a hostile expression can make Python's engine run for very long. Long expressions and nested
+repetitions are therefore rejected.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ONLY_PYTHON = re.compile(r"\(\?(=|!|<=|<!|P=)|\\[1-9]")
 
 @lru_cache(maxsize=10_000)
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """A function that says whether a whole name matches.
+    """Return a function that checks whether a whole name matches.
 
     Raises:
-        InvalidInputError: INVALID_REGULAR_EXPRESSION.
+        InvalidInputError: the expression is invalid (INVALID_REGULAR_EXPRESSION).
     """
     try:
         compiled: Any = re2.compile(pattern) if re2 is not None else _compile(pattern)
@@ -43,7 +43,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _reason(error: Exception) -> str:
-    """What a library says of a pattern: google-re2 says it in bytes."""
+    """Return the error text of the regular expression library; google-re2 returns bytes."""
     said = error.args[0] if error.args else ""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 

@@ -1,4 +1,4 @@
-"""Every API this broker serves, and those that a host of groups without a store serves."""
+"""The routes of all APIs, for a broker and for a host that only coordinates groups."""
 
 from __future__ import annotations
 
@@ -57,4 +57,5 @@ ROUTES: dict[int, Route[Node]] = route_table(
 )
 
 GROUP_ROUTES: dict[int, Route[GroupHost]] = route_table([*_OF_GROUPS, metadata.AS_IT_IS])
-"""What a host serves that has groups alone. Offsets in transactions are not among them: it keeps no transactions."""
+"""The APIs of a host that only coordinates groups. Transactional offsets are missing, because it has no transactions.
+"""

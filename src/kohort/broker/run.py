@@ -1,4 +1,4 @@
-"""Running a broker: from options to a clean end. The command `kohort broker` and the embedded broker end up here."""
+"""Lifecycle of a broker, from its options to a clean shutdown, for `kohort broker` and the embedded broker."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ LISTEN_DEFAULT = "127.0.0.1:9092"
 
 
 class Beside(Protocol):
-    """What a broker has beside it: its place among others, which knows of brokers what they do not know of it."""
+    """A companion of the broker, such as its cluster membership. The companion knows the broker, not the reverse."""
 
     async def open(self, broker: RunningBroker) -> None:
-        """Before clients are let in. Raises KafkaError: the broker can't serve."""
+        """Start before the broker accepts clients.
+
+        Raises:
+            KafkaError: the broker can't serve.
+        """
 
     async def close(self) -> None:
-        """While its groups still answer. May be called again, and before `open` has returned."""
+        """Stop while the broker's groups still answer. May be called again, and before `open` has returned."""
 
 
 class RunningBroker:
@@ -75,26 +79,26 @@ class RunningBroker:
         self.node.start()
 
     def metrics(self) -> Snapshot:
-        """See `Serving`."""
+        """Return a snapshot of all metrics."""
         return self.serving.metrics()
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The listening address, as HOST:PORT."""
         return self.serving.address
 
     async def begin(self) -> None:
-        """Let clients in, once what is beside it stands."""
+        """Start the companion, if any, then accept clients."""
         if self._beside is not None:
             await self._beside.open(self)
         self.listen()
 
     def listen(self) -> None:
-        """Let clients in."""
+        """Accept clients."""
         self.serving.listen()
 
     async def close(self) -> None:
-        """Let nobody in, answer who waits, write everything down."""
+        """Stop accepting clients, answer waiting requests, and write all state to disk."""
         if self._beside is not None:
             await self._beside.close()
         await self.serving.close()
@@ -110,14 +114,14 @@ def serve(
     """Run a broker until SIGTERM or SIGINT.
 
     Args:
-        data_dir: the folder of topics and groups; made if missing.
-        listen: HOST:PORT.
+        data_dir: the folder of topics and groups; created if missing.
+        listen: the listening address, HOST:PORT.
         properties: broker, group and topic properties.
-        on_ready: called once clients can connect, with the event that ends the broker when set.
-        beside: see there.
+        on_ready: called once clients can connect, with an event that ends the broker when it is set.
+        beside: the broker's companion, if any.
 
     Raises:
-        KafkaError: bad options, the port or the folder is in use.
+        KafkaError: an option is invalid, or the port or the folder is in use.
     """
 
     def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
@@ -127,7 +131,7 @@ def serve(
 
 
 def run_broker(listen: str, data_dir: str | Path, properties: Mapping[str, Any], beside: Beside | None = None) -> int:
-    """What `kohort broker` does; returns the exit code."""
+    """Run the command `kohort broker`; return the exit code."""
     log_to_stderr()
     if text := idle_text(properties):
         log.warning(text)

@@ -1,6 +1,6 @@
-"""A host of groups behind a socket: connections, figures over HTTP, and a log that clients can't fill.
+"""The server of a group host: connections, metrics over HTTP, bounded logging, and shutdown on a signal.
 
-And a process that serves until it is told to end. A broker runs so, and so does a coordinator without a store.
+A broker uses it, and so does a process that coordinates groups without storing topics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kohort.broker.metrics import Snapshot
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.framing import Frame
 from kohort.broker.server.listener import Server
-from kohort.broker.server.log import LogLines
+from kohort.broker.server.log import LogThrottle
 from kohort.settings.config import parse_listen
 
 if TYPE_CHECKING:
@@ -33,20 +33,23 @@ log = logging.getLogger("kohort.broker")
 
 IDLE_CHECK_S = 5.0
 LEFT_OUT_S = 60.0
-"""How often it is said what was left out of the log."""
+"""Interval of the log lines that count suppressed lines."""
 METRICS_WAIT_S = 10.0
-"""A scrape that the loop does not get to within this fails."""
+"""A scrape fails if the loop does not answer within this time."""
 YOUNG_OBJECTS = 100_000
-"""Made and not yet freed before the garbage collector looks: requests under way are tens of thousands of objects, which
-go by themselves. Python's own 700 cost a third of the time of large commits."""
+"""Objects allocated before the garbage collector runs.
+
+Requests in progress are tens of thousands of objects, which are freed by reference counting. Python's default of 700
+cost a third of the time of large commits.
+"""
 
 
 class Serving:
-    """One host's socket, and what belongs to it.
+    """The socket of a host, with its connections, metrics and log filter.
 
     Attributes:
-        host, port: where it listens.
-        server: its connections.
+        host, port: the listening address.
+        server: the connections.
     """
 
     def __init__(
@@ -57,14 +60,14 @@ class Serving:
         room: int,
         dispatch: Callable[[Connection, Frame], None],
     ) -> None:
-        """`sock`: bound, and not listening yet. `room`: the connections that there are descriptors for."""
+        """Create a server. `sock` is bound but not listening; `room` is the number of descriptors for connections."""
         self._groups = groups
         self._loop = groups.loop
         self._sock = sock
         self._config = config
         self.host, self.port = sock.getsockname()[:2]
         self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
-        self._lines = LogLines()
+        self._lines = LogThrottle()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:
             self._serve_metrics(*parse_listen(config.metrics_listen))
@@ -80,13 +83,16 @@ class Serving:
         return Exporter(lambda: self.from_outside(self.metrics))
 
     def metrics(self) -> Snapshot:
-        """All figures as plain values; to be called on the loop. `listen` is where Prometheus reads them, or None."""
+        """Return all metrics as plain values; call this on the loop.
+
+        `listen` is the address that Prometheus scrapes, or None.
+        """
         states = (state for shard in self._groups.groups for state in shard.group_states())
         listen = None if self._metrics is None else self._metrics.address
         return self._groups.metrics.snapshot(states, len(self.server), listen)
 
     def from_outside(self, look: Callable[[], T]) -> T:
-        """What `look` gives on the loop; for the thread of a scrape."""
+        """Call a function on the loop from another thread, such as a scrape's, and return its result."""
 
         async def on_loop() -> T:
             return look()
@@ -95,27 +101,27 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The listening address, as HOST:PORT."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def listen(self) -> None:
-        """Let clients in."""
+        """Accept clients."""
         self._lines.begin()
         self.server.listen(self._sock)
         self._check_idle()
-        self._say_what_is_missing()
+        self._report_suppressed()
 
     def _check_idle(self) -> None:
         self.server.close_idle()
         self._loop.call_later(IDLE_CHECK_S, self._check_idle)
 
-    def _say_what_is_missing(self) -> None:
-        self._lines.say_what_is_missing()
-        self._loop.call_later(LEFT_OUT_S, self._say_what_is_missing)
+    def _report_suppressed(self) -> None:
+        self._lines.report_suppressed()
+        self._loop.call_later(LEFT_OUT_S, self._report_suppressed)
 
     async def close(self) -> None:
-        """Let nobody in, answer who waits, and let go of the host."""
+        """Stop accepting clients, answer waiting requests, and close the host."""
         if self._metrics is not None:
             await self._loop.run_in_executor(None, self._metrics.close)
         self.server.stop_listening()
@@ -128,21 +134,21 @@ class Serving:
 
 
 class Running(Protocol):
-    """What serves on a running loop."""
+    """A server that runs on a loop."""
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The listening address, as HOST:PORT."""
 
     async def close(self) -> None:
-        """End cleanly."""
+        """Shut down cleanly."""
 
 
 S = TypeVar("S", bound=Running)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop of uvloop where that is installed, else asyncio's."""
+    """Create a uvloop event loop if uvloop is installed, else an asyncio loop."""
     try:
         import uvloop
     except ImportError:
@@ -156,15 +162,16 @@ def serve_until_ended(
     begin: Callable[[S], Awaitable[None]],
     on_ready: Callable[[S, asyncio.Event], None] | None = None,
 ) -> None:
-    """Run something until SIGTERM or SIGINT, on a loop of its own.
+    """Run a server until SIGTERM or SIGINT, on a loop of its own.
 
     Args:
-        start: makes it, on the loop.
-        begin: lets clients in, and returns once they can connect; given up when a signal comes first.
-        on_ready: called then, with the event that ends it when set; None: the line `ready HOST:PORT` is printed.
+        start: creates the server, on the loop.
+        begin: starts accepting clients; returns once they can connect. A signal cancels it.
+        on_ready: called after `begin`, with an event that ends the server when it is set; None: the line
+            `ready HOST:PORT` is printed.
 
     Raises:
-        KafkaError: it can't start.
+        KafkaError: the server can't start.
     """
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_serve(start, begin, on_ready or announce))
@@ -182,9 +189,9 @@ async def _serve(
     gc.set_threshold(YOUNG_OBJECTS)
     running = start(loop)
     gc.collect()
-    gc.freeze()  # topics and groups are here to stay
+    gc.freeze()  # topics and groups are long-lived
     try:
-        if await _began(begin(running), ended):
+        if await _begin_or_end(begin(running), ended):
             on_ready(running, ended)
             await ended.wait()
         log.info("ending")
@@ -192,8 +199,8 @@ async def _serve(
         await running.close()
 
 
-async def _began(begin: Awaitable[None], ended: asyncio.Event) -> bool:
-    """Whether clients were let in before the end was asked for."""
+async def _begin_or_end(begin: Awaitable[None], ended: asyncio.Event) -> bool:
+    """Return whether the server accepted clients before it was asked to end."""
     beginning, end = asyncio.ensure_future(begin), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait({beginning, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,11 +215,11 @@ async def _began(begin: Awaitable[None], ended: asyncio.Event) -> bool:
 
 
 def announce(running: Running, _ended: asyncio.Event) -> None:
-    """Print the line that says clients can connect."""
+    """Print the line that tells scripts that clients can connect."""
     sys.stdout.write(f"ready {running.address}\n")
     sys.stdout.flush()
 
 
 def log_to_stderr() -> None:
-    """Where a command that serves writes its log."""
+    """Configure logging of a server command to standard error."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

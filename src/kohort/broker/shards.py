@@ -1,8 +1,8 @@
-"""The group shards of this process: which one a group belongs to, whether it is here, and questions to several.
+"""The group shards of this process: they map a group to its shard and route requests to one or several shards.
 
-Groups are spread over all shards there are, by their names. Here are those that have begun here and not ended: all of
-them in a broker by itself, some of them where several processes share the groups. What is asked of one that is not here
-is refused with NOT_COORDINATOR, which has clients look for the coordinator again.
+Groups are spread over all shards by the hash of their names. A single broker has all shards. When several processes
+share the groups, each has some. A request for a shard that is elsewhere fails with NOT_COORDINATOR, which makes clients
+look up the coordinator again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from kohort.groups.events import (
 from kohort.log import Steps
 
 MakeShard: TypeAlias = Callable[[int, int], Shard]
-"""Makes the shard of an index, for a term."""
+"""A factory of shards, by index and term."""
 E = TypeVar("E")
 Answer: TypeAlias = Callable[[Any], None]
-"""Takes the value of an event's reply, whose class the event decides, or the code that refuses it."""
+"""Callback that takes the value of an event's reply, or the error code. The event determines the value's class."""
 OfOneGroup: TypeAlias = (
     JoinGroup
     | SyncGroup
@@ -52,12 +52,12 @@ OfOneGroup: TypeAlias = (
     | ConsumerGroupHeartbeat
     | RegisterConsumer
 )
-"""Requests that name a group."""
+"""Requests that name one group."""
 
 
 @lru_cache(maxsize=100_000)
 def java_hash(text: str) -> int:
-    """Java's String.hashCode, made non-negative as Kafka does: which partition of an internal topic a name goes to."""
+    """Return Java's String.hashCode, made non-negative as in Kafka. It maps a name to an internal topic's partition."""
     value = 0
     data = text.encode("utf-16-be")
     for position in range(0, len(data), 2):
@@ -66,11 +66,11 @@ def java_hash(text: str) -> int:
 
 
 class GroupShards:
-    """Routes events to shards.
+    """A router of events to the shards of this process.
 
     Attributes:
-        count: how many shards there are, here and elsewhere.
-        on_end: takes the index of a shard that is given up.
+        count: the number of shards in the cluster, here and elsewhere.
+        on_end: called with the index of a shard that this process gives up.
     """
 
     def __init__(self, token: Callable[[], int], make: MakeShard) -> None:
@@ -86,20 +86,24 @@ class GroupShards:
     # -- which are here
 
     def begin(self, index: int, term: int) -> None:
-        """Take a shard over, for a term: it loads, then serves. One that is here already ends first."""
+        """Take a shard over for a term: load it, then serve it. A shard that is here already is closed first."""
         self.end(index)
         shard = self._shards[index] = self._make(index, term)
         shard.load()
 
     def end(self, index: int) -> None:
-        """Give a shard up: who waits there is refused with NOT_COORDINATOR. One that is not here stays so."""
+        """Give a shard up: waiting requests fail with NOT_COORDINATOR. A shard that is not here is ignored."""
         shard = self._shards.pop(index, None)
         if shard is not None:
             shard.close()
             self.on_end(index)
 
     def let_go(self, index: int) -> bool:
-        """Another process is to have a shard: that it fences it is no trouble then. Gives whether it serves here."""
+        """Expect another process to take a shard over, so that being fenced is no error.
+
+        Returns:
+            Whether the shard serves here.
+        """
         shard = self._shards.get(index)
         if shard is None or not shard.loaded:
             return False
@@ -107,30 +111,34 @@ class GroupShards:
         return True
 
     def keep(self, index: int) -> bool:
-        """It is not to have it after all. Gives whether it serves here still."""
+        """Cancel an expected takeover of a shard.
+
+        Returns:
+            Whether the shard still serves here.
+        """
         shard = self._shards[index]
         shard.let_go = False
         return shard.loaded
 
     def prove(self, index: int) -> None:
-        """Have a shard find out whether another has fenced it."""
+        """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
         self.ask_at(index, ListGroups(self._token(), states=("none",)), lambda _: None)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards
 
     def index_of(self, group: str) -> int:
-        """The partition that a group's records are in."""
+        """Return the index of a group's shard, which is also its partition of the offsets topic."""
         return java_hash(group) % self.count
 
     # -- requests
 
     def ask(self, client: ClientSession, event: OfOneGroup, answer: Answer) -> None:
-        """Have the shard of the event's group answer; the client is remembered there.
+        """Send a request to the shard of its group, and record that the client uses this shard.
 
         Args:
-            event: of a request, with a `group_id`.
-            answer: called once, with the value of the event's reply or the code that refuses it.
+            event: a request with a `group_id`.
+            answer: called once, with the value of the event's reply or an error code.
         """
         index = java_hash(event.group_id) % self.count
         shard = self._shards.get(index)
@@ -141,7 +149,7 @@ class GroupShards:
         shard.ask(event, answer)
 
     def ask_at(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
-        """Have a journal partition's shard answer."""
+        """Send a request to the shard of a journal partition."""
         shard = self._shards.get(index)
         if shard is None:
             answer(ErrorCode.NOT_COORDINATOR)
@@ -155,36 +163,36 @@ class GroupShards:
         entries: Callable[[tuple[str, ...], Any], list[E]],
         answer: Callable[[dict[str, E]], None],
     ) -> None:
-        """Ask each shard for its own of several groups, and answer when all have.
+        """Split a request for several groups by shard, and answer when all shards have.
 
         Args:
-            make_event: makes a shard's event from a token and its groups.
-            entries: one entry per group of a shard's event, in its order, from the value of its reply or the code that
-                refused it.
-            answer: takes the entries by group.
+            make_event: creates a shard's event from a token and its groups.
+            entries: returns one entry per group of a shard's event, in order, from the value of its reply or an error
+                code.
+            answer: called with the entries by group.
         """
         by_shard: dict[int, list[str]] = {}
         for group in dict.fromkeys(groups):
             by_shard.setdefault(self.index_of(group), []).append(group)
-        found: dict[str, E] = {}
+        entries_by_group: dict[str, E] = {}
         left = len(by_shard)
         if not left:
-            answer(found)
+            answer(entries_by_group)
             return
 
         def collect(names: tuple[str, ...], value: ReplyValue | ErrorCode) -> None:
             nonlocal left
-            found.update(zip(names, entries(names, value), strict=True))
+            entries_by_group.update(zip(names, entries(names, value), strict=True))
             left -= 1
             if not left:
-                answer(found)
+                answer(entries_by_group)
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
             self.ask_at(index, make_event(self._token(), names), partial(collect, names))
 
     def ask_all(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
-        """Ask every shard here; `answer` takes the values (or codes) in order. A damaged one hides no other."""
+        """Send a request to every shard here except damaged ones. `answer` gets the values or error codes in order."""
         asked = [shard for shard in self if not shard.damaged]
         values: list[ReplyValue | ErrorCode] = [ErrorCode.NONE] * len(asked)
         left = len(asked)
@@ -205,48 +213,62 @@ class GroupShards:
     # -- news
 
     def tell(self, group: str, event: Event) -> None:
-        """News for the shard of a group, if that is here."""
+        """Send an event to the shard of a group, if it is here."""
         self._tell_at(self.index_of(group), event)
 
     def tell_all(self, event: Event) -> None:
-        """News for every shard."""
+        """Send an event to every shard here."""
         for shard in self:
             shard.tell(event)
 
     def settling(self) -> Steps[None]:
-        """Have every shard write now that topics were deleted, before one of the same name can be made."""
+        """Make every shard write pending changes of deleted topics.
+
+        A topic of the same name must not be created before.
+        """
         for shard in self:
             while shard.settle():
                 yield
 
     def unloaded(self) -> tuple[int, ...]:
-        """The shards that do not serve here: their journals may hold positions of topics that are gone."""
+        """Return the shards that do not serve here. Their journals may hold positions of deleted topics."""
         loaded = {index for index, shard in self._shards.items() if shard.loaded}
         return tuple(index for index in range(self.count) if index not in loaded)
 
     def knows(self, group: str) -> bool:
-        """Whether a group is in a shard here."""
+        """Return whether a group exists in a shard here."""
         shard = self._shards.get(self.index_of(group))
         return shard is not None and shard.knows(group)
 
     def is_damaged(self, index: int) -> bool:
-        """Whether a shard is here, and serves nothing for damage in its journal."""
+        """Return whether a shard is here but does not serve because its journal is damaged."""
         shard = self._shards.get(index)
         return shard is not None and shard.damaged
 
     def takes_transactions(self, index: int) -> bool:
-        """Whether a shard's journal can hold offsets of transactions; one that is not here says so itself."""
+        """Return whether a shard's journal can store transactional offsets.
+
+        A shard that is not here rejects them itself.
+        """
         shard = self._shards.get(index)
         return shard is None or shard.holds_transactions
 
     def release(self, client: ClientSession) -> None:
-        """Have a client's heartbeats answered that shards hold back: another request came behind them."""
+        """Answer a client's delayed heartbeats, because another request arrived on its connection."""
         for token, index in client.held.items():
             self._tell_at(index, ReleaseHeld((token,)))
         client.held.clear()
 
     def connection_lost(self, client: ClientSession, *, noticed: bool, ended: bool) -> None:
-        """A connection has ended; whether that evicts members before their session ends; if its process ended too."""
+        """Tell a client's shards that its connection is closed.
+
+        Args:
+            client: the client.
+
+            noticed: whether the disconnect evicts members before their sessions expire.
+
+            ended: whether the client's process has ended too.
+        """
         process = client.process if ended else ""
         for index in client.shards:
             self._tell_at(index, ConnectionLost(client.number, noticed, client.lease_ms, process))

@@ -1,4 +1,4 @@
-"""Long work on the loop's own thread, in slices: requests of other clients are served between."""
+"""Cooperative slices: long work on the loop's own thread, divided so that other requests are served in between."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kohort.wire.message import Message
 T = TypeVar("T")
 
 SLICE_S = 0.005
-"""What others wait for one slice of it at most, but for the write of the catalog at its end."""
+"""The longest slice, which other requests wait for. Only the catalog write at the end of the work may take longer."""
 WAITING_MAX = 1_000
-"""Beyond it work is refused, with an error that clients retry: memory stays bounded."""
+"""The most queued jobs. More are rejected with a retriable error, which bounds memory."""
 
 
-class Turns:
-    """Does one thing after the other, in the order in which they came. All methods run on the loop."""
+class SliceQueue:
+    """A queue of jobs that run one after the other. All methods run on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -31,51 +31,55 @@ class Turns:
         self._busy = False
 
     def run(self, steps: Steps[T], done: Callable[[T], None], failed: Callable[[], None]) -> None:
-        """Take the steps; the first of them at once when nothing else is under way.
+        """Run a job in slices. Its first slice runs at once if no other job is in progress.
 
         Args:
-            steps: what is to be done.
-            done: called with what came of it, perhaps before this returns.
-            failed: called when the steps raise, which is a fault in the broker.
+            steps: the job.
+            done: called with the result, perhaps before this method returns.
+            failed: called if the job raises, which is a bug in the broker.
 
         Raises:
-            TimedOutError: too much is waiting already.
+            TimedOutError: the queue is full.
         """
         if len(self._jobs) >= WAITING_MAX:
             raise TimedOutError(f"{WAITING_MAX} changes are waiting for their turn already")
         self._jobs.append((steps, done, failed))
         if not self._busy:
-            self._go_on()
+            self._run_slice()
 
     def close(self) -> None:
-        """Leave undone what is under way and what waits."""
+        """Discard the current job and the queue."""
         for steps, _, _ in self._jobs:
             steps.close()
         self._jobs.clear()
 
-    def _go_on(self) -> None:
+    def _run_slice(self) -> None:
         self._busy = True
         until = time.monotonic() + SLICE_S
         while self._jobs:
             if time.monotonic() >= until:
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._run_slice)
                 return
             steps, done, failed = job = self._jobs.popleft()
             try:
-                result = _go_through(steps, until)
+                result = _run_until(steps, until)
                 if result is None:
                     self._jobs.appendleft(job)
                 else:
                     done(*result)
             except BaseException:
-                self._loop.call_soon(self._go_on)
+                self._loop.call_soon(self._run_slice)
                 failed()
                 raise
         self._busy = False
 
 
-def _go_through(steps: Steps[T], until: float) -> tuple[T] | None:
-    """What came of the steps, None when the time was over before."""
+def _run_until(steps: Steps[T], until: float) -> tuple[T] | None:
+    """Run a job until it ends or the time is over.
+
+    Returns:
+        The result in a tuple, or None if the job has not ended.
+    """
     while True:
         try:
             next(steps)
@@ -85,23 +89,23 @@ def _go_through(steps: Steps[T], until: float) -> tuple[T] | None:
             return None
 
 
-class HasTurns(Protocol):
-    """A host that does long work in turns."""
+class HasSliceQueue(Protocol):
+    """A host with a queue of cooperative jobs."""
 
     @property
-    def turns(self) -> Turns: ...
+    def slices(self) -> SliceQueue: ...
 
 
-N = TypeVar("N", bound=HasTurns)
+N = TypeVar("N", bound=HasSliceQueue)
 Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 
-def in_turn(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
-    """A handler whose work is done in steps, after that of the requests before it."""
+def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
+    """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
     def begin(node: N, request: Request[Q]) -> A | None:
-        node.turns.run(handler(node, request), request.reply, request.connection.close)
+        node.slices.run(handler(node, request), request.reply, request.connection.close)
         return None
 
     return begin

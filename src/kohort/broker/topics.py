@@ -1,7 +1,7 @@
-"""Topics as the broker changes them: every change reaches the store, the group shards and the waiting fetches.
+"""Topic changes: every change reaches the store, the group shards and the waiting fetches.
 
-What clients ask for may be thousands of partitions: it is done in steps, one request after the other, while other
-requests are served. Nobody sees a part of it.
+A client's request may concern thousands of partitions. It is processed in steps, one request after the other, while
+other requests are served. Other clients see all of a change or nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.server.requests import Request
 from kohort.broker.shards import GroupShards
 from kohort.errors import ErrorCode, KafkaError, error_for
@@ -27,24 +27,24 @@ OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 INTERNAL = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 DELETED_S = 600.0
-"""A topic that is made on use so soon after it was deleted is likely to surprise who deleted it."""
+"""Time after a deletion in which automatic creation of the topic probably surprises its deleter."""
 DELETED_MAX = 1_000
-"""Deleted topics remembered."""
+"""The most deleted topics remembered."""
 SETTLED_PARTITIONS = 5_000
-"""When there are so many more partitions than ever, and a quarter more, the garbage collector spares what is there.
+"""The garbage collector's objects are frozen after this many new partitions, if they are a quarter more.
 
-A look at the twenty objects of each of 100,000 partitions would take a second of everybody's time. Those of a topic
-that is deleted go all the same; garbage that is taken for something in use stays, which is why this is seldom done.
+Scanning the twenty objects of each of 100,000 partitions would block all clients for a second. Frozen objects of a
+deleted topic are still freed by reference counting. Cyclic garbage that is frozen stays, so freezing is rare.
 """
 
 
 class Topics:
-    """The one door to changing topics.
+    """The only way to change topics.
 
     Attributes:
-        by_name: all topics by name: the store's own map, which it changes in place.
-        by_id: the same by id.
-        sure: see `TopicImage`.
+        by_name: all topics by name; the store's own dictionary, which it changes in place.
+        by_id: all topics by id.
+        sure: whether a topic that is not listed certainly does not exist; see `TopicImage`.
     """
 
     sure = True
@@ -53,7 +53,7 @@ class Topics:
         self,
         store: LogStore,
         default_partitions: int,
-        waits: Waits,
+        waits: Purgatory,
         groups: GroupShards,
     ) -> None:
         self._store = store
@@ -68,7 +68,7 @@ class Topics:
         self._settled = sum(topic.partitions for topic in store.topics.values())
 
     def refusal(self, name: str) -> KafkaError | None:
-        """Why a topic of this name can't be made."""
+        """Return why a topic of this name can't be created, or None."""
         try:
             self._store.check_topic(name, 1)
         except KafkaError as refused:
@@ -76,11 +76,11 @@ class Topics:
         return None
 
     def is_internal(self, name: str) -> bool:
-        """Whether only the broker itself writes to this topic."""
+        """Return whether only the broker itself writes to this topic."""
         return name in INTERNAL
 
     def image(self) -> events.TopicImage:
-        """All topics as the group coordinator sees them."""
+        """Return all topics as the group coordinator sees them."""
         if self._image is None:
             self._image = events.TopicImage(
                 self._version,
@@ -89,11 +89,11 @@ class Topics:
         return self._image
 
     def partitions_asked(self, count: int) -> int:
-        """The number of partitions a topic gets when `count` were asked for; -1: the default."""
+        """Return a requested number of partitions, or the default for -1."""
         return self._default_partitions if count == -1 else count
 
     def create(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> Topic:
-        """Create a topic of the broker's own; durable when returned."""
+        """Create an internal topic; durable when this returns."""
         topic = self._store.create_topic(name, partitions, configs)
         self._changed()
         return topic
@@ -101,33 +101,33 @@ class Topics:
     def making(
         self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
     ) -> Steps[list[Topic | KafkaError]]:
-        """Create topics that a client asked for, or used; for each the topic or why it was refused."""
+        """Create topics that a client requested or used; for each return the topic or the error."""
         try:
-            found = yield from self._store.creating(plans, self._groups.unloaded)
+            results = yield from self._store.creating(plans, self._groups.unloaded)
         except OSError as error:
             return _failed(request, len(plans), error)
-        made = [each for each in found if isinstance(each, Topic)]
-        for topic in made:
+        created = [result for result in results if isinstance(result, Topic)]
+        for topic in created:
             if on_use:
-                self._tell_of_use(topic, request)
+                self._log_automatic_creation(topic, request)
             else:
                 log.info("topic %s made with %d partitions: %s", topic.name, topic.partitions, request.name)
             self._deleted.pop(topic.name, None)
-        if made:
+        if created:
             self._changed()
             self._settle()
-        return found
+        return results
 
     def plan_on_use(self, name: str) -> TopicPlan:
-        """The topic that is made because somebody named it."""
+        """Return the plan of an automatically created topic."""
         return TopicPlan(name, self._default_partitions)
 
     def was_just_deleted(self, name: str) -> bool:
-        """Whether a topic of this name was deleted a moment ago, and is not made on purpose since."""
+        """Return whether a topic of this name was deleted recently and not created explicitly since."""
         return name in self._deleted and time.monotonic() - self._deleted[name][0] <= DELETED_S
 
-    def _tell_of_use(self, topic: Topic, request: Request[Message]) -> None:
-        """Nobody asked for the topic: say whose use made it, and if somebody has just got rid of it."""
+    def _log_automatic_creation(self, topic: Topic, request: Request[Message]) -> None:
+        """Log which request created a topic automatically, and whether somebody has just deleted it."""
         if not self.was_just_deleted(topic.name):
             text = "topic %s made with %d partitions, because it was used: %s"
             log.info(text, topic.name, topic.partitions, request.name)
@@ -144,7 +144,7 @@ class Topics:
         )
 
     def deleting(self, names: Sequence[str], request: Request[Message]) -> Steps[list[Topic | KafkaError]]:
-        """Delete topics that are there; their groups' offsets go with them. For each: the topic, or its refusal."""
+        """Delete existing topics and their committed offsets; for each return the topic or the error."""
         topics = {name: self._store.topics[name] for name in names}
         try:
             logs = yield from self._store.deleting([*topics])
@@ -165,18 +165,18 @@ class Topics:
     def growing(
         self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
     ) -> Steps[list[Topic | KafkaError]]:
-        """Give topics more partitions; for each the topic or why it was refused."""
+        """Add partitions to topics; for each return the topic or the error."""
         try:
-            found = yield from self._store.growing(counts, validate_only=validate_only)
+            results = yield from self._store.growing(counts, validate_only=validate_only)
         except OSError as error:
             return _failed(request, len(counts), error)
-        grown = [] if validate_only else [each for each in found if isinstance(each, Topic)]
+        grown = [] if validate_only else [result for result in results if isinstance(result, Topic)]
         for topic in grown:
             log.info("topic %s has %d partitions now: %s", topic.name, topic.partitions, request.name)
         if grown:
             self._changed()
             self._settle()
-        return found
+        return results
 
     def _settle(self) -> None:
         count = sum(topic.partitions for topic in self._store.topics.values())

@@ -14,7 +14,7 @@ from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.output import note, show, show_json
 
 if TYPE_CHECKING:
-    from kohort.log.check import Found, Progress
+    from kohort.log.check import Defect, Progress
 
 app = App(name="log", help="Look at what a stopped broker keeps on the disk.", result_action="return_value")
 
@@ -64,7 +64,7 @@ def check(
     return FAILED if left else DONE
 
 
-def _row(found: Found, done: dict[int, Path | None]) -> dict[str, Any]:
+def _row(found: Defect, done: dict[int, Path | None]) -> dict[str, Any]:
     damage, lost = found.damage, found.lost
     aside = done.get(id(found))
     return {
@@ -82,7 +82,7 @@ def _row(found: Found, done: dict[int, Path | None]) -> dict[str, Any]:
     }
 
 
-def _sum(found: list[Found], left: int, partitions: int, size: int, repair: bool) -> str:
+def _sum(found: list[Defect], left: int, partitions: int, size: int, repair: bool) -> str:
     where = f"{partitions} partitions, {size} bytes"
     if not found:
         return f"{where}: sound"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from kohort.broker.driver import LoopDriver
-from kohort.broker.endpoints import Coordinated, Leader, Place
+from kohort.broker.endpoints import Coordinated, Endpoint, Leader
 from kohort.broker.host import GroupHost
 from kohort.broker.metrics import Histogram, Metrics
 from kohort.broker.server.connection import Connection
@@ -82,11 +82,11 @@ class ClusterPlaces:
         """Whether this is the coordinator of this id, over Kafka's cluster of this id."""
         return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
 
-    def nodes(self, connection: Connection) -> Sequence[Place]:
+    def nodes(self, connection: Connection) -> Sequence[Endpoint]:
         """Kafka's brokers; for clients that are not kohort's, this coordinator alone."""
         return self._here.topics.brokers if connection.client.is_own else (_place(self._here.me),)
 
-    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Place | ErrorCode:
+    def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
         """Whom the map gives a group's shard."""
         if not connection.client.is_own:
             self._tell_of(connection)
@@ -98,7 +98,7 @@ class ClusterPlaces:
         owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
-    def pushing(self, group: str | None, connection: Connection) -> tuple[Place | ErrorCode, Sequence[Place]]:
+    def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
         """Whom the map gives a group's shard, who asks for none the elected one; all coordinators. Source: spec 4.3."""
         placement = self._here.door.placement
         if placement is None:
@@ -129,8 +129,8 @@ class ClusterPlaces:
             )
 
 
-def _place(candidate: Candidate) -> Place:
-    return Place(candidate.id, candidate.host, candidate.port, candidate.rack)
+def _place(candidate: Candidate) -> Endpoint:
+    return Endpoint(candidate.id, candidate.host, candidate.port, candidate.rack)
 
 
 # -- Kafka's own groups, as the coordinators over it ask for them: what a group has there, and who is in it

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from kohort.broker.endpoints import Leader, Place
+from kohort.broker.endpoints import Endpoint, Leader
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Between, Cluster, Node
@@ -345,7 +345,7 @@ class KafkaTopics:
         self._wants_all = False
         self._finding: list[Callable[[], None]] = []
         self._finder: asyncio.Task[None] | None = None
-        self.brokers: tuple[Place, ...] = ()
+        self.brokers: tuple[Endpoint, ...] = ()
         self.cluster_id = ""
         self.controller_id = -1
         self.polls = 0
@@ -392,7 +392,7 @@ class KafkaTopics:
             alone = len(answer.brokers) <= 1
             self._told.racks({broker.node_id: broker.rack for broker in answer.brokers})
             self._told.listed(node, told_by(answer), alone=alone)
-            self.brokers = tuple(Place(each.node_id, each.host, each.port, each.rack) for each in answer.brokers)
+            self.brokers = tuple(Endpoint(each.node_id, each.host, each.port, each.rack) for each in answer.brokers)
             self.cluster_id = answer.cluster_id or self.cluster_id
             self.controller_id = answer.controller_id
             self.polls += 1

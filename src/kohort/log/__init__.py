@@ -1,6 +1,7 @@
-"""Record batches on disk, in Apache Kafka's own layout: segments, partitions, the store of all of them.
+"""Record batches on disk in Apache Kafka's own layout: segments, partitions, and the store of all partitions.
 
-One thread owns a `LogStore` and everything below it; only `ReadResult.bytes()` may be called from others.
+One thread owns a `LogStore` and its objects. Other threads may call only `ReadResult.bytes()`.
+
 """
 
 from kohort.log.catalog import Topic, TopicPlan

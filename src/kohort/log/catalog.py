@@ -1,4 +1,4 @@
-"""The list of topics of a data folder: one JSON file, replaced as a whole on every change."""
+"""The catalog of a data folder: the list of topics in one JSON file, which is replaced on every change."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Topic:
     """One topic.
 
     Attributes:
-        configs: what was set explicitly, under Kafka's property names; everything else is the store's default.
-        unseen: journals of groups that have not been loaded since the topic was made: positions that they hold under
-            its name are those of an earlier topic.
+        configs: explicitly set configs under Kafka's property names; all others have the store's defaults.
+        unseen: group journals that were not loaded since the topic was created. Offsets in them under the topic's name
+            belong to an earlier topic.
     """
 
     name: str
@@ -57,7 +57,11 @@ class _File(msgspec.Struct, omit_defaults=True):
 
 
 def read_catalog(folder: Path) -> dict[str, Topic] | None:
-    """The topics by name, None if there is no catalog. Raises CorruptDataError."""
+    """Return the topics by name, or None if there is no catalog.
+
+    Raises:
+        CorruptDataError: the catalog can't be read.
+    """
     found = _read(folder)
     return None if found is None else found[0]
 
@@ -83,17 +87,17 @@ def _topic(row: _Row) -> Topic:
 
 
 def write_catalog(folder: Path, topics: Mapping[str, Topic], power_losses: int = 0) -> None:
-    """Replace the catalog; durable when returned."""
+    """Replace the catalog; durable when this returns."""
     rows = [_Row(t.name, encode_id(t.id), t.partitions, dict(t.configs), t.unseen) for t in topics.values()]
     replace_file(folder / FILE, msgspec.json.format(msgspec.json.encode(_File(_VERSION, rows, power_losses)), indent=1))
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """A topic that is to be made.
+    """A topic that is to be created.
 
     Attributes:
-        id: made up when not given.
+        id: the topic's id; generated if not given.
     """
 
     name: str
@@ -103,7 +107,7 @@ class TopicPlan:
 
 
 class Names:
-    """Names of topics, and which of them metrics don't tell apart."""
+    """The names of the topics, and the ones that metrics can't distinguish."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_metric = {_metric_name(name): name for name in names}
@@ -115,7 +119,11 @@ class Names:
         self._by_metric.pop(_metric_name(name), None)
 
     def check(self, name: str) -> None:
-        """Kafka's rules for names of new topics. Raises InvalidInputError."""
+        """Check the name of a new topic by Kafka's rules.
+
+        Raises:
+            InvalidInputError: the name is invalid or taken.
+        """
         if not topic_name_allowed(name):
             raise InvalidInputError(
                 f"topic name {name[:300]!r} is not allowed: {TOPIC_NAME_RULE}",
@@ -132,13 +140,13 @@ class Names:
 
 
 class Catalog:
-    """The topics there are, where everybody sees them and in their file, which say the same.
+    """The existing topics, in memory and in the catalog file, which agree.
 
     Attributes:
-        topics: by name, in the order of creation.
-        by_id: the same by id.
-        names: what new ones are held against.
-        power_losses: how often the machine died over open logs.
+        topics: all topics by name, in the order of creation.
+        by_id: all topics by id.
+        names: the names that new topics must not conflict with.
+        power_losses: how often the machine died while logs were open.
     """
 
     def __init__(self, folder: Path, topics: dict[str, Topic], power_losses: int = 0) -> None:
@@ -151,17 +159,25 @@ class Catalog:
 
     @classmethod
     def read(cls, folder: Path) -> Catalog | None:
-        """What the file says, None if there is none. Raises CorruptDataError."""
+        """Read the catalog, or return None if there is none.
+
+        Raises:
+            CorruptDataError: the catalog can't be read.
+        """
         found = _read(folder)
         return None if found is None else cls(folder, *found)
 
     def note_power_loss(self) -> None:
-        """Count one more; durable when returned."""
+        """Increase `power_losses`; durable when this returns."""
         self.power_losses += 1
         self._write(self.topics)
 
     def put(self, topics: Mapping[str, Topic]) -> None:
-        """Take in new or changed topics; durable when returned. Raises OSError: there is no change."""
+        """Add new or changed topics; durable when this returns.
+
+        Raises:
+            OSError: the file could not be written; nothing has changed.
+        """
         self._write({**self.topics, **topics})
         self.topics.update(topics)
         for topic in topics.values():
@@ -169,7 +185,11 @@ class Catalog:
             self.names.add(topic.name)
 
     def remove(self, names: Collection[str]) -> list[Topic]:
-        """Take out topics that are there; durable when returned. Raises OSError: there is no change."""
+        """Remove existing topics; durable when this returns.
+
+        Raises:
+            OSError: the file could not be written; nothing has changed.
+        """
         self._write({name: topic for name, topic in self.topics.items() if name not in names})
         gone = [self.topics.pop(name) for name in names]
         for topic in gone:
@@ -178,9 +198,11 @@ class Catalog:
         return gone
 
     def settle(self) -> None:
-        """After a write that failed: write again what holds, so that a power loss leaves nothing else.
+        """Write the catalog again after a failed write, so that a power loss can't leave another version.
 
-        Raises OSError.
+        Raises:
+            OSError: the file could not be written.
+
         """
         if self._unsure:
             self._write(self.topics)
@@ -193,16 +215,18 @@ class Catalog:
 
 @dataclass(slots=True)
 class Draft(Generic[L]):
-    """Topics that are about to be made or grown, with the logs of their new partitions; nobody sees them yet."""
+    """Topics that are being created or grown, with the logs of their new partitions. They are not visible yet."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
     logs: dict[tuple[str, int], L] = field(default_factory=dict)
     names: Names = field(default_factory=lambda: Names(()))
 
     def check_partitions(self, name: str, partitions: int, added: int, there: int, limits: StoreLimits) -> None:
-        """Whether `added` more are allowed, to be `partitions` of a topic, beside those `there`.
+        """Check that `added` partitions are allowed for a topic with `partitions` in all, besides the existing `there`.
 
-        Raises InvalidInputError.
+        Raises:
+            InvalidInputError: they are not.
+
         """
         if partitions < 1:
             raise InvalidInputError(
@@ -225,7 +249,11 @@ def _metric_name(name: str) -> str:
 
 
 def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """Defaults with a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG)."""
+    """Return the defaults with a topic's explicit configs.
+
+    Raises:
+        InvalidInputError: a config is invalid (INVALID_CONFIG).
+    """
     try:
         explicit = from_properties(LogConfig, configs)
     except InvalidInputError as error:
@@ -238,16 +266,16 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
 
 
 def usable_config(topic: str, defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
-    """Defaults with those of a stored topic's configs that can be: a topic is served whatever was written of it."""
+    """Return the defaults with the valid configs of a stored topic. Invalid ones are logged and ignored."""
     usable = dict(configs)
     for key in configs:
         try:
             parse_value(settings(LogConfig)[key], configs[key], key)
         except (KeyError, InvalidInputError) as error:
-            log.error("%s: %s=%s is left out, the default counts: %s", topic, key, configs[key], error)
+            log.error("%s: %s=%s ignored, the default applies: %s", topic, key, configs[key], error)
             del usable[key]
     try:
         return effective_config(defaults, usable)
     except InvalidInputError as error:
-        log.error("%s: its two are left out, the defaults count: %s", topic, error.message)
+        log.error("%s: both compaction lag configs ignored, the defaults apply: %s", topic, error.message)
         return effective_config(defaults, {key: usable[key] for key in usable if "compaction.lag" not in key})

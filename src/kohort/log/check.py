@@ -1,4 +1,4 @@
-"""Looking a stopped data folder through, checksums too. Nothing is changed: see `repair` for that."""
+"""Offline verification of a data folder, including checksums. Nothing is changed; `repair` does that."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from kohort.log.recovery import OpenOptions
 from kohort.log.results import OpenFile
 
 Progress = Callable[[int], None]
-"""Is told of bytes that were looked through."""
+"""Callback that takes the number of bytes that were checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One thing that is wrong.
+class Defect:
+    """One defect.
 
     Attributes:
-        partition: `<topic>-<partition>`, "" for a file of the whole folder.
-        damage: where, and which offsets are lost by it; none where only an index or the like is damaged.
-        epoch: the leader epoch of what was there.
-        kind: records (a stretch of a log file), index (is made again when it is missing), file (can't be opened at
-            all).
+        partition: `<topic>-<partition>`; "" for a file of the whole folder.
+        damage: the position, and the offsets lost; none are lost if only an index or a similar file is damaged.
+        epoch: the leader epoch of the damaged records.
+        kind: "records" (a range of a log file), "index" (can be rebuilt), or "file" (can't be opened at all).
     """
 
     partition: str
@@ -45,32 +44,32 @@ class Found:
 
     @property
     def lost(self) -> int | None:
-        """How many offsets can't be read for it; None: not known."""
+        """The number of offsets that can't be read; None: unknown."""
         damage = self.damage
         return None if damage.next_offset is None else max(0, damage.next_offset - damage.first_offset)
 
 
 @dataclass(slots=True)
 class Report:
-    """What a look through a folder found.
+    """The result of a check.
 
     Attributes:
-        notes: what is odd and no damage, in sentences.
+        notes: irregularities that are no damage, in sentences.
     """
 
     partitions: int = 0
     files: int = 0
     bytes: int = 0
-    found: list[Found] = field(default_factory=list)
+    found: list[Defect] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a data folder that no broker uses, without changing anything in it.
+    """Lock a data folder that no broker uses, without changing anything in it.
 
     Raises:
-        InvalidInputError: a broker uses it, or it is no data folder.
+        InvalidInputError: a broker uses the folder, or it is no data folder.
     """
     if not (path / folder.META).exists() and not (path / CATALOG).exists():
         raise InvalidInputError(f"{path} is no data folder of a broker: it has no {folder.META}")
@@ -91,12 +90,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def log_bytes(path: Path) -> int:
-    """Bytes of all log files of a data folder: what there is to look through."""
+    """Return the size of all log files of a data folder, which is the amount to check."""
     return sum(file.stat().st_size for file in path.glob("*/*.log") if file.is_file())
 
 
 class FolderCheck:
-    """Looks through a data folder that is `locked`."""
+    """A check of a data folder that is `locked`."""
 
     def __init__(self, path: Path, progress: Progress = lambda _: None) -> None:
         self.path = path
@@ -125,23 +124,23 @@ class FolderCheck:
         return topics
 
     def _add(self, partition: str, path: Path, reason: str, kind: str) -> None:
-        self.report.found.append(Found(partition, Damage(path, 0, None, 0, 0, reason), kind))
+        self.report.found.append(Defect(partition, Damage(path, 0, None, 0, 0, reason), kind))
 
     def run(self) -> Report:
-        """Look at every partition: of the catalog's topics, or of every folder that looks like one."""
+        """Check every partition: those of the catalog's topics, or of every folder that looks like one."""
         if self._topics is not None:
             known = [f"{topic.name}-{number}" for topic in self._topics.values() for number in range(topic.partitions)]
         else:
-            known = sorted(each.name for each in self.path.iterdir() if each.is_dir() and _is_partition(each.name))
+            known = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and _is_partition(entry.name))
         for name in known:
             self._partition(name)
-        for each in sorted(self.path.iterdir()):
-            if each.is_dir() and _is_partition(each.name) and each.name not in known:
-                self.report.notes.append(f"{each.name} belongs to no topic")
+        for entry in sorted(self.path.iterdir()):
+            if entry.is_dir() and _is_partition(entry.name) and entry.name not in known:
+                self.report.notes.append(f"{entry.name} belongs to no topic")
         return self.report
 
     def options(self, tp: TopicPartition) -> OpenOptions:
-        """What is known of a partition beside its own files."""
+        """Return the checkpoints' knowledge about a partition."""
         return OpenOptions(
             clean=self.clean,
             verified_offset=None if self._kept_running else (self._points or {}).get(tp, 0),
@@ -169,13 +168,13 @@ class FolderCheck:
 
 
 class PartitionCheck:
-    """Looks through the files of one partition."""
+    """A check of the files of one partition."""
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
         self.path = path
         self.files = 0
         self.bytes = 0
-        self.found: list[Found] = []
+        self.found: list[Defect] = []
         self.notes: list[str] = []
         self._config = config
         self._epochs = Epochs()
@@ -183,9 +182,10 @@ class PartitionCheck:
         self._options = options
 
     def run(self, progress: Progress) -> None:
-        """Look at each segment, and at what lies beside.
+        """Check each segment and the other files.
 
-        A folder comes with the first record: without any there is none.
+        The folder is created with the first record: an empty partition has none.
+
         """
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []
@@ -216,12 +216,12 @@ class PartitionCheck:
             self.notes.append(f"{self.path.name}: {checkpoints.PARTITION_METADATA} is missing, and is made again")
 
     def _tell_hole(self) -> None:
-        """Say where a start would end the log (`unsynced.py`)."""
+        """Add a note if a broker would truncate the log at its next start (`recovery.end_at_hole`)."""
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
         sure, start = recovery.surely_on_disk(options), options.log_start_offset or 0
-        damages = [each.damage for each in self.found if each.kind == "records"]
+        damages = [finding.damage for finding in self.found if finding.kind == "records"]
         holes = [d for d in damages if d.first_offset >= sure and (d.next_offset is None or d.next_offset > start)]
         if holes:
             where = f"{self.path.name}/{holes[0].path.name}"
@@ -247,7 +247,7 @@ class PartitionCheck:
 
     def _records(self, damage: Damage, kind: str) -> None:
         low = self._epochs.bounds(damage.first_offset)[0]
-        self.found.append(Found(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
+        self.found.append(Defect(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
 
     def _index(self, path: Path, reason: str) -> None:
         self._records(Damage(path, 0, None, 0, 0, f"{reason}; it is made again"), "index")
@@ -304,7 +304,7 @@ class PartitionCheck:
     def _end(
         self, file: OpenFile, size: int, rules: Rules, known_end: int, last: Damage | None, end_offset: int
     ) -> None:
-        """What the end of a segment's file is: whole, torn or damaged."""
+        """Classify the end of a segment's file: complete, torn or damaged."""
         if rules.limit is not None:
             if last is not None:
                 self._records(last, "records")
@@ -328,18 +328,18 @@ class PartitionCheck:
         stem = str(rules.path).removesuffix(".log")
         last_offsets = frozenset(ends.values())
         index, times = OffsetIndex(stem + ".index"), TimeIndex(stem + ".timeindex")
-        damages = [each.damage for each in self.found if each.damage.path == rules.path]
+        damages = [finding.damage for finding in self.found if finding.damage.path == rules.path]
         if not index.load(size) or any(
             ends.get(position) != rules.base_offset + offset
             for position, offset in zip(index.positions, index.offsets, strict=True)
-            if not any(each.position <= position < each.position + (each.length or 0) for each in damages)
+            if not any(damage.position <= position < damage.position + (damage.length or 0) for damage in damages)
         ):
             self._index(Path(stem + ".index"), "its entries are not those of the batches")
         if not times.load() or any(
             rules.base_offset + offset not in last_offsets
             for offset in times.offsets
             if not any(
-                each.first_offset <= rules.base_offset + offset < (each.next_offset or 2**63) for each in damages
+                damage.first_offset <= rules.base_offset + offset < (damage.next_offset or 2**63) for damage in damages
             )
         ):
             self._index(Path(stem + ".timeindex"), "its entries are not those of the batches")

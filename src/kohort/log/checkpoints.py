@@ -1,4 +1,4 @@
-"""The small text files that Kafka keeps beside its logs, written whole and replaced at once."""
+"""Checkpoints: the small text files that Kafka keeps beside its logs, replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLEANED = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
-"""What a partition's folder holds beside the files of its segments."""
+"""Files in a partition's folder besides those of its segments."""
 
 
 def replace_file(
@@ -34,12 +34,12 @@ def replace_file(
     """Put `data` in place of `path` so that a crash leaves the old content or the new.
 
     Args:
-        sync: also survive a power loss.
-        mode: who may read and write it.
+        sync: whether the new content also survives a power loss.
+        mode: the file's permissions.
 
     Raises:
-        OSError: the old content is in place, or none if there was none; where it can't be put back, the text says so.
-            Which of the two a power loss leaves is not known until the file is written again.
+        OSError: the old content is in place, or there is no file if there was none. If that could not be restored, the
+            text says so. Which version a power loss leaves is unknown until the file is written again.
     """
     folder = fs.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if sync else -1
     before = -1
@@ -65,9 +65,13 @@ def _put(path: Path, data: bytes, fs: FileSystem, *, sync: bool, mode: int) -> N
 
 
 def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int) -> OSError:
-    """Undo a replacement whose folder could not be synced.
+    """Undo a replacement whose folder could not be fsynced.
 
-    `before` is the old file, -1: none. Returns what to raise.
+    `before` is a descriptor of the old file, -1: none.
+
+    Returns:
+        The error to raise.
+
     """
     why = f"{error.strerror} for the folder of {path.name}"
     try:
@@ -83,19 +87,23 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
 
 
 def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
-    """Put an offset checkpoint in place of `path`, durable when it returns."""
+    """Replace an offset checkpoint; durable when this returns."""
     replace_file(path, offsets_file(offsets))
 
 
 def offsets_file(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
+    """Encode Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
     lines = ["0", str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items()]
     return ("\n".join(lines) + "\n").encode()
 
 
 def read_offsets(path: Path, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
-    """The counterpart of `offsets_file`; empty if there is no file. Raises CorruptDataError."""
+    """Read an offset checkpoint; empty if there is no file.
+
+    Raises:
+        CorruptDataError: the file is damaged.
+    """
     found = {}
     for words in _read_lines(path, 3, fs):
         found[TopicPartition(words[0], int(words[1]))] = int(words[2])
@@ -105,10 +113,12 @@ def read_offsets(path: Path, fs: FileSystem = SYSTEM) -> dict[TopicPartition, in
 def readable_offsets(
     path: Path, damaged: Callable[[Path, Exception], None] | None = None, fs: FileSystem = SYSTEM
 ) -> dict[TopicPartition, int] | None:
-    """As `read_offsets`, but None if the file can't be read: `damaged` is told, or the log. Logs are opened without it.
+    """Read an offset checkpoint, or return None if it is damaged: logs can be opened without it.
+
+    The damage is passed to `damaged`, or logged.
 
     Raises:
-        OSError: for want of something that another attempt may have.
+        OSError: a resource is missing that another attempt may have.
     """
     try:
         return read_offsets(path, fs)
@@ -125,13 +135,17 @@ def readable_offsets(
 def write_epochs(
     folder: Path, epochs: Iterable[tuple[int, int]], fs: FileSystem = SYSTEM, *, sync: bool = False
 ) -> None:
-    """`leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
+    """Write `leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
     lines = [f"{epoch} {start}" for epoch, start in epochs]
     replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=sync, fs=fs)
 
 
 def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
-    """The counterpart of `write_epochs`. Raises CorruptDataError."""
+    """Read `leader-epoch-checkpoint`.
+
+    Raises:
+        CorruptDataError: the file is damaged.
+    """
     return [(int(words[0]), int(words[1])) for words in _read_lines(folder / LEADER_EPOCHS, 2, fs)]
 
 
@@ -147,7 +161,11 @@ def _read_lines(path: Path, columns: int, fs: FileSystem) -> list[list[str]]:
 
 
 def write_partition_metadata(folder: Path, topic_id: uuid.UUID, fs: FileSystem = SYSTEM) -> None:
-    """`partition.metadata`, which ties the folder to a topic id. Raises OSError: nothing of it is left."""
+    """Write `partition.metadata`, which connects the folder to a topic id.
+
+    Raises:
+        OSError: the file could not be written; nothing of it remains.
+    """
     path = folder / PARTITION_METADATA
     text = f"version: 0\ntopic_id: {encode_id(topic_id)}".encode()
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -162,7 +180,7 @@ def write_partition_metadata(folder: Path, topic_id: uuid.UUID, fs: FileSystem =
 
 
 def read_partition_metadata(folder: Path | str, fs: FileSystem = SYSTEM) -> uuid.UUID | None:
-    """The topic id of a partition's folder, None if the file is missing or damaged."""
+    """Return the topic id of a partition's folder, None if the file is missing or damaged."""
     try:
         text = read_file(f"{folder}{os.sep}{PARTITION_METADATA}", fs).decode()
         fields = dict(line.split(": ", 1) for line in text.splitlines())
@@ -172,17 +190,21 @@ def read_partition_metadata(folder: Path | str, fs: FileSystem = SYSTEM) -> uuid
 
 
 def encode_id(value: uuid.UUID) -> str:
-    """An id as Kafka prints it: URL-safe base64, 22 characters."""
+    """Encode an id in Kafka's form: URL-safe base64, 22 characters."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def decode_id(text: str) -> uuid.UUID:
-    """The counterpart of `encode_id`. Raises ValueError."""
+    """Decode an id from `encode_id`.
+
+    Raises:
+        ValueError: the text is no id.
+    """
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
 def new_id() -> uuid.UUID:
-    """A random id whose text does not start with a dash (Kafka's rule: it would look like an option)."""
+    """Generate an id whose text does not start with a dash (Kafka's rule: it would look like an option)."""
     while True:
         value = uuid.uuid4()
         if not encode_id(value).startswith("-"):

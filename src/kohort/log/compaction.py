@@ -1,8 +1,8 @@
-"""Compaction: of each key only the last record stays.
+"""Compaction: only the last record of each key is kept.
 
-The closed segments are read once for the keys that are new since the last time, and once to write what stays into new
-files, small neighbours together. Closed segments don't change, so appends and reads go on between the steps; the new
-files take the places of the old in `finish`.
+The closed segments are read once for keys that are new since the last compaction. They are read a second time to write
+the remaining records into new files, which merge small neighbours. Closed segments do not change, so appends and reads
+continue in between. `finish` replaces the old files by the new ones.
 
 Source: Kafka documentation, "Log Compaction".
 """
@@ -30,18 +30,18 @@ from kohort.wire.records import read_pairs, read_records
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 _STEP_BYTES = 128 << 10
 _KEYS_MAX = 5_000_000
-"""Keys remembered by one run, about 100 bytes each; a run that meets more compacts the older part only."""
+"""The most keys of one run, at about 100 bytes each. A run with more keys compacts only the older part."""
 
 
 class Compaction:
-    """One run over one partition: `steps()` to its end, then `finish()`.
+    """One compaction of one partition: run `steps()` to its end, then `finish()`.
 
     Raises:
-        OSError: the disk still does not let an earlier one be finished.
+        OSError: the disk still prevents the completion of an earlier compaction.
     """
 
     def __init__(self, log: PartitionLog, now_ms: int) -> None:
-        log.settle()  # it replaces segments, which this run is about
+        log.settle()  # completes an earlier replacement of segments, which this run reads
         self._log = log
         self._fs = log.files.fs
         self._now_ms = now_ms
@@ -50,15 +50,15 @@ class Compaction:
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._last: dict[bytes, int] = {}
-        self._unended: set[int] = set()  # producers of records that stay, whose transaction's marker so has to stay
+        self._unended: set[int] = set()  # producers of kept records whose transaction marker must be kept too
         self._swaps: list[tuple[Path, list[Segment]]] = []
         self._aborted = [
             entry for segment in log.segments for entry in segment.transactions.entries
-        ]  # markers lie behind
+        ]  # the markers are in later segments
 
     @classmethod
     def due(cls, log: PartitionLog, now_ms: int) -> Self | None:
-        """A run if the partition needs one."""
+        """Return a run if the partition needs compaction."""
         if not log.config.compacts:
             return None
         run = cls(log, now_ms)
@@ -70,7 +70,7 @@ class Compaction:
         return run if overdue or share >= log.config.min_cleanable_dirty_ratio else None
 
     def steps(self) -> Iterator[None]:
-        """Do the work in steps of some milliseconds; they end early when the log was cut: the run is void."""
+        """Run in steps of some milliseconds. They end early if the log was truncated, which invalidates the run."""
         for _ in self._work():
             yield
             if self._log.cuts != self._cuts:
@@ -78,7 +78,7 @@ class Compaction:
 
     def _work(self) -> Iterator[None]:
         yield from self._collect_keys()
-        for segment in self._segments:  # or a power loss leaves neither a record nor what took its place
+        for segment in self._segments:  # otherwise a power loss could take both a record and its replacement
             if segment.end_offset > self._log.flushed_offset:
                 self._log.flush(segment.end_offset)
                 yield
@@ -113,7 +113,7 @@ class Compaction:
         )
 
     def _groups(self) -> Iterator[list[Segment]]:
-        """Neighbours whose files together fit into one segment."""
+        """Yield groups of neighbours whose files fit into one segment."""
         group: list[Segment] = []
         size = 0
         for segment in self._segments:
@@ -127,7 +127,7 @@ class Compaction:
             yield group
 
     def _rewrite(self, group: list[Segment]) -> Iterator[None]:
-        """Write what stays of some segments to a new file."""
+        """Write the remaining records of some segments to a new file."""
         name = f"{group[0].base_offset:020d}-{group[-1].end_offset:020d}.log.swap"
         path = self._log.path / (name + ".cleaned")
         done = 0
@@ -169,16 +169,16 @@ class Compaction:
         return _with_records(header, [r for r in read_records(data) if r.offset in keep]) if keep else b""
 
     def finish(self) -> int:
-        """Put the new files in place, unless the log was cut meanwhile; returns bytes saved.
+        """Put the new files in place, unless the log was truncated in the meantime; return the bytes saved.
 
         Raises:
-            OSError: the disk failed; what was begun is finished by `PartitionLog.settle`.
+            OSError: the disk failed; `PartitionLog.settle` completes the replacement.
         """
         log = self._log
         log.settle()
-        log.sync_names()  # without the segment that follows, the gaps of a compacted one would be damage
+        log.sync_names()  # without the next segment, the gaps of a compacted one would count as damage
         before = log.size_bytes()
-        if log.cuts != self._cuts:  # also what has newer values may be gone
+        if log.cuts != self._cuts:  # truncation may have removed newer values
             for cleaned, _ in self._swaps:
                 self._fs.unlink(cleaned)
             return 0
@@ -193,9 +193,10 @@ class Compaction:
 
 
 def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: list[AbortedRange]) -> None:
-    """Replace segments by the file made from them; may be called again after an OSError, and then goes on.
+    """Replace segments by the compacted file. May be called again after an OSError, and then continues.
 
-    Until it is done they can't be read: some of their files may be gone.
+    The segments can't be read until it has succeeded, because some of their files may be gone.
+
     """
     for segment in group:
         segment.give_up(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
@@ -214,7 +215,11 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment], aborted: 
 
 
 def _sound(segment: Segment, batch: Located) -> bytes:
-    """A batch's bytes. Raises DamagedError: a new checksum would hide that the old one does not fit."""
+    """Return a batch's bytes.
+
+    Raises:
+        DamagedError: the checksum does not match. A new checksum would hide that.
+    """
     data, header = segment.read_batch(batch), batch.header
     if crc_ok(data, header):
         return data
@@ -231,7 +236,7 @@ def _sound(segment: Segment, batch: Located) -> bytes:
 
 
 def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
-    """Closed segments without open transactions that are old enough."""
+    """Return closed segments without open transactions that are old enough."""
     stable, newest = log.last_stable_offset, now_ms - log.config.min_compaction_lag_ms
     found: list[Segment] = []
     for segment in log.segments[:-1]:
@@ -242,7 +247,7 @@ def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
 
 
 def _with_records(header: BatchHeader, records: list[BatchRecord]) -> bytes:
-    """The batch with only these of its records; offsets, sequences and the rest of the header stay."""
+    """Return the batch with only these of its records. Offsets, sequences and other header fields stay."""
     body = bytearray()
     for record in records:
         append_record(body, record.offset - header.base_offset, record.timestamp - header.base_timestamp, record)
@@ -264,7 +269,7 @@ def _with_records(header: BatchHeader, records: list[BatchRecord]) -> bytes:
 
 
 def compact_now(log: PartitionLog, now_ms: int) -> int:
-    """A whole run in one go, whatever the share of new records; returns bytes saved."""
+    """Run a complete compaction, whatever the dirty ratio; return the bytes saved."""
     run = Compaction(log, now_ms)
     for _ in run.steps():
         pass

@@ -1,4 +1,4 @@
-"""Every knob of a topic's log, under Kafka's topic property names, with unit, limit and reason."""
+"""Topic settings of the log, under Kafka's property names, with unit, limits and reason."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
 RECORD_BYTES_UNLIMITED = 0x7FFFFFF7
-"""The largest array of bytes in Java, and the default of `max.decompressed.message.bytes`: nothing is looked at."""
+"""The largest byte array in Java, and the default of `max.decompressed.message.bytes`, which disables the check."""
 FLUSH_NEVER_MS = _LONG_MAX
 """`flush.ms` of a log that is not flushed by time."""
 
 
 COMPRESSIONS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""The values of `compression.type` that name a codec, with its number in a batch."""
+"""Values of `compression.type` that name a codec, with its number in a batch."""
 _REPLICAS = re.compile(r"\*|\d+:\d+(,\d+:\d+)*")
 
 
@@ -34,7 +34,7 @@ def _pairs(words: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """One topic's log settings; -1 means no limit where it is allowed."""
+    """The log settings of one topic. -1 means no limit where it is allowed."""
 
     cleanup_policy: tuple[str, ...] = knob(
         "cleanup.policy",
@@ -210,7 +210,7 @@ class LogConfig:
 
 
 def check_together(config: LogConfig) -> None:
-    """Check what no setting by itself can tell.
+    """Check settings that depend on each other.
 
     Raises:
         InvalidInputError: INVALID_CONFIG: two settings contradict each other.
@@ -225,25 +225,29 @@ def check_together(config: LogConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of one data folder."""
+    """The limits of one data folder."""
 
     open_files: int = 512
-    """Log files open at once; a process's usual soft limit is 1,024 and sockets need the rest."""
+    """The most open log files. A process's usual soft limit is 1,024, and sockets need the rest."""
     lent_files: int = 256
-    """Log files that are no longer among those, but still read by answers under way."""
+    """The most released log files that responses in progress still read."""
     topics: int = 10_000
-    """Each topic is one line of the catalog, rewritten as a whole on every change."""
+    """The most topics. Each is one line of the catalog, which is rewritten on every change."""
     partitions: int = 100_000
-    """Each partition costs about 3 KB of memory, and time at start-up; a folder and files only once it is written
-    to."""
+    """The most partitions. Each costs about 3 KB of memory and time at startup; a folder and files only once it is
+    written to.
+    """
     changed_at_once: int = 10_000
-    """Partitions that one change may make: it must not keep the next one waiting for long. Kafka's own bound
-    (`MAX_RECORDS_PER_USER_OP`)."""
+    """The most partitions of one change, so that the next one need not wait long. Kafka's own limit
+    (`MAX_RECORDS_PER_USER_OP`).
+    """
     producers: int = 10_000
-    """Idempotent producers remembered by one partition; beyond it the one idle longest is forgotten."""
+    """The most idempotent producers of one partition. With more, the one idle longest is forgotten."""
     retention_check_ms: int = 300_000
-    """Kafka's own interval (`log.retention.check.interval.ms`): records stamped long ago may be read this long."""
+    """The interval of retention checks, as in Kafka (`log.retention.check.interval.ms`): older records stay readable
+    until then.
+    """
     producer_check_ms: int = 5_000
-    """Time between two looks for such producers (`producer.id.expiration.check.interval.ms`)."""
+    """The interval of checks for idle producers (`producer.id.expiration.check.interval.ms`)."""
     producer_id_expiration_ms: int = _DAY_MS
-    """Idle time after which a producer's sequences are forgotten (`producer.id.expiration.ms`)."""
+    """The idle time after which a producer is forgotten (`producer.id.expiration.ms`)."""

@@ -1,7 +1,7 @@
-"""The chain of batches in a log file: each begins where the one before ended, and its offsets go on from there.
+"""The continuity of a log file: each batch begins where the one before ended, in bytes and in offsets.
 
-Base offset, length, leader epoch and magic of a batch lie outside its checksum. What vouches for them are the
-neighbours: a flipped bit in one of them breaks the chain, at this batch or at the next one.
+Base offset, length, leader epoch and magic of a batch are not covered by its checksum. Only the neighbours can verify
+them: a flipped bit in one of these fields breaks the continuity at this batch or at the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_hea
 CHUNK: Final = 16 << 10
 _WINDOW: Final = 1 << 20
 _LARGE: Final = CHUNK >> 3
-"""Of batches from this size on the headers are read one by one."""
+"""From this batch size on, headers are read one by one."""
 _FRONT: Final = struct.Struct(">qiibIhi")
 _OVERHEAD: Final = 12
 _LENGTH_MIN: Final = HEADER_SIZE - _OVERHEAD
@@ -35,12 +35,12 @@ _COUNT: Final = struct.Struct(">i")
 _COUNT_AT: Final = 57
 _ANY_EPOCH: Final = 2**31 - 1
 _SPAN_MAX: Final = 2**31 - 1
-"""Offsets that a segment can hold: its indexes count them from its base in 32 bits."""
+"""The most offsets of a segment, whose indexes count from its base offset in 32 bits."""
 _FAR: Final = 2**63 - 1
 
 
 class Located(NamedTuple):
-    """A batch's header and where the batch lies in the file."""
+    """A batch's header and its position in the file."""
 
     position: int
     header: BatchHeader
@@ -52,18 +52,18 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """Which leader epoch the batch with an offset may have.
+    """The leader epochs that are valid for a batch, depending on its offset.
 
     Attributes:
-        known: epochs with their first offsets, ascending; None: not known.
-        complete: no later epoch can have begun.
+        known: epochs with their first offsets, ascending; None: unknown.
+        complete: whether no later epoch can have begun.
     """
 
     known: tuple[tuple[int, int], ...] | None = None
     complete: bool = False
 
     def bounds(self, offset: int) -> tuple[int, int, int]:
-        """Lowest and highest epoch of a batch that begins at `offset`, and the offset up to which that is so."""
+        """Return the lowest and highest epoch of a batch at `offset`, and the offset up to which they apply."""
         known = self.known
         if known is None:
             return -1, _ANY_EPOCH, _FAR
@@ -79,15 +79,15 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for the batches of one segment.
+    """The rules for the batches of one segment.
 
     Attributes:
-        path: of its log file.
-        base_offset: no batch begins below it.
-        limit: the offset that follows the segment; None while that is not known.
-        gaps: offsets may be missing between batches: compaction has been here.
-        epochs: which leader epochs there may be.
-        least: the offset that its batches reach at least, as far as the indexes know.
+        path: the segment's log file.
+        base_offset: the lowest base offset of a batch.
+        limit: the offset after the segment; None: unknown.
+        gaps: whether offsets may be missing between batches, because the segment was compacted.
+        epochs: the valid leader epochs.
+        least: the lowest end offset of the batches, according to the indexes.
     """
 
     path: Path
@@ -99,17 +99,17 @@ class Rules:
 
 
 class Pins(NamedTuple):
-    """What the offset index says: the last offset of the batch at a position, relative to the segment's base."""
+    """Entries of the offset index: the last offset of the batch at a position, relative to the segment's base."""
 
     offsets: array[int]
     positions: array[int]
 
 
 def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole_end: bool) -> bool:
-    """Whether the batches from `begin` (0, or an entry of `pins`) to `stop` are a sound chain. Reads headers only.
+    """Check the batches from `begin` (0, or an entry of `pins`) to `stop` for continuity. Only headers are read.
 
     Args:
-        whole_end: `stop` is where the segment ends; otherwise it is an entry of `pins`.
+        whole_end: whether `stop` is the segment's end; otherwise it is an entry of `pins`.
     """
     offsets, positions = pins
     pread, fd = file.fs.pread, file.fd
@@ -151,17 +151,17 @@ def holds(file: OpenFile, begin: int, stop: int, rules: Rules, pins: Pins, whole
 
 
 def survey(file: OpenFile, size: int, rules: Rules, begin: int = 0, *, crc: bool = False) -> Iterator[Located | Damage]:
-    """Everything from `begin` to `size`, in order: sound batches and the damaged stretches between them.
+    """Yield everything from `begin` to `size`, in order: valid batches, and the damaged ranges between them.
 
     Args:
-        begin: where a batch begins; when it is not 0, the offset there is not checked.
-        crc: check checksums too; otherwise only where it must be found out which of two batches is damaged.
+        begin: where a batch begins. Unless it is 0, the offset there is not checked.
+        crc: whether to verify all checksums; otherwise only to decide which of two batches is damaged.
     """
     return _Survey(file, size, rules, begin, crc).findings()
 
 
 class _Survey:
-    """One walk. A batch is believed once its successor fits, so that the one that is damaged gets the blame."""
+    """A scan of one file. A batch is accepted once its successor fits, so that the right one of the two is reported."""
 
     def __init__(self, file: OpenFile, size: int, rules: Rules, begin: int, crc: bool) -> None:
         self._file = file
@@ -207,7 +207,7 @@ class _Survey:
         self.expected, self.epoch = batch.header.next_offset, batch.header.partition_leader_epoch
 
     def _take_back(self) -> None:
-        """The batch before is the damaged one."""
+        """Discard the previous batch, which is the damaged one."""
         assert self.pending is not None
         self.position = self.pending.position
         self.expected, self.epoch = self.before
@@ -241,7 +241,7 @@ class _Survey:
         return crc_ok(data, batch.header)
 
     def _judge(self) -> tuple[Located | None, str | None]:
-        """What is at the position; and what is wrong with it, None if nothing."""
+        """Decode the batch at the current position; return it and the fault, or None."""
         left = self.size - self.position
         if left < HEADER_SIZE:
             return None, f"{left} bytes, fewer than a batch's header takes"
@@ -268,7 +268,7 @@ class _Survey:
         return batch, None
 
     def _blame_pending(self, batch: Located | None) -> tuple[str, int] | None:
-        """What is wrong with the batch before the one that does not fit, and where to go on; None if it is sound."""
+        """Return the fault of the previous batch and where to continue; None if that batch is valid."""
         before = self.pending
         assert before is not None
         if not self.crc and not self._crc_fits(before):
@@ -291,12 +291,12 @@ class _Survey:
         return None
 
     def _front(self, position: int) -> tuple[int, int, int, int, int, int, int] | None:
-        """The first fields of what is at a position, None at the end."""
+        """Return the first fields at a position, or None at the end."""
         data = self._pread(_FRONT.size, position) if position + HEADER_SIZE <= self.size else b""
         return _FRONT.unpack(data) if len(data) == _FRONT.size else None
 
     def _damage(self, fault: str, hint: int | None) -> Damage:
-        """The damage at the position; goes on behind it."""
+        """Return the damage at the current position, and continue after it."""
         begin, first = self.position, self.expected
         if first is None:
             first = self.rules.base_offset
@@ -310,7 +310,7 @@ class _Survey:
         return Damage(self.rules.path, begin, length, first, following, fault)
 
     def _readable_after(self, begin: int, offset: int, hint: int | None) -> Located | None:
-        """The first sound batch behind `begin` with `offset` or a later one; `hint`: where it is likely to be."""
+        """Find the first valid batch after `begin` with `offset` or a later one. `hint` is a likely position."""
         if hint is not None and hint < self.size and (found := self._sound(hint, offset)) is not None:
             return found
         position = begin + 1
@@ -327,7 +327,7 @@ class _Survey:
         return None
 
     def _sound(self, position: int, offset: int) -> Located | None:
-        """The batch at `position` if everything speaks for it: its fields, its checksum, what follows it."""
+        """Return the batch at `position` if its fields, its checksum and its successor are valid."""
         front = self._front(position)
         if front is None:
             return None
@@ -355,11 +355,11 @@ def _ended(size: int, limit: int) -> str:
 
 
 def whole_end(file: OpenFile, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
-    """The offset after the batches that lie damaged at the end of a file; None: it ends in a torn write.
+    """Return the offset after the damaged batches at a file's end, or None if the end is a torn write.
 
     Args:
-        offset: what comes next at `position`.
-        whole_writes: only the last write can be torn, by being too short: the machine kept running.
+        offset: the expected offset at `position`.
+        whole_writes: whether only the last write can be torn, by being too short, because the machine kept running.
     """
     found: int | None = None
     while position + HEADER_SIZE <= size:

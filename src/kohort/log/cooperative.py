@@ -1,4 +1,4 @@
-"""Work on a store that is done in steps, so that others have their turn between."""
+"""Work on a store in steps, so that other work can run in between."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
-"""Gives way after each step of some microseconds to milliseconds, and returns what came of it."""
+"""A generator that yields after each step of some microseconds to milliseconds, and returns the result."""
 
 
 def completed(steps: Steps[T]) -> T:
-    """What comes of it when nobody else wants a turn."""
+    """Run all steps without interruption, and return the result."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""Bytes in a log file that are not what they should be: where they lie, and what is lost by them."""
+"""Damage: unreadable bytes in a log file, and the offsets that are lost."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from kohort.errors import CorruptDataError, ErrorCode
 
 ASIDE = ".damaged"
-"""How the names of files end in which what was damaged, or lay behind damage, is set aside."""
+"""Suffix of files with bytes that were damaged, or that followed damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One damaged stretch of a log file.
+    """One damaged range of a log file.
 
     Attributes:
         path: the file.
-        position: where the damage begins in it, in bytes.
-        length: how many bytes it takes; None where that is unknown.
-        first_offset: the first offset that can't be read for it.
-        next_offset: where reading can go on; None where that is unknown, or nothing follows.
-        reason: what was found, in a few words.
+        position: the start of the damage in the file, in bytes.
+        length: the number of damaged bytes; None: unknown.
+        first_offset: the first offset that can't be read.
+        next_offset: the next readable offset; None: unknown, or nothing follows.
+        reason: a short description of the fault.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class Damage:
     reason: str
 
     def sentence(self) -> str:
-        """File, position, what was found, the offsets lost, and where reading goes on."""
+        """Describe the file, position and fault, the lost offsets, and where reading continues."""
         where = f"{self.path.parent.name}/{self.path.name}"
         size = "" if self.length is None else f" ({self.length} bytes)"
         if self.next_offset is None:
@@ -47,10 +47,10 @@ class Damage:
 
 
 class DamagedError(CorruptDataError):
-    """A read met damage in a log file (CORRUPT_MESSAGE).
+    """An error of a read that met damage in a log file (CORRUPT_MESSAGE).
 
     Attributes:
-        damage: where, and what is lost.
+        damage: the damaged range.
     """
 
     def __init__(self, damage: Damage, message: str = "", code: ErrorCode | None = None) -> None:

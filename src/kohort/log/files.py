@@ -1,4 +1,4 @@
-"""Open log files, at most so many at once."""
+"""A cache of open log files with a limit on their number."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from kohort.log.filesystem import SYSTEM, FileSystem
 from kohort.log.results import OpenFile
 
 FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP))
-"""What using a file fails with for the file's own sake, and not because the machine is short of something."""
+"""Errors that are caused by the file itself, not by a shortage of resources."""
 
 
 class Holder(Protocol):
-    """Something that keeps one file open while it is used."""
+    """An object that keeps one file open while it uses it."""
 
     file: OpenFile | None
     touched: bool
 
 
 class FileCache:
-    """Opens files for their holders and takes those back that were not used for the longest time (second chance).
+    """A cache that opens files for holders, and closes those that were not used for the longest time (second chance).
 
-    A file taken back closes when its last reader is done: answers under way may hold on to some.
+    A closed file stays open for responses in progress until they have read it.
+
 
     Attributes:
-        fs: where the files are.
+        fs: the file system.
     """
 
     __slots__ = ("_lent_max", "_limit", "_living", "_open", "fs")
 
     def __init__(self, limit: int, lent_max: int, fs: FileSystem = SYSTEM) -> None:
-        """At most `limit` files are open for holders; `crowded` once readers hold on to `lent_max` others."""
+        """Create a cache of at most `limit` files. It is `crowded` when readers hold `lent_max` other files."""
         self.fs = fs
         self._limit = limit
         self._lent_max = lent_max
@@ -43,11 +44,11 @@ class FileCache:
 
     @property
     def crowded(self) -> bool:
-        """Whether readers should take their bytes at once instead of holding on to a file."""
+        """Whether readers should read bytes at once instead of holding a file."""
         return len(self._living) - len(self._open) >= self._lent_max
 
     def open(self, holder: Holder, path: str, flags: int = 0) -> OpenFile:
-        """Open `path` for reading and writing and lend it to `holder`; `flags` may add `os.O_CREAT`."""
+        """Open `path` for reading and writing on behalf of `holder`. `flags` may add `os.O_CREAT`."""
         while len(self._open) >= self._limit:
             oldest = self._open.popleft()
             if oldest.touched and oldest.file is not None:
@@ -63,7 +64,7 @@ class FileCache:
         return file
 
     def forget(self, holder: Holder) -> None:
-        """The holder is done with its file."""
+        """Release the holder's file."""
         if holder.file is not None:
             holder.file = None
             self._open.remove(holder)

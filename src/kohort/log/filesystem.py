@@ -1,6 +1,7 @@
-"""What the log asks of the system's files: the `os` module itself, or what the simulation puts in its place.
+"""The file system interface of the log: the `os` module, or its replacement in the simulation.
 
-An object like `os` is bound once to each open file and index, so that a call costs what `os.pwrite` costs.
+Each open file and index stores such an object once, so that a call costs as much as `os.pwrite`.
+
 """
 
 from __future__ import annotations
@@ -17,64 +18,65 @@ _READ_BYTES: Final = 1 << 20
 
 
 class FileSystem(Protocol):
-    """Files and folders by Linux's rules, as the functions of these names in `os`; all of them raise OSError.
+    """A file system with Linux's semantics, as the functions of these names in `os`. All of them raise OSError.
 
-    What is written is lost with the machine until `fsync` returns: a file's bytes until it is called for the file,
-    the names in a folder until it is called for the folder.
+    A power loss takes all writes that were not fsynced: `fsync` of a file saves its bytes, `fsync` of a folder its
+    names.
+
     """
 
     def open(self, path: StrPath, flags: int, mode: int = ..., /) -> int:
-        """A descriptor."""
+        """Open a file and return its descriptor."""
 
     def close(self, fd: int, /) -> None:
-        """Nobody uses it any more."""
+        """Close a descriptor."""
 
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        """Fewer bytes only at the end of the file."""
+        """Read bytes; fewer only at the end of the file."""
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
-        """How many bytes it took, perhaps not all."""
+        """Write bytes; return how many, perhaps not all."""
 
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int:
-        """How many bytes it took, perhaps not all."""
+        """Write bytes at an offset; return how many, perhaps not all."""
 
     def pwritev(self, fd: int, buffers: Sequence[ReadBuffer], offset: int, /) -> int:
-        """How many bytes it took, perhaps not all."""
+        """Write buffers at an offset; return how many bytes, perhaps not all."""
 
     def ftruncate(self, fd: int, length: int, /) -> None:
-        """Cut off, or fill up with zeros."""
+        """Truncate a file, or extend it with zeros."""
 
     def truncate(self, path: StrPath, length: int) -> None:
-        """Cut off, or fill up with zeros."""
+        """Truncate a file, or extend it with zeros."""
 
     def fsync(self, fd: int) -> None:
-        """A file's bytes survive a power loss, or a folder's names."""
+        """Make a file's bytes, or the names in a folder, survive a power loss."""
 
     def fstat(self, fd: int) -> os.stat_result:
-        """Size and times of an open file."""
+        """Return size and times of an open file."""
 
     def stat(self, path: StrPath) -> os.stat_result:
-        """Size and times of a file."""
+        """Return size and times of a file."""
 
     def listdir(self, path: StrPath) -> list[str]:
-        """The names in a folder, in any order."""
+        """Return the names in a folder, in any order."""
 
     def mkdir(self, path: StrPath, mode: int = ...) -> None:
-        """A new folder."""
+        """Create a folder."""
 
     def unlink(self, path: StrPath) -> None:
         """Remove a name."""
 
     def replace(self, src: StrPath, dst: StrPath) -> None:
-        """Rename at once, over what has the new name."""
+        """Rename atomically, replacing the target."""
 
 
 SYSTEM: Final[FileSystem] = os
-"""The machine's own files."""
+"""The machine's own file system."""
 
 
 def read_file(path: StrPath, fs: FileSystem = SYSTEM) -> bytes:
-    """A whole file."""
+    """Read a file."""
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_open(fd, fs)
@@ -83,7 +85,7 @@ def read_file(path: StrPath, fs: FileSystem = SYSTEM) -> bytes:
 
 
 def read_open(fd: int, fs: FileSystem = SYSTEM) -> bytes:
-    """All of an open file."""
+    """Read all of an open file."""
     parts: list[bytes] = []
     at = 0
     while data := fs.pread(fd, _READ_BYTES, at):
@@ -93,7 +95,7 @@ def read_open(fd: int, fs: FileSystem = SYSTEM) -> bytes:
 
 
 def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: bool, mode: int = 0o644) -> None:
-    """Create a file, or give it other content; a failure leaves a part of it."""
+    """Create a file or replace its content. A failure leaves a part of it."""
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         write_all(fd, data, 0, fs)
@@ -104,7 +106,7 @@ def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: boo
 
 
 def write_all(fd: int, data: ReadBuffer, offset: int, fs: FileSystem = SYSTEM) -> int:
-    """Write, also when the kernel takes a part at a time; returns how many bytes."""
+    """Write everything, also if the kernel accepts a part at a time; return the number of bytes."""
     rest = memoryview(data)
     while rest:
         count = fs.pwrite(fd, rest, offset)
@@ -114,7 +116,7 @@ def write_all(fd: int, data: ReadBuffer, offset: int, fs: FileSystem = SYSTEM) -
 
 
 def exists(path: StrPath, fs: FileSystem = SYSTEM) -> bool:
-    """Whether there is something of this name."""
+    """Return whether a file or folder of this name exists."""
     try:
         fs.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -123,13 +125,13 @@ def exists(path: StrPath, fs: FileSystem = SYSTEM) -> bool:
 
 
 def remove(path: StrPath, fs: FileSystem = SYSTEM) -> None:
-    """Remove a name, if it is there."""
+    """Remove a name, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(path)
 
 
 def sync_file(path: StrPath, fs: FileSystem = SYSTEM) -> None:
-    """Make a file's bytes survive a power loss, if it is there."""
+    """Make a file's bytes survive a power loss, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         fd = fs.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""A data folder as a whole: whose it is, whether its last owner left in order, and what the machine did since."""
+"""Ownership of a data folder: its lock, its cluster, and whether the last shutdown was clean."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LOCK = ".lock"
 META = "meta.properties"
 CLEAN = ".kafka_cleanshutdown"
 _RECOVERING = "recovering"
-"""Stands for the boot id until what a stop of the machine left is recovered."""
+"""Replaces the boot id in the lock file until recovery from a power loss is complete."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """A data folder that is ours until `release`.
+class FolderOwnership:
+    """The ownership of a data folder until `release`.
 
     Attributes:
-        fresh: nobody had it before.
-        clean: the last owner closed it in order.
-        same_boot: the machine has been running since the last owner had all logs open, so nothing it wrote is lost.
+        fresh: whether the folder is new.
+        clean: whether the last owner closed it cleanly.
+        same_boot: whether the machine has been running since the last owner had all logs open, so no write is lost.
     """
 
     path: Path
@@ -39,17 +39,18 @@ class Ownership:
     cluster_id: str
 
     def opened(self) -> None:
-        """All logs are open: from now on only what the machine does next counts.
+        """Record that all logs are open, so that only later power losses matter.
 
-        Until then a start may be interrupted.
+        A start may be interrupted before.
+
         """
         if not self.same_boot:
             if not self.fresh and not self.clean:
-                os.sync()  # what recovery cut and made, in many small files
+                os.sync()  # recovery's changes are in many small files
             _write_note(self.lock_fd, _boot_id())
 
     def release(self, *, clean: bool) -> None:
-        """Give the folder free."""
+        """Release the folder."""
         try:
             if clean:
                 replace_file(self.path / CLEAN, '{"version":0,"brokerEpoch":-1}')
@@ -57,11 +58,11 @@ class Ownership:
             os.close(self.lock_fd)
 
 
-def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
-    """Lock a data folder, creating it if need be.
+def take(path: Path, node_id: int, cluster_id: str | None) -> FolderOwnership:
+    """Lock a data folder; create it if it does not exist.
 
     Raises:
-        InvalidInputError: another broker has it, or it is not a broker's.
+        InvalidInputError: another broker has the folder, or it is not a broker's.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def take(path: Path, node_id: int, cluster_id: str | None) -> Ownership:
         raise
 
 
-def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None) -> Ownership:
+def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None) -> FolderOwnership:
     words = os.pread(lock_fd, 200, 0).decode(errors="replace").split()
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +94,7 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
         (path / CLEAN).unlink()
         sync_folder(path)
     _write_note(lock_fd, words[1] if same_boot else _RECOVERING)
-    return Ownership(path, lock_fd, fresh, clean, same_boot, meta)
+    return FolderOwnership(path, lock_fd, fresh, clean, same_boot, meta)
 
 
 def _write_note(lock_fd: int, boot_id: str) -> None:
@@ -103,12 +104,12 @@ def _write_note(lock_fd: int, boot_id: str) -> None:
 
 
 def kept_running(words: Sequence[str]) -> bool:
-    """Whether the machine has been running since an owner with this note in its lock file had all logs open."""
+    """Return whether the machine has been running since the owner with this lock file content had all logs open."""
     return len(words) > 1 and words[1] == _boot_id()
 
 
 def _boot_id() -> str:
-    """What changes when the machine starts again; never equal to itself where that can't be told."""
+    """Return an id that changes when the machine restarts. If the system has none, every call returns another one."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -116,7 +117,7 @@ def _boot_id() -> str:
 
 
 def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
-    """The folder's cluster id, written on first use."""
+    """Return the folder's cluster id, which is written on first use."""
     file = path / META
     if file.exists():
         lines = [line.partition("=") for line in file.read_text().splitlines() if not line.startswith("#")]
@@ -136,7 +137,7 @@ def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
 
 
 def _refuse_strangers(path: Path) -> None:
-    """A folder with something in it that no broker wrote is none to write into."""
+    """Reject a folder with files that no broker wrote."""
     names = sorted(os.listdir(path))
     known = any(name.startswith((META, LOCK)) for name in names)
     strangers = [name for name in names if name != "lost+found"]

@@ -1,8 +1,8 @@
-"""Compacted files: between batches with gaps no chain tells the offsets, only the indexes do.
+"""Compacted files: offsets beside gaps are verified only by the indexes, not by neighbouring batches.
 
-One flipped bit may be in a batch or in an index. A batch with neighbours on both sides is right, and the index wrong;
-so it is when several entries don't fit. One entry that does not fit a batch beside a gap means that the batch can't be
-believed.
+A flipped bit may be in a batch or in an index. If a batch has neighbours on both sides, the batch is right and the
+index wrong. The index is also wrong if several entries do not fit. A single entry that does not fit a batch beside a
+gap means that the batch is damaged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from kohort.log.damage import Damage
 
 
 def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rules) -> int | None:
-    """The position of the one batch whose offset is not what the index says.
+    """Return the position of the one batch whose offset contradicts the index.
 
-    None if there is none or the index is wrong.
+    None if there is no such batch, or the index is wrong.
+
     """
     said = dict(zip(pins.positions, pins.offsets, strict=True))
     blamed: list[int] = []
@@ -25,7 +26,7 @@ def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rul
     before = -1
     for found in findings:
         if isinstance(found, Damage):
-            for position in [each for each in said if found.position <= each < found.position + (found.length or 0)]:
+            for position in [at for at in said if found.position <= at < found.position + (found.length or 0)]:
                 del said[position]
             expected, before = None, -1
             continue
@@ -42,7 +43,7 @@ def blamed_by_index(findings: Iterable[Located | Damage], pins: Pins, rules: Rul
 
 
 def without(findings: Iterable[Located | Damage], position: int, rules: Rules) -> Iterator[Located | Damage]:
-    """The findings with the batch at a position as damage."""
+    """Yield the scan results, with the batch at a position replaced by damage."""
     expected = rules.base_offset
     damaged: tuple[Located, int] | None = None
     for found in findings:
@@ -67,13 +68,12 @@ def _doubted(rules: Rules, batch: Located, first: int, following: int | None) ->
 def shortened(
     rules: Rules, size: int, end_offset: int, claim: tuple[int, int] | None, timestamps: Container[int]
 ) -> Damage | None:
-    """What is missing at the end of a compacted file, where nothing but its time index tells.
+    """Return the damage at the end of a compacted file that is too short according to its time index.
 
     Args:
         end_offset: the offset after the last batch in the file.
-        claim: the time index's last entry: a timestamp, and the offset of its batch relative to the base.
-        timestamps: the largest ones of the batches found: if the entry's is among them, the index is wrong, not the
-            file.
+        claim: the last entry of the time index: a timestamp, and the relative offset of its batch.
+        timestamps: the largest timestamps of the scanned batches. If the entry's is among them, the index is wrong.
     """
     if claim is None or rules.limit is None or not end_offset <= rules.base_offset + claim[1] < rules.limit:
         return None

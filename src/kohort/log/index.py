@@ -1,10 +1,9 @@
 """The sparse indexes of one segment, in memory and in Kafka's file formats (big-endian, no header).
 
-Entries reach the file in groups (`flush`): the log's tail behind the last one is scanned on recovery anyway.
+Entries are written in groups (`flush`), because recovery scans the log after the last entry anyway.
 
-- `.index`: int32 offset relative to the segment's base, int32 position. The offset is the last of the batch at the
-  position.
-- `.timeindex`: int64 largest timestamp so far, int32 relative offset of the last record of the batch that has it.
+- `.index`: int32 relative offset, int32 position. The offset is the last of the batch at the position.
+- `.timeindex`: int64 largest timestamp so far, int32 relative offset of the last record of its batch.
 - `.txnindex`: one entry per aborted transaction: int16 version 0, int64 producer id, first, last and last stable
   offset.
 """
@@ -27,7 +26,7 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
 def _read(path: str, fs: FileSystem) -> bytes:
-    """The file; nothing if there is none, and one byte, which no index has, if it can't be read."""
+    """Return the file's content; empty if there is no file, and one byte (no valid index) if it can't be read."""
     try:
         return read_file(path, fs)
     except FileNotFoundError:
@@ -52,12 +51,16 @@ def _create(path: str, fs: FileSystem) -> None:
 
 
 def _set_aside(path: str, fs: FileSystem) -> None:
-    """A folder in the place of an index: it is not ours, so it is kept under another name."""
+    """Rename a folder in the place of an index. It is not the broker's, so it is kept."""
     fs.replace(path, f"{path}.stray")
 
 
 def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
-    """Append with one write. Raises OSError; a partial write is cut off again."""
+    """Append with one write.
+
+    Raises:
+        OSError: the write failed; a partial write is truncated again.
+    """
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         size = fs.fstat(fd).st_size
@@ -74,7 +77,7 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
 
 
 class OffsetIndex:
-    """Offset to position; offsets are relative to the segment's base."""
+    """The offset index: maps offsets to positions. Offsets are relative to the segment's base."""
 
     __slots__ = ("_flushed", "_fs", "_path", "_replaces", "offsets", "positions")
 
@@ -84,12 +87,16 @@ class OffsetIndex:
         self.offsets = array("i")
         self.positions = array("i")
         self._flushed = 0
-        self._replaces = False  # the file has entries that are made anew
+        self._replaces = False  # whether the file has entries that are being rebuilt
 
     def load(self, log_size: int) -> bool:
-        """Read the file; False (and empty) if it can't belong to a log of `log_size` bytes.
+        """Load the file.
 
-        No file is an empty index.
+        A missing file is an empty index.
+
+        Returns:
+            False, with an empty index, if the file can't belong to a log of `log_size` bytes.
+
         """
         data = _read(self._path, self._fs)
         if len(data) % _OFFSET_ENTRY.size:
@@ -108,7 +115,7 @@ class OffsetIndex:
         return True
 
     def position_in_file(self, offset: int) -> int:
-        """Position of the last entry at or below `offset`, without loading the file; 0 if there is none."""
+        """Return the position of the last entry at or below `offset`, without loading the file; 0 if there is none."""
         fs = self._fs
         try:
             fd = fs.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -134,11 +141,11 @@ class OffsetIndex:
         self.positions.append(position)
 
     def before_offset(self, offset: int) -> int:
-        """Number of the last entry at or below `offset`, -1 if there is none."""
+        """Return the number of the last entry at or below `offset`, -1 if there is none."""
         return bisect_right(self.offsets, offset) - 1
 
     def before_position(self, position: int) -> int:
-        """Number of the last entry at or below `position`, -1 if there is none."""
+        """Return the number of the last entry at or below `position`, -1 if there is none."""
         return bisect_right(self.positions, position) - 1
 
     def truncate(self, entries: int) -> None:
@@ -150,10 +157,10 @@ class OffsetIndex:
             self._flushed = entries
 
     def make_anew(self, entries: int) -> None:
-        """Keep the first `entries`; the file stays as it is until `flush` puts a new one, synced, in its place.
+        """Keep the first `entries`. The file stays unchanged until `flush` replaces it by a new, fsynced one.
 
-        Of a compacted segment the index alone vouches for gaps: cut off in place and lost with the machine it may be
-        zeros, which would accuse a batch.
+        The index is the only proof of gaps in a compacted segment. A file that is truncated in place may contain zeros
+        after a power loss, which would make a valid batch look damaged.
         """
         del self.offsets[entries:]
         del self.positions[entries:]
@@ -161,14 +168,14 @@ class OffsetIndex:
             self._flushed, self._replaces = entries, True
 
     def reset(self) -> None:
-        """Forget everything and start an empty file."""
+        """Remove all entries and create an empty file."""
         del self.offsets[:]
         del self.positions[:]
         self._flushed, self._replaces = 0, False
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that the file lacks."""
+        """Write the entries that are missing in the file."""
         pack = _OFFSET_ENTRY.pack
         if self._replaces:
             new = f"{self._path}.tmp"
@@ -185,12 +192,12 @@ class OffsetIndex:
         sync_file(self._path, self._fs)
 
     def touch(self) -> None:
-        """Have an empty file: Kafka's log dump reads no time index without one beside it."""
+        """Create an empty file if there is none: Kafka's log dump reads no time index without an offset index."""
         append_to_file(self._path, b"", self._fs)
 
 
 class TimeIndex:
-    """Largest timestamp so far to offset; offsets are relative to the segment's base."""
+    """The time index: maps the largest timestamp so far to an offset, which is relative to the segment's base."""
 
     __slots__ = ("_flushed", "_fs", "_path", "offsets", "timestamps")
 
@@ -202,7 +209,11 @@ class TimeIndex:
         self._flushed = 0
 
     def load(self) -> bool:
-        """Read the file; False (and empty) if it is damaged. No file is an empty index."""
+        """Load the file; a missing file is an empty index.
+
+        Returns:
+            False, with an empty index, if the file is damaged.
+        """
         data = _read(self._path, self._fs)
         if len(data) % _TIME_ENTRY.size:
             return False
@@ -217,7 +228,7 @@ class TimeIndex:
         return True
 
     def last_in_file(self) -> tuple[int, int] | None:
-        """The file's last entry (timestamp, relative offset), without reading the rest."""
+        """Return the file's last entry (timestamp, relative offset), without loading the file."""
         fs = self._fs
         try:
             fd = fs.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -235,18 +246,18 @@ class TimeIndex:
             fs.close(fd)
 
     def append(self, timestamp: int, offset: int) -> None:
-        """Add an entry unless the timestamp is no later than the last."""
+        """Add an entry, unless the timestamp is no later than the last one."""
         if not self.timestamps or timestamp > self.timestamps[-1]:
             self.timestamps.append(timestamp)
             self.offsets.append(offset)
 
     def before(self, timestamp: int) -> int:
-        """Relative offset behind which the first record at or after `timestamp` lies; 0 if unknown."""
+        """Return the relative offset after which the first record at or after `timestamp` is; 0 if unknown."""
         found = bisect_left(self.timestamps, timestamp) - 1
         return self.offsets[found] if found >= 0 else 0
 
     def truncate_to_offset(self, offset: int) -> None:
-        """Drop entries at or after the relative `offset`, also in the file."""
+        """Remove entries at or after the relative `offset`, also in the file."""
         entries = bisect_left(self.offsets, offset)
         del self.timestamps[entries:]
         del self.offsets[entries:]
@@ -255,14 +266,14 @@ class TimeIndex:
             self._flushed = entries
 
     def reset(self) -> None:
-        """Forget everything and start an empty file."""
+        """Remove all entries and create an empty file."""
         del self.timestamps[:]
         del self.offsets[:]
         self._flushed = 0
         _empty_file(self._path, self._fs)
 
     def flush(self) -> None:
-        """Write the entries that the file lacks."""
+        """Write the entries that are missing in the file."""
         start = self._flushed
         if len(self.offsets) > start:
             pack = _TIME_ENTRY.pack
@@ -275,7 +286,7 @@ class TimeIndex:
 
 
 class AbortedRange(NamedTuple):
-    """An aborted transaction: `last_offset` is its marker's; `last_stable_offset` as the marker was written."""
+    """An aborted transaction. `last_offset` is its marker's; `last_stable_offset` is as of the marker's append."""
 
     producer_id: int
     first_offset: int
@@ -284,7 +295,7 @@ class AbortedRange(NamedTuple):
 
 
 class TransactionIndex:
-    """The aborted transactions whose marker is in this segment."""
+    """The transaction index: the aborted transactions whose marker is in this segment."""
 
     __slots__ = ("_flushed", "_fs", "_path", "_synced", "entries")
 
@@ -295,7 +306,11 @@ class TransactionIndex:
         self.entries: list[AbortedRange] = []
 
     def load(self) -> bool:
-        """Read the file; False if it is damaged. No file is an empty index."""
+        """Load the file; a missing file is an empty index.
+
+        Returns:
+            False if the file is damaged.
+        """
         data = _read(self._path, self._fs)
         if len(data) % _TXN_ENTRY.size:
             return False
@@ -307,13 +322,13 @@ class TransactionIndex:
         return _increases(array("q", [e.last_offset for e in self.entries]))
 
     def append(self, entry: AbortedRange) -> None:
-        """Add an entry, also to the file; with a full disk that is made up for by `flush`."""
+        """Add an entry, also to the file. If the disk is full, `flush` writes it later."""
         self.entries.append(entry)
         with contextlib.suppress(OSError):
             self.flush()
 
     def flush(self) -> None:
-        """Write the entries that the file lacks."""
+        """Write the entries that are missing in the file."""
         if len(self.entries) > self._flushed:
             append_to_file(
                 self._path, b"".join(_TXN_ENTRY.pack(0, *entry) for entry in self.entries[self._flushed :]), self._fs
@@ -321,7 +336,7 @@ class TransactionIndex:
             self._flushed = len(self.entries)
 
     def sync(self) -> bool:
-        """Fsync what is new in the file; returns whether there was something."""
+        """Fsync new entries of the file; return whether there were any."""
         if len(self.entries) <= self._synced:
             return False
         self.flush()
@@ -330,7 +345,7 @@ class TransactionIndex:
         return True
 
     def truncate_to_offset(self, offset: int) -> None:
-        """Drop transactions whose marker is at or after `offset`."""
+        """Remove transactions whose marker is at or after `offset`."""
         kept = [entry for entry in self.entries if entry.last_offset < offset]
         if len(kept) != len(self.entries):
             if self._flushed > len(kept):
@@ -340,7 +355,7 @@ class TransactionIndex:
             self.entries = kept
 
     def reset(self) -> None:
-        """Forget everything, and the file."""
+        """Remove all entries, and the file."""
         self.entries = []
         self._flushed = self._synced = 0
         try:

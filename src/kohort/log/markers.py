@@ -27,7 +27,7 @@ class Marker(NamedTuple):
 
 
 def build_marker(marker: Marker, now_ms: int) -> bytearray:
-    """The control batch of a marker."""
+    """Encode the control batch of a marker."""
     key, value = _KEY.pack(0, int(marker.commit)), _VALUE.pack(0, marker.coordinator_epoch)
     return bytearray(
         build_batch(
@@ -41,7 +41,7 @@ def build_marker(marker: Marker, now_ms: int) -> bytearray:
 
 
 def parse_marker(header: BatchHeader, batch: ReadBuffer) -> Marker | None:
-    """The marker in a control batch; None for other control records."""
+    """Decode the marker in a control batch; None for other control records."""
     records = read_records(batch)
     if not records:
         return None
@@ -55,7 +55,7 @@ def parse_marker(header: BatchHeader, batch: ReadBuffer) -> Marker | None:
 
 
 def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset: int, now_ms: int) -> None:
-    """The marker is in `segment` at `offset`: the transaction is over, and indexed if it was aborted."""
+    """Apply a marker at `offset` of `segment`: end the transaction, and index it if it was aborted."""
     first = producers.note_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, now_ms)
     if first < 0 or marker.commit:
         return
@@ -69,7 +69,7 @@ def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset:
 def note_batches(
     producers: Producers, segment: Segment, appended: tuple[ReadBuffer, Sequence[BatchHeader]], offset: int, now_ms: int
 ) -> None:
-    """Batches of producers are in `segment` from `offset` on: their bytes, and the headers."""
+    """Record the producers of batches that were appended to `segment` at `offset`."""
     batches, headers = appended
     at = 0
     for header in headers:

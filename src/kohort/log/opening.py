@@ -1,7 +1,7 @@
-"""Taking over the segments that an earlier process wrote: where each ends, and what is wrong with it at once.
+"""Opening of segments that an earlier process wrote: finds their end, and damage that shows at once.
 
-What is damaged stays as it is and is refused where it is read. Only a torn end is cut off: bytes at the very end with
-nothing readable behind them, that the last owner can't have finished.
+Damage stays in place, and reads of it fail. Only a torn end is truncated. It consists of bytes at
+the very end, without readable batches after them, from a write that the last owner can't have completed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kohort.log.damage import Damage
 from kohort.log.gaps import blamed_by_index, without
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
-from kohort.log.unverified import Inherited
+from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
-    """Take over a segment that is no longer appended to, without reading its index yet.
+    """Open a segment that is no longer appended to, without reading its index.
 
     Args:
-        end_offset: where the next segment starts.
+        end_offset: the base offset of the next segment.
     """
     report = RecoveryReport()
     segment.end_offset = end_offset
@@ -34,7 +34,7 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
     except UNUSABLE as error:
         refuse(segment, error, report)
         return report
-    segment.inherited = Inherited(segment.size, closed=True)
+    segment.inherited = UnverifiedBytes(segment.size, closed=True)
     segment.sealed = True
     last = segment.time_index.last_in_file()
     if last is not None and _has_batch(segment, *last):
@@ -47,11 +47,11 @@ def adopt(segment: Segment, end_offset: int) -> RecoveryReport:
 
 
 def refuse(segment: Segment, error: OSError, report: RecoveryReport) -> None:
-    """A segment whose file can't be opened: none of it can be read, the rest of the log can."""
+    """Mark a segment as unreadable because its file can't be opened; the rest of the log stays readable."""
     reason = f"the file can't be opened ({error.strerror})"
     damage = Damage(segment.path, 0, segment.size or None, segment.base_offset, segment.end_offset, reason)
     segment.readable = False
-    segment.inherited = Inherited(segment.size, closed=True)
+    segment.inherited = UnverifiedBytes(segment.size, closed=True)
     segment.inherited.damages.append(damage)
     segment.inherited.add(0, segment.size)
     report.damages.append(damage)
@@ -64,7 +64,7 @@ def _load_transactions(segment: Segment, report: RecoveryReport) -> None:
 
 
 def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
-    """Whether a batch ends at this offset and has this largest timestamp; damage on the way is found later."""
+    """Return whether a batch ends at this offset with this largest timestamp. Damage is found later."""
     offset = segment.base_offset + relative_offset
     position = max(0, segment.index.position_in_file(relative_offset))
     file = segment.open()
@@ -80,17 +80,16 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
 def load(
     segment: Segment, verify_offset: int | None, following: int | None = None, *, crc: bool = True
 ) -> tuple[RecoveryReport, bool]:
-    """Take over a segment by reading it from its last index entry on, checksums too.
+    """Open a segment by reading it from its last index entry on, with checksums.
 
     Args:
-        verify_offset: read it from the batch that holds this offset, if that is earlier. None: the log was closed
-            properly.
-        following: where the next segment begins, None for the last one.
-        crc: check the checksums.
+        verify_offset: read from the batch with this offset if that is earlier. None: the log was closed cleanly.
+        following: the base offset of the next segment; None: this is the last one.
+        crc: whether to verify the checksums.
 
     Returns:
-        What was found; and whether the file ends in something that is no batch, with nothing readable behind. The
-        segment then ends before that (`size`, `end_offset`), the file is as it was.
+        A report; and whether the file ends in bytes that are no batch, without readable batches after them. The
+        segment then ends before them (`size`, `end_offset`), and the file is unchanged.
 
     Raises:
         OSError: the file can't be opened.
@@ -114,16 +113,16 @@ def load(
         drop(index.before_offset(verify_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.restart(start)
-    inherited = Inherited(file_size, closed=following is not None)
+    inherited = UnverifiedBytes(file_size, closed=following is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = without(findings, blamed, rules)
     last = segment.take_over(findings, start if index.positions else -1, inherited)
     if start and inherited.damages and inherited.damages[0].position == start:
-        index.reset()  # which offset comes next there is known from what lies before
+        index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
         segment.restart(start := 0)
-        inherited = Inherited(file_size, closed=following is not None)
+        inherited = UnverifiedBytes(file_size, closed=following is not None)
         findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(findings if blamed is None else without(findings, blamed, rules), -1, inherited)
     if last is not None:
@@ -149,7 +148,7 @@ def _last_entry_fits(segment: Segment, file: OpenFile) -> bool:
 
 
 def cut(segment: Segment, report: RecoveryReport) -> None:
-    """Cut off a torn end that `load` found."""
+    """Truncate a torn end that `load` found."""
     file = segment.open()
     report.truncated_bytes += file.size() - segment.size
     file.fs.ftruncate(file.fd, segment.size)
@@ -164,7 +163,7 @@ def cut(segment: Segment, report: RecoveryReport) -> None:
 
 
 def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
-    """Keep a damaged end: records up to `end_offset` are known to have been in it, or behind it."""
+    """Keep a damaged end, because records up to `end_offset` are known to have existed."""
     size = segment.open().size()
     inherited = segment.inherited
     found = inherited.damages[-1] if inherited is not None and segment.size < size else None
@@ -173,8 +172,8 @@ def keep_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     if found is not None:
         ending = replace(found, next_offset=end_offset)
         report.damages.remove(found)
-    damages = [] if inherited is None else [each for each in inherited.damages if each is not found]
-    segment.inherited = Inherited(size, closed=True)
+    damages = [] if inherited is None else [damage for damage in inherited.damages if damage is not found]
+    segment.inherited = UnverifiedBytes(size, closed=True)
     segment.inherited.damages = [*damages, ending]
     if segment.index.positions:
         segment.inherited.add(segment.index.positions[-1], size)

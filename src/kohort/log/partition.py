@@ -1,4 +1,4 @@
-"""One partition's log: a list of segments, the producers' sequences, the transactions."""
+"""The log of one partition: its segments, producers and transactions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from kohort.log.results import (
 )
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
-from kohort.log.validator import Intake, place, stamp
+from kohort.log.validator import BatchValidator, place, stamp
 from kohort.wire.batch import BatchHeader, parse_header
 
-# -- Leader epochs with their first offsets, ascending: what a partition says of them
+# -- Leader epochs of a partition with their first offsets, ascending
 
 
 def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
-    """`(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
+    """Return `(epoch, end)` of the largest epoch not above `epoch`, which is over, in a log that ends at `end_offset`.
 
-    One before the first that is known ended where that began.
+    An epoch before the first known one ended where that began.
+
     """
     number = bisect_right(epochs, (epoch, end_offset)) - 1
     if number < 0:
@@ -45,13 +46,16 @@ def end_of(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tu
 
 
 def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
-    """The epoch that an offset was written in, -1 if that is not known."""
+    """Return the epoch of a record at `offset`, -1 if unknown."""
     number = bisect_right(epochs, offset, key=lambda entry: entry[1]) - 1
     return epochs[number][0] if number >= 0 else -1
 
 
 def begun(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
-    """The epochs of a log from `start` to `end` once another begins: without those that no record is left of."""
+    """Return the epochs of a log from `start` to `end` after another one begins.
+
+    Epochs without remaining records are left out.
+    """
     kept = [entry for entry in epochs if entry[1] < end]
     while len(kept) > 1 and kept[1][1] <= start:
         del kept[0]
@@ -70,33 +74,34 @@ _INT_MAX = 2**31 - 1
 
 
 class PartitionLog:
-    """Appends and reads whole record batches (v2), which stay opaque.
+    """The log of one partition, which appends and reads complete record batches (v2) without decoding their records.
 
-    A refusal is a `KafkaError`. `OSError`: the disk failed, the partition still serves.
+    A rejected request raises a `KafkaError`. An `OSError` means that the disk failed; the partition still serves.
+
 
     Attributes:
-        path: the folder `<topic>-<partition>`, made with the first write.
-        missing: the folder is not there yet.
-        log_start_offset: first offset that readers may ask for.
-        end_offset: offset of the next record.
-        leader_epoch: carried by appended batches.
+        path: the folder `<topic>-<partition>`, created with the first write.
+        missing: whether the folder does not exist yet.
+        log_start_offset: the first offset that readers may request.
+        end_offset: the offset of the next record.
+        leader_epoch: the leader epoch of appended batches.
         flushed_offset: everything before it was fsynced.
-        cuts: rises when segments are deleted or the end is thrown away.
-        recovery: what opening found.
-        readable: its files could be opened.
-        unfinished: finishes a compaction or a cut that the disk did not let finish; None: nothing is left to do.
+        cuts: increases when segments are deleted or the log is truncated.
+        recovery: the report of recovery.
+        readable: whether the files could be opened.
+        unfinished: completes a compaction or truncation that the disk interrupted; None: there is none.
     """
 
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_intake", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset",
-        "_topic_id", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
+        "_bases", "_config", "_epochs", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
+        "_validator", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
         "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
-        """Use `open`."""
+        """Create an empty object; callers use `open`."""
         self.path = path
         self.reconfigure(config)
         limits = options.limits
@@ -115,7 +120,7 @@ class PartitionLog:
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, options: OpenOptions | None = None, *, now_ms: int = 0) -> Self:
-        """Open the folder `<topic>-<partition>`, recovering after an unclean end; no folder is an empty log."""
+        """Open the folder `<topic>-<partition>`, with recovery after an unclean shutdown. No folder is an empty log."""
         options = options or OpenOptions()
         log = cls(path, config, options)
         fs = log.files.fs
@@ -154,7 +159,7 @@ class PartitionLog:
         return log
 
     def _begin_epoch(self, options: OpenOptions) -> None:
-        """Who has read what a stop of the machine took must find out, also where that was all that there was."""
+        """Begin a leader epoch, so that readers detect records that a power loss took, even if all were lost."""
         known = not self.missing and (self._epochs or self.end_offset)
         lowest = 0 if known else options.epoch_without_folder
         if self.missing:  # in memory until something is written: there may be thousands of these
@@ -166,7 +171,10 @@ class PartitionLog:
             self.advance_leader_epoch(epoch)
 
     def _make_folder(self) -> None:
-        """Before the first write: most partitions never see one, and a folder takes longer than all the rest."""
+        """Create the folder before the first write.
+
+        Most partitions are never written to, and a folder takes longer than everything else.
+        """
         fs = self.files.fs
         try:
             fs.mkdir(self.path)
@@ -180,16 +188,25 @@ class PartitionLog:
         self.missing = False
 
     def check_readable(self) -> None:
-        """Raises DamagedError where `readable` is not so, OSError while its files can't be put in place."""
+        """Check that the files can be used.
+
+        Raises:
+            DamagedError: the log is not `readable`.
+            OSError: a compaction or truncation can't be completed.
+        """
         self.settle()
 
     def settle(self) -> None:
-        """Finish what the disk did not let be finished. Raises OSError: it still does not."""
+        """Complete an interrupted compaction or truncation.
+
+        Raises:
+            OSError: the disk still prevents it.
+        """
         if self.unfinished is not None:
             self.unfinished()
 
     def set_segments(self, segments: list[Segment]) -> None:
-        """Take over a changed list of segments; the last is appended to."""
+        """Replace the list of segments; the last one is appended to."""
         self.segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self.active = segments[-1]
@@ -200,45 +217,46 @@ class PartitionLog:
         return self._config
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use other settings from now on."""
+        """Apply changed settings."""
         self._config = config
-        self._intake = Intake(self.path.name, config)
+        self._validator = BatchValidator(self.path.name, config)
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the earliest open transaction, or `end_offset`."""
+        """The first offset of the earliest open transaction, or `end_offset`."""
         first = self.producers.first_open_offset()
         return self.end_offset if first is None else first
 
     # -- appending
 
     def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
-        """Append one or more batches with one write; offsets and leader epoch are patched in place if writable.
+        """Append batches with one write. Offsets and leader epoch are set in place if the buffer is writable.
 
         Args:
-            batches: whole v2 batches, back to back.
-            now_ms: wall clock.
-            from_client: refuse what a producer must not send (control batches) and check its sequences.
+            batches: complete v2 batches, back to back.
+            now_ms: wall-clock time.
+            from_client: whether to reject what a producer must not send (control batches) and check its sequences.
 
         Raises:
             CorruptDataError: CORRUPT_MESSAGE: bad length or CRC.
             InvalidInputError: MESSAGE_TOO_LARGE, INVALID_RECORD, INVALID_TIMESTAMP, UNSUPPORTED_FOR_MESSAGE_FORMAT.
             KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
-            OSError: the write failed, and was cut off again; or the flush did, and it is there, not acknowledged.
+            OSError: the write failed and was truncated; or the flush failed, and the batches are written but not
+                acknowledged.
         """
-        headers = self._intake.admit(batches, now_ms) if from_client else self._intake.split(batches)
+        headers = self._validator.validate(batches, now_ms) if from_client else self._validator.split(batches)
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
             repeated = self.producers.check(headers, sequences=from_client)
             if repeated is not None:
-                self.flush_due()  # as it was first sent that may have failed, or its process died before
+                self.flush_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
                 return AppendResult(first, last, -1, self.log_start_offset, duplicate=True)
         config, stamped_ms = self._config, -1
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms
             batches = stamp(batches, now_ms)
-            headers = self._intake.split(batches)
+            headers = self._validator.split(batches)
         base = self.end_offset
         end, parts = place(batches, headers, base, self.leader_epoch)
         size = len(batches)
@@ -265,7 +283,7 @@ class PartitionLog:
         return AppendResult(base, end - 1, stamped_ms, self.log_start_offset)
 
     def _roll_if_old(self, end: int, size: int, headers: Sequence[BatchHeader]) -> Segment:
-        """Time alone closes a segment only when its first batch had a time."""
+        """Roll the segment when it is full or old. Age alone counts only if its first batch had a timestamp."""
         active, config = self.active, self._config
         full = (
             active.size + size > config.segment_bytes
@@ -278,7 +296,7 @@ class PartitionLog:
         return error_for(code, f"{self.path.name}: {text}")
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Append the control batch that ends a producer's transaction here.
+        """Append the control batch that ends a producer's transaction.
 
         Raises:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
@@ -287,7 +305,7 @@ class PartitionLog:
         return self.append(build_marker(marker, now_ms), now_ms, from_client=False)
 
     def roll(self) -> Segment:
-        """Start a new segment at the end. Does nothing while the last one is empty."""
+        """Start a new segment at the end, unless the last one is empty."""
         active = self.active
         if active.size == 0:
             return active
@@ -300,7 +318,7 @@ class PartitionLog:
         return fresh
 
     def write_snapshot(self) -> None:
-        """Write the producers' state as of the end, and drop snapshots older than the last two."""
+        """Write a snapshot of the producers at the end, and delete snapshots older than the last two."""
         self._since_snapshot = 0
         if self._snapshot_offset == self.end_offset:
             return
@@ -315,10 +333,10 @@ class PartitionLog:
     def read(
         self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
     ) -> ReadResult:
-        """Whole batches from `offset`, at most `max_bytes`, from one segment.
+        """Return complete batches from `offset`, at most `max_bytes`, from one segment.
 
         Args:
-            min_one: return the first batch even if it is larger than `max_bytes`.
+            min_one: whether to return the first batch even if it is larger than `max_bytes`.
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: below `log_start_offset` or above `end_offset`.
@@ -348,7 +366,7 @@ class PartitionLog:
         return result
 
     def _aborted(self, offset: int, end: int) -> list[AbortedTransaction]:
-        """Aborted transactions that overlap `[offset, end)`."""
+        """Return the aborted transactions that overlap `[offset, end)`."""
         found = []
         for segment in self.segments[max(0, bisect_right(self._bases, offset) - 1) :]:
             for entry in segment.transactions.entries:
@@ -359,7 +377,7 @@ class PartitionLog:
         return found
 
     def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
-        """Every whole batch from `offset` on, one by one, reading `max_bytes` at a time."""
+        """Yield every complete batch from `offset` on, one by one, reading `max_bytes` at a time."""
         while offset < self.end_offset:
             result = self.read(offset, max_bytes)
             if not result.ranges:
@@ -374,7 +392,10 @@ class PartitionLog:
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """First record at or after `timestamp` (ms); for -1 the end, -2 and -4 the start, -3 the latest timestamp."""
+        """Return the first record at or after `timestamp` (ms).
+
+        Special timestamps are -1 for the end, -2 and -4 for the start, and -3 for the latest timestamp.
+        """
         end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)
@@ -394,7 +415,7 @@ class PartitionLog:
     # -- leader epochs
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """`(epoch, end_offset)` of the largest epoch not above the one asked for; (-1, -1) for one still to come."""
+        """Return `(epoch, end_offset)` of the largest epoch up to the requested one; (-1, -1) for a future one."""
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
@@ -402,7 +423,11 @@ class PartitionLog:
         return end_of(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Begin a leader epoch; later appends carry it. Raises FencedError for one below the current."""
+        """Begin a leader epoch, which later appends have.
+
+        Raises:
+            FencedError: the epoch is below the current one.
+        """
         if epoch < self.leader_epoch:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
@@ -421,7 +446,7 @@ class PartitionLog:
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
-            OSError: it could not be persisted; the log starts where it did.
+            OSError: the log start could not be persisted, and is unchanged.
         """
         if before_offset == -1:
             before_offset = self.end_offset
@@ -439,7 +464,11 @@ class PartitionLog:
         return self.log_start_offset
 
     def truncate_to(self, offset: int) -> None:
-        """Throw away `offset` and everything after it (to the batch that holds it). Raises OSError."""
+        """Remove the batch with `offset` and all later ones.
+
+        Raises:
+            OSError: the disk failed.
+        """
         if offset >= self.end_offset:
             return
         self.settle()
@@ -448,7 +477,7 @@ class PartitionLog:
         end = offset if found is None else found.header.base_offset
         self.flushed_offset, self.cleaned_offset = min(self.flushed_offset, end), min(self.cleaned_offset, end)
         self.cuts += 1
-        self._persist()  # what comes in its place is not on the disk
+        self._persist()  # records that replace the removed ones are not on the disk
         for segment in reversed(self.segments[kept:]):
             segment.delete()
         self.segments[kept - 1].truncate_to(offset)
@@ -460,18 +489,18 @@ class PartitionLog:
         self.settle()
 
     def _write_epochs(self) -> None:
-        """On the disk before anything else is: earlier ones would be held against it after a power loss."""
+        """Write the leader epochs before the log changes: after a power loss, earlier ones would contradict the log."""
         checkpoints.write_epochs(self.path, self._epochs, self.files.fs, sync=True)
         self.unfinished = None
 
     def _restart_at(self, offset: int) -> None:
-        """The log lost everything from before its start: begin again, empty, at `offset`."""
+        """Begin again with an empty log at `offset`, because everything before the log start is lost."""
         for segment in reversed(self.segments):
             segment.delete()
         self.set_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
-        """A new segment."""
+        """Create a segment."""
         fresh = Segment(self.path, offset, self.files, self._config.index_interval_bytes)
         fresh.create()
         self._names_new = True
@@ -486,18 +515,18 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
-        """Bytes of all log files."""
+        """Return the size of all log files."""
         return sum(segment.size for segment in self.segments)
 
     # -- ending
 
     def flush_due(self) -> None:
-        """Flush what an append should have flushed: before anybody relies on what an earlier one left."""
+        """Flush what an earlier append failed to flush, before anyone relies on it."""
         if self.end_offset - self.flushed_offset >= self._config.flush_messages:
             self.flush()
 
     def flush(self, upto: int | None = None) -> None:
-        """Make everything appended survive a power loss (fsync); or only the segments that end at `upto` or before."""
+        """Fsync all appended batches, or only the segments that end at or before `upto`."""
         self.settle()
         upto = self.end_offset if upto is None else upto
         for segment in self.segments:
@@ -507,14 +536,14 @@ class PartitionLog:
         self.flushed_offset = max(self.flushed_offset, upto)
 
     def sync_names(self) -> None:
-        """Have the files that are new survive a power loss too."""
+        """Fsync the folder, so that new files survive a power loss."""
         if self._names_new and not self.missing:
             sync_folder(self.path, self.files.fs)
             sync_folder(self.path.parent, self.files.fs)
             self._names_new = False
 
     def close(self) -> None:
-        """Flush, and write what makes the next open quick."""
+        """Flush, and write what speeds up the next opening."""
         self.flush()
         if self.end_offset and not self.missing:
             self.write_snapshot()
@@ -522,7 +551,7 @@ class PartitionLog:
             segment.close()
 
     def give_up(self) -> None:
-        """The partition is being deleted: whoever still has this object gets NotFoundError from now on."""
+        """Release the files of a deleted partition. Users of this object get NotFoundError from now on."""
         self.missing = False
         for segment in self.segments:
             segment.give_up()

@@ -1,7 +1,7 @@
-"""What a partition knows of idempotent producers: their last batches, their open transactions.
+"""The state of idempotent producers in a partition: their last batches and their open transactions.
 
-Source: KIP-98, "Idempotent producer guarantees"; Kafka remembers five batches because that is the most that its
-producers keep in flight.
+Source: KIP-98, "Idempotent producer guarantees". Kafka remembers five batches, because its producers keep at most five
+in flight.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SNAPSHOT_COUNT = struct.Struct(">i")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
-class Written(NamedTuple):
-    """One batch of a producer that is in the log."""
+class ProducerBatch(NamedTuple):
+    """One batch of a producer in the log."""
 
     first_sequence: int
     last_sequence: int
@@ -36,8 +36,8 @@ class Written(NamedTuple):
     timestamp: int
 
 
-class Producer:
-    """One producer id, as this partition knows it; `seen_ms` is the wall clock of its last append."""
+class PartitionProducer:
+    """The state of one producer id in this partition. `seen_ms` is the wall-clock time of its last append."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "first_open_offset", "seen_ms")
 
@@ -46,7 +46,7 @@ class Producer:
         self.coordinator_epoch = -1
         self.first_open_offset = -1
         self.seen_ms = seen_ms
-        self.batches: deque[Written] = deque(maxlen=BATCHES_KEPT)
+        self.batches: deque[ProducerBatch] = deque(maxlen=BATCHES_KEPT)
 
 
 class Producers:
@@ -57,19 +57,19 @@ class Producers:
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self.by_id: dict[int, Producer] = {}
+        self.by_id: dict[int, PartitionProducer] = {}
         self.open_transactions: dict[int, int] = {}
-        """Producer id to first offset; ascending, because transactions are added as they start."""
+        """Producer id to first offset. Ascending, because transactions are added when they start."""
 
-    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> Written | None:
-        """Whether these batches may be appended.
+    def check(self, headers: Sequence[BatchHeader], *, sequences: bool) -> ProducerBatch | None:
+        """Check whether batches may be appended.
 
         Args:
-            headers: of one append, in order.
-            sequences: check sequence numbers, not only epochs.
+            headers: the headers of one append, in order.
+            sequences: whether to check sequence numbers, not only epochs.
 
         Returns:
-            The batch in the log that the only batch of the append repeats, or None.
+            The batch in the log that the only batch of the append duplicates, or None.
 
         Raises:
             KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
@@ -94,7 +94,7 @@ class Producers:
                 last[producer_id] = (header.producer_epoch, _last_sequence(header))
         return None
 
-    def _check_epoch(self, producer_id: int, producer: Producer, header: BatchHeader) -> None:
+    def _check_epoch(self, producer_id: int, producer: PartitionProducer, header: BatchHeader) -> None:
         if header.producer_epoch < producer.epoch:
             raise self._refuse(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -105,7 +105,9 @@ class Producers:
                 ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside its open transaction"
             )
 
-    def _check_sequence(self, header: BatchHeader, producer: Producer | None, last: tuple[int, int] | None) -> None:
+    def _check_sequence(
+        self, header: BatchHeader, producer: PartitionProducer | None, last: tuple[int, int] | None
+    ) -> None:
         if last is None:
             assert producer is not None
             if not producer.batches and header.producer_epoch == producer.epoch:
@@ -123,7 +125,7 @@ class Producers:
         return error_for(code, f"{self._name}: {text}")
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """A data batch of a producer is in the log at `base_offset`."""
+        """Record that a data batch of a producer is in the log at `base_offset`."""
         producer_id = header.producer_id
         producer = self.by_id.get(producer_id)
         if producer is None:
@@ -138,16 +140,16 @@ class Producers:
             producer.first_open_offset = base_offset
             self.open_transactions[producer_id] = base_offset
 
-    def _add(self, producer_id: int, epoch: int, now_ms: int) -> Producer:
+    def _add(self, producer_id: int, epoch: int, now_ms: int) -> PartitionProducer:
         if len(self.by_id) >= self._limit:
             idle = [(p.seen_ms, i) for i, p in self.by_id.items() if p.first_open_offset < 0]
             if idle:
                 del self.by_id[min(idle)[1]]
-        producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+        producer = self.by_id[producer_id] = PartitionProducer(epoch, now_ms)
         return producer
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> None:
-        """Whether a transaction marker may be appended.
+        """Check whether a transaction marker may be appended.
 
         Raises:
             FencedError: INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
@@ -167,7 +169,11 @@ class Producers:
             )
 
     def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
-        """A marker is in the log; the first offset of the transaction that it ends, -1 if it ends none."""
+        """Record that a marker is in the log.
+
+        Returns:
+            The first offset of the transaction that it ends, -1 if it ends none.
+        """
         producer = self.by_id.get(producer_id)
         if producer is None:
             producer = self._add(producer_id, epoch, now_ms)
@@ -182,20 +188,20 @@ class Producers:
         return first
 
     def first_open_offset(self) -> int | None:
-        """Where the earliest open transaction starts."""
+        """Return the start of the earliest open transaction, or None."""
         for offset in self.open_transactions.values():
             return offset
         return None
 
     def expire(self, before_ms: int) -> int:
-        """Forget producers that were idle since `before_ms`; returns how many."""
+        """Forget producers that were idle since `before_ms`; return how many."""
         idle = [i for i, p in self.by_id.items() if p.seen_ms < before_ms and p.first_open_offset < 0]
         for producer_id in idle:
             del self.by_id[producer_id]
         return len(idle)
 
     def recall(self, header: BatchHeader) -> None:
-        """A batch from before the snapshot that was taken over, which holds only the last of each producer."""
+        """Add a batch from before the loaded snapshot, which has only the last batch of each producer."""
         producer = self.by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             return
@@ -209,7 +215,7 @@ class Producers:
         self.open_transactions.clear()
 
     def write_snapshot(self, path: Path, fs: FileSystem = SYSTEM) -> None:
-        """Write Kafka's producer snapshot: per producer its last batch and its open transaction."""
+        """Write Kafka's producer snapshot: each producer's last batch and open transaction."""
         body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
         data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
         temporary = path.with_name(path.name + ".tmp")
@@ -218,7 +224,7 @@ class Producers:
 
     def _snapshot_entries(self) -> Iterable[bytes]:
         for producer_id, producer in self.by_id.items():
-            last = producer.batches[-1] if producer.batches else Written(-1, -1, 0, -1, -1)
+            last = producer.batches[-1] if producer.batches else ProducerBatch(-1, -1, 0, -1, -1)
             delta = last.last_offset - last.base_offset if producer.batches else 0
             yield _SNAPSHOT_ENTRY.pack(
                 producer_id,
@@ -232,7 +238,11 @@ class Producers:
             )
 
     def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
-        """Take over a snapshot; False (and nothing known) if the file is damaged."""
+        """Load a snapshot.
+
+        Returns:
+            False, with no producers, if the file is damaged.
+        """
         self.clear()
         data = read_file(path, fs)
         body = data[_SNAPSHOT_HEAD.size :]
@@ -244,13 +254,13 @@ class Producers:
         opened = []
         for row in _SNAPSHOT_ENTRY.iter_unpack(body[_SNAPSHOT_COUNT.size :]):
             producer_id, epoch, last_sequence, last_offset, delta, timestamp, coordinator_epoch, first_open = row
-            producer = self.by_id[producer_id] = Producer(epoch, now_ms)
+            producer = self.by_id[producer_id] = PartitionProducer(epoch, now_ms)
             producer.coordinator_epoch = coordinator_epoch
             producer.first_open_offset = first_open
             if last_sequence >= 0:
                 first_sequence = (last_sequence - delta) & _SEQUENCE_MASK
                 producer.batches.append(
-                    Written(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
+                    ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
                 )
             if first_open >= 0:
                 opened.append((first_open, producer_id))
@@ -262,12 +272,12 @@ def _last_sequence(header: BatchHeader) -> int:
     return (header.base_sequence + header.last_offset_delta) & _SEQUENCE_MASK
 
 
-def _written(header: BatchHeader, base_offset: int) -> Written:
+def _written(header: BatchHeader, base_offset: int) -> ProducerBatch:
     last_offset = base_offset + header.last_offset_delta
-    return Written(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
+    return ProducerBatch(header.base_sequence, _last_sequence(header), base_offset, last_offset, header.max_timestamp)
 
 
-def _find(producer: Producer, header: BatchHeader) -> Written | None:
+def _find(producer: PartitionProducer, header: BatchHeader) -> ProducerBatch | None:
     if producer.epoch != header.producer_epoch:
         return None
     first = header.base_sequence

@@ -1,4 +1,4 @@
-"""Batches compressed anew, as a topic's `compression.type` wants them. Pure: any thread may call it."""
+"""Recompression of batches as a topic's `compression.type` requires. Any thread may call these pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import crc32c
 from kohort.errors import CorruptDataError
 from kohort.log.config import COMPRESSIONS, LogConfig
 from kohort.log.filesystem import ReadBuffer
-from kohort.log.validator import Intake
+from kohort.log.validator import BatchValidator
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
 from kohort.wire.compression import compress, decompress
 
@@ -17,11 +17,11 @@ _LENGTH_AT, _LENGTH_OVERHEAD = 8, 12
 _CRC_AT, _CRC_FROM = 17, 21
 _CODEC_MASK = 7
 _LZ4_DEFAULT = 9
-"""Kafka's default level stands for the fast compressor, as no level does here."""
+"""Kafka's default level means the fast compressor, which corresponds to no level here."""
 
 
 def compression_of(config: LogConfig) -> tuple[int, int | None]:
-    """The codec of `compression.type`, which must name one, and its level; None is the codec's own."""
+    """Return the codec of `compression.type`, which must name one, and its level; None: the codec's default."""
     codec = config.compression_type
     levels = {
         "gzip": None if config.compression_gzip_level < 0 else config.compression_gzip_level,
@@ -32,17 +32,17 @@ def compression_of(config: LogConfig) -> tuple[int, int | None]:
 
 
 def prepared(name: str, batches: ReadBuffer, config: LogConfig, now_ms: int) -> bytes:
-    """Validate the batches that a producer sent, and return them in the codec that the topic wants.
+    """Validate the batches of a producer, and return them in the topic's codec.
 
     Raises:
-        KafkaError: any of it is not acceptable; then none of it is.
+        KafkaError: a batch is invalid, so all are rejected.
     """
-    Intake(name, config).admit(batches, now_ms)
+    BatchValidator(name, config).validate(batches, now_ms)
     return recompress(batches, config)
 
 
 def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:
-    """Whether nothing has to be compressed anew; what is no batch is found to be none where it is appended."""
+    """Return whether no batch needs recompression. Invalid data is rejected later, when it is appended."""
     try:
         first = parse_header(batches)
     except CorruptDataError:
@@ -51,14 +51,14 @@ def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:
 
 
 def recompress(batches: ReadBuffer, config: LogConfig) -> bytes:
-    """Compress each batch that comes in another codec anew; all else of it stays, offsets and timestamps too.
+    """Recompress each batch with another codec. Everything else stays, including offsets and timestamps.
 
     Args:
-        batches: whole batches, back to back, that match their checksums.
-        config: the topic's.
+        batches: complete batches, back to back, with valid checksums.
+        config: the topic's configuration.
 
     Raises:
-        CorruptDataError: a batch does not decompress, or to more than a reader would take.
+        CorruptDataError: a batch does not decompress, or decompresses to more than a reader accepts.
     """
     codec, level = compression_of(config)
     view, parts, at = memoryview(batches), [], 0

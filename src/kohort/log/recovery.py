@@ -1,12 +1,12 @@
-"""Opening a partition's folder: which segments there are, where they end, what the producers' state was.
+"""Recovery of a partition's folder: its segments, their ends, and the state of the producers.
 
-What an unclean end can leave behind depends on what ended. When only the process died, everything it wrote is still
-with the kernel: the last write may be torn, no more. When the machine died, anything after the last fsync may be
-missing or garbage, so that part is read again and checked by CRC.
+The possible damage depends on the cause of an unclean shutdown. If only the process died, the kernel still has all of
+its writes; at most the last write is torn. If the machine died, anything after the last fsync may be missing or
+garbage. That part is read again and verified by CRC.
 
-Only an end with nothing readable behind it is taken for torn and cut off, and only where no checkpoint or snapshot says
-that there were records; when the machine died, also what lies behind a hole in what was not known to be on the disk
-(`unsynced.py`). Everything else that can't be read is damage: it stays, and is refused where it is read.
+A torn end has nothing readable after it. It is truncated, unless a checkpoint or snapshot proves that there were
+records. If the machine died, the log also ends at the first damage after the last fsync (`end_at_hole`). All other
+unreadable data is damage: it stays in place, and reads of it fail.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
 
-# -- After the machine died: the log ends at the first damage among what was not known to be on the disk
+# -- Truncation after a power loss, at the first damage after the last fsync.
 #
-# Any part of that may be lost, so that a hole in it has readable batches behind it. Kafka too recovers each segment
-# from the recovery point on and ends the log at the first batch that is wrong; where Kafka deletes what lies behind, it
-# is set aside here, in files of its own. Damage of what was known to be on the disk stays where it is, and is refused.
+# Any part after the fsync may be lost, so readable batches may follow a hole. Kafka also recovers each segment from the
+# recovery point on, and ends the log at the first invalid batch. Kafka deletes the rest; here it is kept in separate
+# files. Damage before the last fsync stays in place, and reads of it fail.
 
 _COPY_BYTES = 1 << 20
 
@@ -53,18 +53,19 @@ def end_at_hole(
     files: FileCache,
     report: RecoveryReport,
 ) -> None:
-    """Cut off what lies at and behind the first damage from offset `sure` on, if something readable is behind it.
+    """Truncate the log at the first damage from offset `sure` on, if something readable follows it.
 
-    What has nothing readable behind is an end like others, and stays as it is.
+    Damage without anything readable after it is an ordinary end, which stays.
+
 
     Args:
-        segments: as they were loaded; changed in place.
-        torn: which of them end in bytes that are no batch; changed in place.
-        sure: everything before it was on the disk.
-        start: where the log starts: a hole before it takes nothing.
+        segments: the loaded segments; changed in place.
+        torn: for each segment, whether it ends in bytes that are no batch; changed in place.
+        sure: the offset before which everything was on the disk.
+        start: the log start offset. A hole before it is ignored.
 
     Raises:
-        OSError: the disk failed or is full; another attempt goes on where this one stopped.
+        OSError: the disk failed or is full. Another attempt continues where this one stopped.
     """
     fs = files.fs
     holes = ((number, _hole(segment, sure, start, fs)) for number, segment in enumerate(segments))
@@ -76,7 +77,7 @@ def end_at_hole(
     size = segment.file_size() if there else 0
     if not _readable_behind(segment, hole, size, later):
         return
-    aside = [_set_segment_aside(each, report, fs) for each in reversed(later)]
+    aside = [_set_segment_aside(after, report, fs) for after in reversed(later)]
     if there and size > hole.position:
         aside.append(_set_end_aside(segment.path, hole.position, size, fs))
     sync_folder(segment.path.parent, fs)
@@ -88,7 +89,7 @@ def end_at_hole(
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),
     )
-    gone = {segment.path, *(each.path for each in later)}
+    gone = {segment.path, *(after.path for after in later)}
     report.damages = [damage for damage in report.damages if damage.path not in gone]
     ended, is_torn = _ended(segment, hole, config, files, report, closed=bool(later))
     segments[number:] = ended
@@ -96,7 +97,7 @@ def end_at_hole(
 
 
 def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | None:
-    """The first damage from `sure` on; a file that is there and can't be opened may be sound, and is none."""
+    """Return the first damage from `sure` on. A file that can't be opened may be intact and does not count."""
     if segment.inherited is None or not (segment.readable or not exists(segment.path, fs)):
         return None
     for damage in segment.inherited.damages:
@@ -106,7 +107,7 @@ def _hole(segment: Segment, sure: int, start: int, fs: FileSystem) -> Damage | N
 
 
 def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[Segment]) -> bool:
-    if any(each.size for each in later) or hole.position + (hole.length or 0) < size:
+    if any(after.size for after in later) or hole.position + (hole.length or 0) < size:
         return True
     if not size:
         return False
@@ -116,7 +117,7 @@ def _readable_behind(segment: Segment, hole: Damage, size: int, later: Sequence[
 def _ended(
     segment: Segment, hole: Damage, config: LogConfig, files: FileCache, report: RecoveryReport, *, closed: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """The segment without what lies behind the hole, and an empty one behind it if it was closed."""
+    """Return the segment without what follows the hole, and an empty segment after it if it was closed."""
     fs, folder, epochs = files.fs, segment.path.parent, segment.epochs
     ended: list[Segment] = []
     torn: list[bool] = []
@@ -145,7 +146,7 @@ def _ended(
 
 
 def _set_segment_aside(segment: Segment, report: RecoveryReport, fs: FileSystem) -> Path | None:
-    """Rename a segment's file and remove what belongs to it; None if nothing was in it."""
+    """Rename a segment's file and remove its other files; return None if it was empty."""
     aside = None
     if exists(segment.path, fs) and (size := segment.file_size()):
         aside = _free_name(segment.path.with_name(segment.path.name + ASIDE), fs)
@@ -156,7 +157,7 @@ def _set_segment_aside(segment: Segment, report: RecoveryReport, fs: FileSystem)
 
 
 def _set_end_aside(path: Path, position: int, size: int, fs: FileSystem) -> Path:
-    """Copy the end of a file, and have the copy on the disk."""
+    """Copy the end of a file to a separate file, and fsync the copy."""
     aside = _free_name(path.with_name(f"{path.name}.{position}{ASIDE}"), fs)
     temporary = aside.with_name(aside.name + ".tmp")
     source = OpenFile(path, os.O_RDONLY, fs)
@@ -169,7 +170,7 @@ def _set_end_aside(path: Path, position: int, size: int, fs: FileSystem) -> Path
 
 
 def _free_name(path: Path, fs: FileSystem) -> Path:
-    """`path`, or with a number where that is taken: what was set aside earlier stays."""
+    """Return `path`, or a name with a number if it exists: earlier copies are kept."""
     number, free = 1, path
     while exists(free, fs):
         number += 1
@@ -183,29 +184,29 @@ SEGMENT_FILE = re.compile(r"[0-9]{20}\.(log|index|timeindex|txnindex)")
 _FILES_OF_EMPTY = 1 + len(checkpoints.OF_PARTITION)
 
 _RECALLED_BYTES = 128 << 10
-"""Room for five batches of a client's usual 16 KiB from one producer or two."""
+"""Room for five batches of a client's usual 16 KiB, from one or two producers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How to open a partition.
+    """Options for opening a partition.
 
     Attributes:
-        clean: the last owner closed it; otherwise the tail is checked and cut.
-        verified_offset: with `clean` false: everything before it is known to be on the disk, and batches from it on
-            are checked by CRC. None when the machine kept running since: only the last write can be torn.
-        log_start_offset: from the store's checkpoint; None: the first segment's.
-        cleaned_offset: from the store's checkpoint: compaction has been through everything before it.
-        persist: called when the log start moves, and before the log is cut off: must have made where it starts, and how
-            far it is synced, durable when it returns.
-        files: shared cache of open files.
-        cleaned_unknown: `cleaned_offset` could not be told.
-        synced_unknown: `verified_offset` could not be told: what can't be read may have been on the disk, all of it.
+        clean: whether the last owner closed the log; otherwise the tail is verified and truncated.
+        verified_offset: if not `clean`: everything before this offset is known to be on the disk, and later batches are
+            verified by CRC. None: the machine kept running, so only the last write can be torn.
+        log_start_offset: from the store's checkpoint; None: the first segment's base offset.
+        cleaned_offset: from the store's checkpoint: compaction has processed everything before it.
+        persist: called when the log start moves, and before the log is truncated. It must make the log start and the
+            recovery point durable.
+        files: the shared cache of open files.
+        cleaned_unknown: whether `cleaned_offset` could not be read.
+        synced_unknown: whether `verified_offset` could not be read: any unreadable data may have been on the disk.
         known_end: the log had every offset below this one.
-        topic_id: written to `partition.metadata` when given and not there yet.
-        fresh: the partition is new; a folder of its name is a leftover.
-        epoch_without_folder: the leader epoch of a partition that has none: records may have been read and lost with
-            it.
+        topic_id: written to `partition.metadata` if given and missing there.
+        fresh: whether the partition is new, so that an existing folder of its name is a leftover.
+        epoch_without_folder: the leader epoch of a partition without a folder, whose records may have been read and
+            then lost with it.
     """
 
     clean: bool = True
@@ -226,10 +227,11 @@ class OpenOptions:
 def open_segments(
     path: Path, names: list[str], files: FileCache, config: LogConfig, options: OpenOptions, report: RecoveryReport
 ) -> list[Segment]:
-    """The segments of a folder with these files, at least one, in order; the last is ready for appends.
+    """Open the segments of a folder with these files, at least one, in order. The last is ready for appends.
 
     Raises:
         OSError: the last segment's file can't be opened.
+
     """
     known_end = known_end_of(path, names, options, files.fs)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
@@ -267,14 +269,14 @@ def open_segments(
 
 
 def surely_on_disk(options: OpenOptions) -> int:
-    """Every offset below it was on the disk when the machine died: it was synced, or compaction had written it anew."""
+    """Return the offset below which everything was on the disk: it was fsynced, or rewritten by compaction."""
     return max(options.known_end, options.verified_offset or 0, options.cleaned_offset)
 
 
 def _open_each(
     path: Path, segments: list[Segment], options: OpenOptions, known_end: int, report: RecoveryReport, fs: FileSystem
 ) -> list[bool]:
-    """Take over each; returns which of them end in bytes that are no batch."""
+    """Open all segments; return for each whether it ends in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
     torn = []
     for number, segment in enumerate(segments):
@@ -293,7 +295,11 @@ def _open_each(
 
 
 def _load(segment: Segment, verify: int | None, following: int | None, known_end: int) -> tuple[RecoveryReport, bool]:
-    """Take over a segment's end. Raises OSError: its file can't be opened, and nobody knows where it ended."""
+    """Load the end of a segment.
+
+    Raises:
+        OSError: the file can't be opened, and its end offset is unknown.
+    """
     try:
         found = opening.load(segment, verify, following)
     except opening.UNUSABLE as error:
@@ -309,9 +315,10 @@ def _load(segment: Segment, verify: int | None, following: int | None, known_end
 
 
 def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, report: RecoveryReport) -> None:
-    """Drop segments at the end without a batch, behind one with a torn end.
+    """Remove empty segments at the end after one with a torn end.
 
-    After the machine died they are part of what was lost.
+    After a power loss they are part of what was lost.
+
     """
     while len(segments) > 1 and torn[len(segments) - 2]:
         before, last = segments[-2:]
@@ -330,9 +337,10 @@ def _drop_unread(segments: list[Segment], torn: list[bool], known_end: int, repo
 def _end_at(
     segments: list[Segment], torn: bool, known_end: int, report: RecoveryReport, config: LogConfig, files: FileCache
 ) -> list[Segment]:
-    """Have the last segment end where it does.
+    """Complete the end of the log.
 
-    Cut off what is torn; behind damage that took known records, begin another.
+    Truncate a torn end. After damage to records that are known to have existed, begin another segment.
+
     """
     last = segments[-1]
     if last.readable:
@@ -348,7 +356,7 @@ def _end_at(
 
 
 def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
-    """Records up to here were in the log for certain."""
+    """Return the offset below which records certainly existed."""
     known = options.known_end
     if options.clean or options.verified_offset is None:
         for offset in snapshot_offsets(names):
@@ -362,7 +370,7 @@ def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSys
 def known_epochs(
     path: Path, names: list[str], bases: list[int], options: OpenOptions, fs: FileSystem = SYSTEM
 ) -> Epochs:
-    """The leader epochs as the checkpoint has them. After the machine died, later ones may have begun."""
+    """Return the leader epochs from the checkpoint. After a power loss, later ones may have begun."""
     complete = options.clean or options.verified_offset is None
     if checkpoints.LEADER_EPOCHS not in names:
         lost = any(_first_epoch(path / f"{base:020d}.log", fs) > 0 for base in bases[-2:])
@@ -374,7 +382,7 @@ def known_epochs(
 
 
 def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogConfig) -> Segment | None:
-    """The only segment, if nothing was ever written to it: most partitions of a folder with thousands are such."""
+    """Return the only segment if nothing was ever written to it, as in most partitions of a large folder."""
     logs = [name for name in names if name.endswith(".log")]
     if len(logs) != 1 or any(name not in (logs[0], *checkpoints.OF_PARTITION) for name in names):
         return None
@@ -387,27 +395,29 @@ def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogCo
 
 
 def _forget_snapshots_after(path: Path, offset: int, fs: FileSystem) -> None:
-    """Have the transactions behind `offset` read again from the log."""
+    """Delete snapshots after `offset`, so that the transactions are read again from the log."""
     for snapshot in snapshot_offsets(fs.listdir(path)):
         if snapshot > offset:
             fs.unlink(snapshot_path(path, snapshot))
 
 
 def snapshot_path(path: Path, offset: int) -> Path:
-    """The producer snapshot of a partition as of `offset`."""
+    """Return the path of a partition's producer snapshot as of `offset`."""
     return path / f"{offset:020d}.snapshot"
 
 
 def snapshot_offsets(names: Iterable[str]) -> list[int]:
-    """The offsets of a partition's producer snapshots, of its files, ascending."""
+    """Return the offsets of the producer snapshots among a partition's files, ascending."""
     stems = [name.removesuffix(".snapshot") for name in names if name.endswith(".snapshot")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> tuple[list[int], list[int]]:
-    """Finish or undo what a crash interrupted.
+    """Complete or undo what a crash interrupted.
 
-    Gives the base offsets of the segments left, and of those whose file is gone.
+    Returns:
+        The base offsets of the remaining segments, and of those whose file is missing.
+
     """
     fs = files.fs
     for name in names:
@@ -436,12 +446,17 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
 
 
 def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
-    """Put a compacted file in the place of the segments that it was made from: all between its base and its end.
+    """Replace segments by the compacted file that was created from them: all between its base and end offset.
 
-    May be called again where it failed. The name of a swap file is `<base offset>-<end offset>.log.swap`. Its name is
-    synced before theirs go; that these are gone, and its indexes, before it takes the first one's; that it has, before
-    anything else is done. So no power loss leaves neither of both, or both, or a file whose gaps no index vouches for,
-    or brings the swap file back beside that of a later compaction.
+    The name of a swap file is `<base offset>-<end offset>.log.swap`. May be called again after a failure. Each step is
+    fsynced before the next:
+
+    1. The swap file gets its name.
+    2. The old files are removed, and the new indexes are written.
+    3. The swap file is renamed to the first segment.
+
+    After a power loss there is thus exactly one version, with an index for its gaps. A swap file never reappears beside
+    that of a later compaction.
     """
     base, end = (int(number) for number in swap.name.split(".", 1)[0].split("-"))
     fs = files.fs
@@ -470,10 +485,7 @@ def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> 
 def load_producers(
     path: Path, segments: Sequence[Segment], producers: Producers, now_ms: int, fs: FileSystem = SYSTEM
 ) -> int:
-    """Take over the newest sound snapshot and replay the batches behind it.
-
-    Returns the snapshot's offset, -1 if none.
-    """
+    """Load the newest valid snapshot, and replay the batches after it; return its offset, -1 if there is none."""
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()
@@ -501,7 +513,7 @@ def load_producers(
 
 
 def _marker(segment: Segment, batch: Located) -> Marker | None:
-    """A transaction's marker; None if it can't be read."""
+    """Return a transaction marker; None if it can't be read."""
     try:
         return parse_marker(batch.header, segment.read_batch(batch))
     except CorruptDataError as error:
@@ -510,7 +522,7 @@ def _marker(segment: Segment, batch: Located) -> Marker | None:
 
 
 def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) -> None:
-    """Remember the batches shortly before a snapshot, which has one of each producer: several may be sent again."""
+    """Load the batches shortly before a snapshot, which has only one per producer: producers may retry several."""
     room = _RECALLED_BYTES
     found: list[tuple[Segment, int, int]] = []
     for segment in reversed(segments):
@@ -529,7 +541,7 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
 
 
 def _first_epoch(path: Path, fs: FileSystem) -> int:
-    """The leader epoch of a file's first batch, -1 if there is none."""
+    """Return the leader epoch of a file's first batch, -1 if there is none."""
     try:
         file = OpenFile(path, os.O_RDONLY, fs)
         return parse_header(fs.pread(file.fd, HEADER_SIZE, 0)).partition_leader_epoch
@@ -538,7 +550,7 @@ def _first_epoch(path: Path, fs: FileSystem) -> int:
 
 
 def _newest_epoch(segments: Sequence[Segment]) -> int:
-    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    """Return the leader epoch of the last readable batch, -1 if there is none."""
     for segment in reversed(segments):
         if segment.size:
             last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip=True), 1)
@@ -548,7 +560,7 @@ def _newest_epoch(segments: Sequence[Segment]) -> int:
 
 
 def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
-    """The leader epochs and their first offsets; read from the batches again if the file is damaged or lost."""
+    """Return the leader epochs and their first offsets; rebuild a lost or damaged file from the batches."""
     end_offset = segments[-1].end_offset
     try:
         if not exists(path / checkpoints.LEADER_EPOCHS, fs):
@@ -559,7 +571,7 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             raise CorruptDataError(f"the file does not know of epoch {newest}")
         return known
     except (CorruptDataError, ValueError) as error:
-        log.warning("%s: its leader epochs are read from its batches again (%s)", path.name, error)
+        log.warning("%s: rebuilding leader epochs from the batches: %s", path.name, error)
     found: list[tuple[int, int]] = []
     for segment in segments:
         for batch in segment.scan(0, skip=True):

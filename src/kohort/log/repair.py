@@ -1,7 +1,7 @@
-"""Repairing what `check` found: damaged bytes are set aside beside their file, empty batches take their offsets.
+"""Repair of defects that `check` found: damaged bytes are moved to separate files and replaced by empty batches.
 
-An empty batch is what compaction leaves of a batch without records: it has offsets and no records, so that offsets go
-on rising and readers go on. Nothing is deleted.
+Compaction leaves the same kind of empty batch: it has offsets but no records, so that offsets stay continuous and
+readers can continue. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from kohort.log import checkpoints, opening, recovery
-from kohort.log.check import Found
+from kohort.log.check import Defect
 from kohort.log.damage import ASIDE
 from kohort.log.files import FileCache
 from kohort.log.filesystem import sync_folder
@@ -24,28 +24,28 @@ _INDEX_INTERVAL = 4096
 _FILES = 8
 
 
-def repair(found: Sequence[Found]) -> Iterator[tuple[Found, Path | None]]:
-    """Repair one thing after the other; what is not yielded can't be repaired here.
+def repair(found: Sequence[Defect]) -> Iterator[tuple[Defect, Path | None]]:
+    """Repair one defect after the other. Defects that are not yielded can't be repaired.
 
     Yields:
-        What was repaired, and the file in which its bytes are now; None if there were none.
+        The repaired defect, and the file with its former bytes; None if there were none.
 
     Raises:
-        OSError: the disk failed; every file is as it was, or repaired.
+        OSError: the disk failed. Each file is either unchanged or repaired.
     """
-    for each in found:
-        if each.kind == "index":
-            yield each, _set_index_aside(each)
-    records = sorted((each for each in found if each.kind == "records"), key=_place)
-    for path, group in groupby(records, key=lambda each: each.damage.path):
+    for finding in found:
+        if finding.kind == "index":
+            yield finding, _set_index_aside(finding)
+    records = sorted((finding for finding in found if finding.kind == "records"), key=_place)
+    for path, group in groupby(records, key=lambda finding: finding.damage.path):
         yield from _repair_file(path, list(group))
 
 
-def _place(found: Found) -> tuple[str, int]:
+def _place(found: Defect) -> tuple[str, int]:
     return str(found.damage.path), found.damage.position
 
 
-def _set_index_aside(found: Found) -> Path:
+def _set_index_aside(found: Defect) -> Path:
     path = found.damage.path
     aside = _free_name(path.with_name(path.name + ASIDE))
     path.rename(aside)
@@ -59,7 +59,7 @@ def _set_index_aside(found: Found) -> Path:
 
 
 def _free_name(path: Path) -> Path:
-    """`path`, or with a number where that is taken: what an earlier repair set aside stays."""
+    """Return `path`, or a name with a number if it exists: files of earlier repairs are kept."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -67,9 +67,9 @@ def _free_name(path: Path) -> Path:
     return free
 
 
-def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | None]]:
-    """Write the file anew without its damaged stretches, then put it in the place of the old one."""
-    done: list[tuple[Found, Path | None]] = []
+def _repair_file(path: Path, found: list[Defect]) -> list[tuple[Defect, Path | None]]:
+    """Write the file again without its damaged ranges, then replace the old one."""
+    done: list[tuple[Defect, Path | None]] = []
     temporary = path.with_name(path.name + ".tmp")
     size = path.stat().st_size if path.exists() else 0
     position = 0
@@ -77,12 +77,12 @@ def _repair_file(path: Path, found: list[Found]) -> list[tuple[Found, Path | Non
         path.parent.mkdir()
         sync_folder(path.parent.parent)
     with temporary.open("wb") as out:
-        for each in found:
-            damage = each.damage
+        for finding in found:
+            damage = finding.damage
             length = damage.length or 0
             _copy(path, position, damage.position, out.fileno())
-            done.append((each, _set_aside(path, damage.position, length) if length else None))
-            os.write(out.fileno(), _filler(each))
+            done.append((finding, _set_aside(path, damage.position, length) if length else None))
+            os.write(out.fileno(), _filler(finding))
             position = damage.position + length
         _copy(path, position, size, out.fileno())
         os.fsync(out.fileno())
@@ -119,8 +119,8 @@ def _copy(path: Path, begin: int, end: int, target: int) -> None:
             left -= len(data)
 
 
-def _filler(found: Found) -> bytes:
-    """A batch without records that takes the offsets lost; nothing where none are, or where the log ends."""
+def _filler(found: Defect) -> bytes:
+    """Return an empty batch that covers the lost offsets; nothing if there are none, or at the log's end."""
     damage = found.damage
     if damage.next_offset is None or damage.next_offset <= damage.first_offset:
         return b""

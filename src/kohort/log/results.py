@@ -1,4 +1,4 @@
-"""What the log answers."""
+"""Results of the log's operations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kohort.log.filesystem import SYSTEM, FileSystem, StrPath
 
 
 class Isolation(IntEnum):
-    """Which records a reader may see; the values are the wire's `isolation_level`."""
+    """The isolation level of a reader, with the values of the protocol's `isolation_level`."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 class AppendResult(NamedTuple):
-    """One append, durable when returned.
+    """The result of an append, which is durable.
 
     Attributes:
-        base_offset: offset of the first record; for a duplicate, that of the original append.
-        last_offset: offset of the last record.
-        log_append_time_ms: wall clock of the append for LogAppendTime topics, -1 otherwise.
-        log_start_offset: of the partition.
-        duplicate: an idempotent producer sent this before; nothing was written.
+        base_offset: the offset of the first record; of a duplicate, that of the original append.
+        last_offset: the offset of the last record.
+        log_append_time_ms: wall-clock time of the append for LogAppendTime topics, else -1.
+        log_start_offset: the partition's log start offset.
+        duplicate: whether an idempotent producer has sent this before; nothing was written.
     """
 
     base_offset: int
@@ -38,12 +38,13 @@ class AppendResult(NamedTuple):
 
 
 class OpenFile:
-    """A file descriptor that closes when nobody refers to it any more.
+    """A file descriptor that is closed when it is no longer referenced.
 
-    The store may drop a file (deleted, or too many open) while a reply still reads from it.
+    The store may release a file (deleted, or too many open) while a response still reads from it.
+
 
     Attributes:
-        fd: a descriptor of `fs`.
+        fd: the descriptor in `fs`.
     """
 
     __slots__ = ("__weakref__", "fd", "fs")
@@ -54,7 +55,7 @@ class OpenFile:
         self.fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the file's size."""
         return self.fs.fstat(self.fd).st_size
 
     def __del__(self) -> None:
@@ -63,14 +64,14 @@ class OpenFile:
 
 
 class FileRange(NamedTuple):
-    """Bytes `[position, position + length)` of an open log file, ready for `os.sendfile(sock, file.fd, …)`."""
+    """The bytes `[position, position + length)` of an open log file, ready for `os.sendfile(sock, file.fd, …)`."""
 
     file: OpenFile
     position: int
     length: int
 
     def bytes(self) -> bytes:
-        """Read the range (one `pread`)."""
+        """Read the range with one `pread`."""
         file = self.file
         data = file.fs.pread(file.fd, self.length, self.position)
         if len(data) != self.length:
@@ -79,7 +80,7 @@ class FileRange(NamedTuple):
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that a read_committed reader must skip."""
+    """An aborted transaction, which a read_committed reader must skip."""
 
     producer_id: int
     first_offset: int
@@ -87,16 +88,17 @@ class AbortedTransaction(NamedTuple):
 
 @dataclass(slots=True)
 class ReadResult:
-    """Whole batches, from the one that holds the offset asked for.
+    """Complete batches, from the one with the requested offset.
 
-    The first batch may start before that offset. Empty `ranges`: nothing to read yet.
+    The first batch may start before that offset. Empty `ranges`: there is nothing to read yet.
+
 
     Attributes:
-        next_offset: first offset after what is returned.
-        high_watermark: end of what readers may see.
-        last_stable_offset: end of what read_committed readers may see.
-        size: bytes in all ranges.
-        aborted: None unless read_committed.
+        next_offset: the first offset after the returned batches.
+        high_watermark: the end of what readers may see.
+        last_stable_offset: the end of what read_committed readers may see.
+        size: the number of bytes in all ranges.
+        aborted: aborted transactions; None unless read_committed.
     """
 
     next_offset: int
@@ -108,7 +110,7 @@ class ReadResult:
     aborted: list[AbortedTransaction] | None = None
 
     def bytes(self) -> bytes:
-        """The batches as one buffer."""
+        """Read the batches into one buffer."""
         ranges = self.ranges
         if not ranges:
             return b""
@@ -118,7 +120,7 @@ class ReadResult:
 
 
 class TimestampOffset(NamedTuple):
-    """Answer of a search by time; offset -1 and timestamp -1 when there is none."""
+    """The result of a search by timestamp; offset and timestamp are -1 if nothing matches."""
 
     offset: int
     timestamp: int
@@ -127,13 +129,13 @@ class TimestampOffset(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a partition after an unclean end found and did.
+    """The actions and findings of recovery after an unclean shutdown.
 
     Attributes:
-        scanned_bytes: log bytes read again.
-        truncated_bytes: torn or damaged bytes cut off the end.
+        scanned_bytes: log bytes that were read again.
+        truncated_bytes: torn or damaged bytes that were truncated.
         rebuilt_indexes: names of index files that were wrong or missing.
-        damages: what can't be read, as far as it was looked at.
+        damages: unreadable ranges, as far as the log was checked.
     """
 
     scanned_bytes: int = 0

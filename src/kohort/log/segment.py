@@ -1,4 +1,4 @@
-"""One segment of a log: batches are read from its file by offset and by time."""
+"""Segments of a log, whose batches are read by offset and by time."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from kohort.log.filesystem import ReadBuffer, remove, write_all
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
-from kohort.log.unverified import Inherited
+from kohort.log.unverified import UnverifiedBytes
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, parse_header
 from kohort.wire.records import read_records
 
-# -- One segment's file with its indexes: written to, and looked through when an earlier process wrote it
+# -- The file and indexes of a segment: appends, and verification of what an earlier process wrote
 
 _FLUSH_INDEX_BYTES = 1 << 20
 _PINS_MAX = 500_000
-"""Index entries beyond the usual ones that a compacted segment may have: 4 MB of index."""
+"""Extra index entries that a compacted segment may have: 4 MB of index."""
 
 log = logging.getLogger("kohort.log")
 
 
 class SegmentFile:
-    """A log file from `base_offset` on, and its indexes.
+    """A log file that begins at `base_offset`, and its indexes.
 
     Attributes:
-        size: bytes of whole batches in the file.
-        end_offset: offset after the last record.
-        max_timestamp: largest so far, -1 when empty; `max_timestamp_offset` is the last offset of its batch.
-        first_timestamp: largest timestamp of the first batch, which rolling by time starts from; -1 when empty.
-        sealed: its offset index was not read yet.
-        hints: where the batch with an offset begins, as reads left it.
-        inherited: what an earlier process wrote, until it has been looked through; None: there is nothing to look at.
-        gaps: offsets may be missing between its batches, because it was compacted.
-        epochs: which leader epochs its batches may have.
-        readable: the file can be opened.
+        size: bytes of complete batches in the file.
+        end_offset: the offset after the last record.
+        max_timestamp: the largest timestamp, -1 when empty; `max_timestamp_offset` is the last offset of its batch.
+        first_timestamp: the largest timestamp of the first batch, for rolling by time; -1 when empty.
+        sealed: whether the offset index has not been read yet.
+        hints: the positions of batches by offset, recorded by reads.
+        inherited: the unverified bytes of an earlier process; None: everything is verified.
+        gaps: whether offsets may be missing between batches, because the segment was compacted.
+        epochs: the valid leader epochs of the batches.
+        readable: whether the file can be opened.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class SegmentFile:
         self._since_flush = 0
         self._gone: Exception | None = None
         self.sealed = False
-        self.inherited: Inherited | None = None
+        self.inherited: UnverifiedBytes | None = None
         self.gaps = False
         self.epochs = Epochs()
         self.readable = True
@@ -111,19 +111,27 @@ class SegmentFile:
         self._path = str(path)
 
     def file_size(self) -> int:
-        """Bytes in the file, also behind the last whole batch. Raises OSError."""
+        """Return the file's size, including bytes after the last complete batch.
+
+        Raises:
+            OSError: the file can't be read.
+        """
         return self._fs.stat(self._path).st_size
 
     def written_ms(self) -> float:
-        """When the file was last written to. Raises OSError."""
+        """Return when the file was last written to.
+
+        Raises:
+            OSError: the file can't be read.
+        """
         return self._fs.stat(self._path).st_mtime * 1000
 
     def open(self) -> OpenFile:
-        """The file, opened again if the cache took it back.
+        """Return the open file, and open it again if the cache has closed it.
 
         Raises:
             NotFoundError: the segment was deleted (UNKNOWN_TOPIC_OR_PARTITION).
-            OSError: it is not there, or is being replaced.
+            OSError: the file is missing, or is being replaced.
         """
         self.touched = True
         if self._gone is not None:
@@ -133,15 +141,15 @@ class SegmentFile:
     def append(
         self, data: ReadBuffer | list[ReadBuffer], size: int, headers: Sequence[BatchHeader], next_offset: int
     ) -> None:
-        """Write whole batches with one call.
+        """Append complete batches with one write.
 
         Args:
-            data: what to write, `size` bytes in all.
-            headers: of the batches in `data`; their base offsets don't count, the first is at `end_offset`.
-            next_offset: offset after the last record.
+            data: the bytes, `size` in all.
+            headers: the batches' headers. Their base offsets are ignored: the first batch is at `end_offset`.
+            next_offset: the offset after the last record.
 
         Raises:
-            OSError: nothing of it remains in the file.
+            OSError: the write failed, and nothing of it remains in the file.
         """
         position, fs = self.size, self._fs
         self.touched = True
@@ -174,12 +182,12 @@ class SegmentFile:
                 self.flush_indexes()
 
     def _write_rest(self, fd: int, data: ReadBuffer | list[ReadBuffer], written: int, size: int) -> None:
-        """The kernel took only a part: write the others."""
+        """Write the remaining bytes after a partial write."""
         rest = memoryview(b"".join(data) if isinstance(data, list) else data)[written:]
         write_all(fd, rest, self.size + size - len(rest), self._fs)
 
     def _note(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
-        """Index the batch at `position` if the last entry is far enough behind."""
+        """Index the batch at `position` if the last index entry is far enough before it."""
         if max_timestamp > self.max_timestamp:
             if self.max_timestamp < 0:
                 self.first_timestamp = max_timestamp
@@ -192,7 +200,7 @@ class SegmentFile:
         self._since_entry += size
 
     def flush_indexes(self) -> None:
-        """Bring the index files up to the last entry."""
+        """Write all index entries to the index files."""
         self._since_flush = 0
         self.index.flush()
         self.time_index.flush()
@@ -201,21 +209,21 @@ class SegmentFile:
             self.index.touch()
 
     def finish(self) -> None:
-        """The last time index entry tells the largest timestamp."""
+        """Add the last time index entry, which has the largest timestamp."""
         if self.sealed:
             return
         if self.max_timestamp >= 0:
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self.flush_indexes()
-        if self.gaps:  # what no neighbour vouches for must not be doubted for an index that a power loss took
+        if self.gaps:  # the index is the only proof of gaps: a power loss must not take it
             self.index.sync()
             self.time_index.sync()
 
     def headers(self, position: int, stop: int) -> Iterator[Located]:
-        """Headers between two boundaries, as they are."""
+        """Yield the headers between two batch boundaries, without verification."""
         if position + HEADER_SIZE > stop:
             return
-        file = self.open()  # which stays open while it is held here; whoever asks may pause between two headers
+        file = self.open()  # stays open while it is referenced here; the caller may pause between two headers
         chunk, chunk_at = b"", position
         while position + HEADER_SIZE <= stop:
             at = position - chunk_at
@@ -235,7 +243,7 @@ class SegmentFile:
             position += header.size
 
     def rules(self, limit: int | None) -> Rules:
-        """What its batches must be like; `limit`: the offset that follows them all, None if it is not known."""
+        """Return the rules for the batches. `limit` is the offset after all of them, None if it is unknown."""
         least = 0
         if self.gaps and limit is not None:
             claim = self.time_index.last_in_file()
@@ -244,10 +252,10 @@ class SegmentFile:
         return Rules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
 
     def look_at(self, offset: int) -> None:
-        """Look through the stretch that an offset is in, by the index."""
+        """Verify the range between index entries that contains an offset."""
         if self.sealed:
             self.load_sealed()
-        for _ in range(2):  # when the index was wrong, it has been made again
+        for _ in range(2):  # a wrong index is rebuilt after the first attempt
             positions, offsets = self.index.positions, self.index.offsets
             entry = self.index.before_offset(offset - self.base_offset)
             begin = positions[entry] if entry >= 0 else 0
@@ -256,7 +264,11 @@ class SegmentFile:
                 return
 
     def look(self, begin: int, stop: int) -> bool:
-        """Look through what an earlier process wrote between these positions; False: the indexes were made again."""
+        """Verify the bytes of an earlier process between two positions.
+
+        Returns:
+            False if the indexes were rebuilt.
+        """
         inherited = self.inherited
         if inherited is None or begin > inherited.end:
             return True
@@ -281,26 +293,26 @@ class SegmentFile:
         return True
 
     def load_sealed(self) -> None:
-        """Read the index of an adopted segment when it is first needed."""
+        """Load the index of an adopted segment when it is first needed."""
         self.sealed = False
         fits = self.index.load(self.size)
         if not fits or (not self.index.positions and self.size > self._interval):
             self.look_through()
             if not fits or self.index.positions:
-                log.warning("%s: its index was missing or wrong, and was made again", self.name)
+                log.warning("%s: index rebuilt: it was missing or wrong", self.name)
 
     @property
     def name(self) -> str:
-        """The file with its folder, for people."""
+        """The file's name with its folder, for messages."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     def look_through(self) -> None:
-        """Read all headers: find out what is damaged, and make both indexes again."""
+        """Read all headers to find damage, and rebuild both indexes."""
         size, end_offset = self.size, self.end_offset
         if self.sealed:
             self.sealed = False
             self.index.load(size)
-        inherited = self.inherited = Inherited(size, closed=True)
+        inherited = self.inherited = UnverifiedBytes(size, closed=True)
         rules, claim = self.rules(end_offset), self.time_index.last_in_file()
         file = self.open()
         pins = Pins(self.index.offsets[:], self.index.positions[:])
@@ -325,7 +337,7 @@ class SegmentFile:
             self.inherited = None
 
     def restart(self, position: int) -> None:
-        """Set the end to the batch at `position`, which the last index entry (or the file's start) names."""
+        """Move the end back to the batch at `position`, which is in the last index entry or at the file's start."""
         relative = self.index.offsets[-1] if self.index.offsets else 0
         self.time_index.truncate_to_offset(relative + 1)
         self.size = position
@@ -345,11 +357,13 @@ class SegmentFile:
         except CorruptDataError:
             return -1
 
-    def take_over(self, findings: Iterator[Located | Damage], indexed: int, inherited: Inherited) -> Damage | None:
-        """Index the batches found and note the damage; returns the last finding if it is damage.
+    def take_over(
+        self, findings: Iterator[Located | Damage], indexed: int, inherited: UnverifiedBytes
+    ) -> Damage | None:
+        """Index scanned batches and record damage; return the last result if it is damage.
 
         Args:
-            indexed: position of the first batch if the index has it already, -1 if not.
+            indexed: the position of the first batch if the index has it already, else -1.
         """
         last: Damage | None = None
         before: Located | None = None
@@ -374,48 +388,51 @@ class SegmentFile:
         return last
 
     def _pin(self, batch: Located | None) -> int:
-        """Index a batch beside a gap, where no neighbour tells its offset; returns how many entries were added."""
+        """Index a batch beside a gap, whose offset no neighbour verifies; return the number of entries."""
         if batch is None or (self.index.positions and self.index.positions[-1] >= batch.position):
             return 0
         self.index.append(batch.header.last_offset - self.base_offset, batch.position)
         return 1
 
     def create(self) -> None:
-        """Start an empty file; those of the indexes come with their first entries."""
+        """Create an empty log file. The index files are created with their first entries."""
         self._files.open(self, self._path, os.O_CREAT)
 
     def sync(self) -> bool:
-        """Fsync the log file, if it can be opened, and which transactions were aborted, which nothing else tells.
+        """Fsync the log file if it can be opened, and the transaction index, which can't be rebuilt.
 
-        Returns whether the name of a file may be new.
+        Returns:
+            Whether a file may have been created.
+
         """
         if self.readable:
             self._fs.fsync(self.open().fd)
         return self.transactions.sync()
 
     def close(self) -> None:
-        """Bring the index files up to date and let the file go."""
+        """Write the index files and release the log file."""
         self.finish()
         self._files.forget(self)
 
     def give_up(self, why: Exception | None = None) -> None:
-        """Let the file go for good; who asks for it is told that it was deleted, or `why`.
+        """Release the log file permanently. Later users get an error that it was deleted, or `why`.
 
-        Open readers keep what they read.
+        Readers with an open file keep what they read.
+
         """
         deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._gone = deleted if why is None else why
         self._files.forget(self)
 
     def delete(self) -> None:
-        """Remove the files. Open readers keep what they read."""
+        """Delete the files. Readers with an open file keep what they read."""
         self.give_up()
         for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
             remove(self.path.with_suffix(suffix), self._fs)
 
 
 def _noting(findings: Iterator[Located | Damage], timestamps: set[int]) -> Iterator[Located | Damage]:
-    """The same findings; the batches' largest timestamps are noted on the way."""
+    """Yield the scan results unchanged, and collect the largest timestamps of the batches."""
     for found in findings:
         if isinstance(found, Located):
             timestamps.add(found.header.max_timestamp)
@@ -429,23 +446,24 @@ _LOOK_BYTES = 256 << 10
 
 
 class Segment(SegmentFile):
-    """Batches from `base_offset` on. Only the last segment of a log is appended to."""
+    """The batches from `base_offset` on. Only the last segment of a log is appended to."""
 
     __slots__ = ()
 
     def read(self, offset: int, max_bytes: int, end_offset: int, min_one: bool) -> tuple[FileRange | None, int]:
-        """Whole batches from the one that holds `offset` to before `end_offset`; and the offset after them.
+        """Return complete batches from the one with `offset` to before `end_offset`, and the offset after them.
 
-        A compacted segment may lack `offset`; then it is the next batch. What lies before damage is returned.
+        In a compacted segment `offset` may be missing; the result then begins at the next batch. It ends before damage.
+
 
         Raises:
-            DamagedError: `offset` is among those that damage took.
+            DamagedError: `offset` is in a damaged range.
         """
         if self.inherited is None:
             try:
                 return self._read(offset, max_bytes, end_offset, min_one)
             except DamagedError:
-                pass  # in what this process wrote; now it is known where
+                pass  # damage in what this process wrote; the position is known now
         damage = self._first_damage(offset, max_bytes)
         if damage is None:
             return self._read(offset, max_bytes, end_offset, min_one)
@@ -473,10 +491,10 @@ class Segment(SegmentFile):
         return FileRange(self.open(), start, end - start), next_offset
 
     def _first_damage(self, offset: int, max_bytes: int) -> Damage | None:
-        """The first damage at `offset` or behind it, once what a read of so many bytes covers was looked through.
+        """Verify the range of a read, and return the first damage at or after `offset`.
 
         Raises:
-            DamagedError: it took `offset`.
+            DamagedError: `offset` is in a damaged range.
         """
         found = self.locate(offset)
         start = self.size if found is None else found.position
@@ -487,7 +505,7 @@ class Segment(SegmentFile):
     def _read_to(
         self, damage: Damage, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> tuple[FileRange | None, int]:
-        """Read what lies before some damage."""
+        """Read the batches before some damage."""
         found = self.locate(offset)
         if found is None:
             return None, self.end_offset
@@ -504,7 +522,7 @@ class Segment(SegmentFile):
         return FileRange(self.open(), start, end - start), next_offset
 
     def _cut(self, start: int, limit: int, min_one: bool) -> tuple[int, int]:
-        """Where the last whole batch between `start` and `limit` ends, and the offset after it."""
+        """Return where the last complete batch between `start` and `limit` ends, and the offset after it."""
         entry = self.index.before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
@@ -518,10 +536,10 @@ class Segment(SegmentFile):
         return end, next_offset
 
     def locate(self, offset: int) -> Located | None:
-        """The first batch whose last offset is at or after `offset`; None if there is none.
+        """Return the first batch whose last offset is at or after `offset`, or None.
 
         Raises:
-            DamagedError: damage took `offset`.
+            DamagedError: `offset` is in a damaged range.
         """
         for batch in self.sound_from(offset):
             if self.inherited is not None and batch.header.base_offset > offset:
@@ -536,7 +554,7 @@ class Segment(SegmentFile):
             raise DamagedError(damage)
 
     def sound_from(self, offset: int) -> Iterator[Located]:
-        """The batches from the first whose last offset is at or after `offset`; damage is stepped over."""
+        """Yield the batches from the first whose last offset is at or after `offset`; skip damage."""
         if self.inherited is not None:
             self.look_at(offset)
         entry = self.index.before_offset(offset - self.base_offset)
@@ -545,7 +563,7 @@ class Segment(SegmentFile):
                 yield batch
 
     def boundary_before(self, position: int) -> int:
-        """Where some batch begins, at or before `position`: at most an index interval and a batch before it."""
+        """Return a batch boundary at or before `position`, at most an index interval and a batch before it."""
         if position <= 0:
             return 0
         self.look(position, position)
@@ -553,10 +571,10 @@ class Segment(SegmentFile):
         return self.index.positions[entry] if entry >= 0 else 0
 
     def scan(self, position: int, end: int | None = None, *, skip: bool = False) -> Iterator[Located]:
-        """Headers of the batches from `position` (a batch boundary) to `end`.
+        """Yield the headers of the batches from `position` (a batch boundary) to `end`.
 
         Raises:
-            DamagedError: the batches before it have come; unless damage is to be stepped over (`skip`).
+            DamagedError: there is damage, and `skip` is False. The batches before it were yielded.
         """
         stop = self.size if end is None else end
         while self.inherited is not None and (position < stop or not self.size):
@@ -581,7 +599,11 @@ class Segment(SegmentFile):
         yield from self.headers(position, stop)
 
     def batches_at_or_after(self, timestamp: int) -> Iterator[Located]:
-        """Batches that may hold records at or after `timestamp`, in order. Raises DamagedError on the way."""
+        """Yield batches that may have records at or after `timestamp`, in order.
+
+        Raises:
+            DamagedError: there is damage; the batches before it were yielded.
+        """
         if not self.sealed and not self.time_index.timestamps and not self.index.positions:
             start = 0
         else:
@@ -594,7 +616,11 @@ class Segment(SegmentFile):
                 yield batch
 
     def record_at_or_after(self, timestamp: int, offset: int) -> TimestampOffset | None:
-        """The first record from `offset` on at or after `timestamp`. Raises DamagedError."""
+        """Return the first record from `offset` on that is at or after `timestamp`.
+
+        Raises:
+            DamagedError: there is damage before it.
+        """
         for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
             for record in read_records(self.read_batch(batch)):
                 if record.timestamp >= timestamp and record.offset >= offset:
@@ -602,18 +628,18 @@ class Segment(SegmentFile):
         return None
 
     def read_batch(self, batch: Located) -> bytes:
-        """One whole batch."""
+        """Read one complete batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
     def begins_ms(self) -> int:
-        """`first_timestamp`, also of a segment that was adopted."""
+        """Return `first_timestamp`, also of an adopted segment."""
         if self.first_timestamp < 0 and self.size:
             first = next(self.scan(0, skip=True), None)
             self.first_timestamp = first.header.max_timestamp if first else -1
         return self.first_timestamp
 
     def truncate_to(self, offset: int) -> None:
-        """Throw away the batch that holds `offset` and all after it."""
+        """Remove the batch with `offset` and all later ones."""
         found = self.locate(offset)
         if found is None:
             return
@@ -625,6 +651,6 @@ class Segment(SegmentFile):
         self.restart(start)
         if self.inherited is not None:
             self.inherited.cut(found.position)
-        self.take_over(self.headers(start, found.position), start if self.index.positions else -1, Inherited(0))
+        self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))
         self.transactions.truncate_to_offset(self.end_offset)
         self.flush_indexes()

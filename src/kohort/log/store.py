@@ -1,4 +1,4 @@
-"""A data folder's logs: the catalog of topics and their partitions, opened, made, deleted and kept small."""
+"""The log store of a data folder: opens, creates, deletes and maintains the topics' partitions."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
 from kohort.log.strays import DELETED, remove_strays
 
-# -- A partition whose files can't be opened at all: it refuses everything, so that the others can be served
+# -- A partition whose files can't be opened: it rejects all requests, so that the others can be served
 
 _FAR = 2**63 - 1
 
 
 class UnreadableLog(PartitionLog):
-    """What stands for a log that could not be opened. Nothing of it is written.
+    """The replacement for a log that could not be opened. None of its files are written.
 
     Attributes:
-        damage: why.
+        damage: why the log could not be opened.
     """
 
     __slots__ = ("damage",)
@@ -55,7 +55,7 @@ class UnreadableLog(PartitionLog):
         self.damage = Damage(path, 0, None, self.log_start_offset, None, reason)
 
     def check_readable(self) -> None:
-        """Raises DamagedError."""
+        """Raise DamagedError."""
         self._refuse_read()
 
     def _refuse_read(self) -> NoReturn:
@@ -65,62 +65,64 @@ class UnreadableLog(PartitionLog):
         raise RetriableError(f"nothing can be written: {self.damage.sentence()}", ErrorCode.KAFKA_STORAGE_ERROR)
 
     def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
-        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
     def append_marker(self, marker: Marker, now_ms: int) -> AppendResult:
-        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
     def advance_leader_epoch(self, epoch: int) -> None:
-        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
     def delete_records(self, before_offset: int) -> int:
-        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
     def read(
         self, offset: int, max_bytes: int, isolation: Isolation = Isolation.READ_UNCOMMITTED, *, min_one: bool = True
     ) -> ReadResult:
-        """Raises DamagedError."""
+        """Raise DamagedError."""
         self._refuse_read()
 
     def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
-        """Raises DamagedError."""
+        """Raise DamagedError."""
         self._refuse_read()
 
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
-        """Raises DamagedError."""
+        """Raise DamagedError."""
         self._refuse_read()
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """Nothing tells a reader that its history is gone: it may come back."""
+        """Return an end that reports no truncation to readers: the log may become readable again."""
         return leader_epoch, _FAR
 
     def truncate_to(self, offset: int) -> None:
-        """Raises RetriableError (KAFKA_STORAGE_ERROR)."""
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
     def flush(self, upto: int | None = None) -> None:
-        """There is nothing to flush."""
+        """Do nothing: nothing was written."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: nothing is open."""
 
 
-# -- Which whole segments of a partition go, and which are forced to the disk
+# -- Retention and flushing of whole segments
 
 _SETTLE_MS = 60_000
-"""Closed segments are fsynced this long after their last write: the kernel has written them by itself then."""
+"""Closed segments are fsynced this long after their last write, when the kernel has already written them."""
 
 
 def enforce(log: PartitionLog, now_ms: int) -> int:
-    """Delete whole old segments by age, size and log start; returns how many.
+    """Delete old segments by age, size and log start; return how many.
 
-    A segment goes only when all of it is below the last stable offset. The last one is closed first when it has aged.
+    A segment is deleted only if all of it is below the last stable offset. The last segment is rolled first when it is
+    old.
+
     """
     count = _before_start(log)
     if log.config.deletes:
@@ -179,14 +181,14 @@ def _too_many_bytes(log: PartitionLog) -> int:
 
 
 def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
-    """Close the last segment when it holds back what `max.compaction.lag.ms` wants compacted."""
+    """Roll the last segment if it delays compaction beyond `max.compaction.lag.ms`."""
     first = log.active.first_timestamp
     if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
         log.roll()
 
 
 def flush_settled(log: PartitionLog, now_ms: int) -> None:
-    """Fsync closed segments that were written a while ago, so that a power loss costs no check of them."""
+    """Fsync closed segments that were last written some time ago, so that a power loss requires no check of them."""
     for segment in log.segments[:-1]:
         if segment.end_offset <= log.flushed_offset:
             continue
@@ -195,30 +197,34 @@ def flush_settled(log: PartitionLog, now_ms: int) -> None:
         log.flush(segment.end_offset)
 
 
-# -- What a data folder's checkpoints say of its logs: how far each was synced and compacted, and where it begins
+# -- Checkpoints of a data folder: the recovery point, log start and compaction progress of each log
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """The three files; None for one that can't be read."""
+class StoreCheckpoints:
+    """The three checkpoint files; None for one that can't be read."""
 
     synced: Mapping[TopicPartition, int] | None
     starts: Mapping[TopicPartition, int] | None
     cleaned: Mapping[TopicPartition, int] | None
 
     @classmethod
-    def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> Points:
-        """Read them. Raises OSError: for want of something that another attempt may have."""
+    def read(cls, folder: Path, fs: FileSystem = SYSTEM) -> StoreCheckpoints:
+        """Read the files.
+
+        Raises:
+            OSError: a resource is missing that another attempt may have.
+        """
         synced = checkpoints.readable_offsets(folder / RECOVERY_POINTS, fs=fs)
         starts = checkpoints.readable_offsets(folder / LOG_STARTS, fs=fs)
         return cls(synced, starts, checkpoints.readable_offsets(folder / CLEANED, fs=fs))
 
     def topics(self) -> set[str]:
-        """The topics that they name."""
+        """Return the topics in the files."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
     def of(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
-        """How to open one log; `same_boot`: the machine has been running since it was written."""
+        """Return the options for opening one log. `same_boot`: the machine kept running since the log was written."""
         synced = (self.synced or {}).get(tp, 0)
         return OpenOptions(
             verified_offset=None if same_boot else synced,
@@ -231,9 +237,13 @@ class Points:
 
 
 def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
-    """Note how far the logs were synced and compacted, so that a power loss leaves that or what was noted before.
+    """Write the recovery points and compaction progress of the logs, so that a power loss leaves the new or old values.
 
-    Only what has changed is written. Raises OSError.
+    Only changed files are written.
+
+    Raises:
+        OSError: a file could not be written.
+
     """
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
@@ -251,11 +261,11 @@ _ROUND_MS = 5_000
 
 
 class LogStore:
-    """All logs under one data folder. A context manager; `close()` marks a clean shutdown.
+    """All logs of one data folder. A context manager; `close()` records a clean shutdown.
 
     Attributes:
-        topics: by name, in the order of creation.
-        topics_by_id: the same by id.
+        topics: all topics by name, in the order of creation.
+        topics_by_id: all topics by id.
     """
 
     def __init__(
@@ -267,10 +277,10 @@ class LogStore:
         node_id: int = 0,
         cluster_id: str | None = None,
     ) -> None:
-        """Take the folder, finish interrupted changes, and open every partition with recovery.
+        """Lock the folder, complete interrupted changes, and open every partition with recovery.
 
         Raises:
-            InvalidInputError: another broker has the folder, or it is not one of ours; the text says what to do.
+            InvalidInputError: another broker has the folder, or it is no data folder; the text says what to do.
             CorruptDataError: the catalog can't be read.
         """
         self.path = Path(data_dir)
@@ -312,7 +322,7 @@ class LogStore:
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
         ids = remove_strays(self.path, self.topics)
-        points = Points.read(self.path)
+        points = StoreCheckpoints.read(self.path)
         self._told = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():
@@ -344,12 +354,12 @@ class LogStore:
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
             log.warning(
-                "%s: cut off %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
+                "%s: truncated %d bytes, rebuilt %s", tp, found.truncated_bytes, found.rebuilt_indexes or "nothing"
             )
         self._logs[tp] = opened
 
     def _ours(self, known: OpenOptions) -> OpenOptions:
-        """What is known of one partition, and what all have in common."""
+        """Combine what is known of one partition with the settings of all."""
         return replace(
             known, clean=self._owned.clean, persist=self._write_bounds, files=self._files, limits=self.limits
         )
@@ -357,18 +367,22 @@ class LogStore:
     # -- finding
 
     def partition(self, tp: TopicPartition) -> PartitionLog:
-        """The log. Raises NotFoundError (UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return a log.
+
+        Raises:
+            NotFoundError: there is no such partition (UNKNOWN_TOPIC_OR_PARTITION).
+        """
         found = self._logs.get(tp)
         if found is None:
             raise NotFoundError(f"there is no partition {tp}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return found
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log or None: one dictionary lookup, for the produce and fetch paths."""
+        """Return a log or None with one dictionary lookup, for the produce and fetch paths."""
         return self._logs.get((topic, partition))
 
     def partitions(self) -> Iterator[tuple[TopicPartition, PartitionLog]]:
-        """All logs, in the catalog's order; the catalog may change meanwhile."""
+        """Yield all logs in the catalog's order. The catalog may change in the meantime."""
         for topic in list(self.topics.values()):
             for number in range(topic.partitions):
                 found = self._logs.get((topic.name, number))
@@ -376,14 +390,18 @@ class LogStore:
                     yield TopicPartition(topic.name, number), found
 
     def topic(self, name: str) -> Topic:
-        """The catalog's entry. Raises NotFoundError (UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return the catalog's entry of a topic.
+
+        Raises:
+            NotFoundError: there is no such topic (UNKNOWN_TOPIC_OR_PARTITION).
+        """
         found = self.topics.get(name)
         if found is None:
             raise NotFoundError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return found
 
     def log_config(self, name: str) -> LogConfig:
-        """A topic's settings in effect."""
+        """Return a topic's settings in effect."""
         return usable_config(name, self.defaults, self.topic(name).configs)
 
     # -- changing the catalog
@@ -391,7 +409,7 @@ class LogStore:
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, topic_id: uuid.UUID | None = None
     ) -> Topic:
-        """Create a topic; durable when returned.
+        """Create a topic; durable when this returns.
 
         Raises:
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
@@ -405,19 +423,20 @@ class LogStore:
     def creating(
         self, plans: Sequence[TopicPlan], unseen: Callable[[], tuple[int, ...]] = tuple
     ) -> Steps[list[Topic | KafkaError]]:
-        """Create topics, each of them wholly or not at all; nobody sees any before all are there.
+        """Create topics, each completely or not at all. None is visible before all exist.
 
-        Nothing but the catalog is written: a partition's folder comes with its first record.
+        Only the catalog is written: a partition's folder is created with its first record.
+
 
         Args:
-            plans: the topics.
-            unseen: the journals of groups that are not loaded (`Topic.unseen`), asked at the moment they are made.
+            plans: the topics to create.
+            unseen: returns the group journals that are not loaded (`Topic.unseen`) at the moment of creation.
 
         Returns:
-            For each plan the topic, durable, or why it was refused, as by `create_topic`.
+            For each plan the durable topic, or the error as in `create_topic`.
 
         Raises:
-            OSError: the catalog could not be written; none was made.
+            OSError: the catalog could not be written; no topic was created.
         """
         return (yield from self._drafting([partial(self._new, plan) for plan in plans], unseen=unseen))
 
@@ -433,7 +452,7 @@ class LogStore:
         unseen: Callable[[], tuple[int, ...]] = tuple,
         validate_only: bool = False,
     ) -> Steps[list[Topic | KafkaError]]:
-        """Draft one topic after the other with the logs of its new partitions, then make all of it the catalog's."""
+        """Draft topics one after the other, with the logs of their new partitions, then commit all to the catalog."""
         found: list[Topic | KafkaError] = []
         draft: Draft[PartitionLog] = Draft()
         defaults = self.defaults
@@ -441,7 +460,7 @@ class LogStore:
             try:
                 topic = make(draft)
             except KafkaError as error:
-                found.append(error.with_traceback(None))  # the frame it came through holds all the logs
+                found.append(error.with_traceback(None))  # the traceback's frames reference all the logs
                 continue
             found.append(topic)
             if not validate_only:
@@ -452,19 +471,19 @@ class LogStore:
             known = self.topics.get(name)
             if known is None:
                 draft.topics[name] = replace(topic, unseen=unseen())
-            else:  # it may have been altered between two steps
+            else:  # the topic may have been altered between two steps
                 draft.topics[name] = replace(known, partitions=topic.partitions)
                 settled = settled and known.configs is topic.configs
         if draft.topics:
             self._commit(draft.topics, draft.logs, settled=settled)
-        return [draft.topics.get(each.name, each) if isinstance(each, Topic) else each for each in found]
+        return [draft.topics.get(topic.name, topic) if isinstance(topic, Topic) else topic for topic in found]
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """What `create_topic` would refuse, without creating (`validate_only`)."""
+        """Check whether `create_topic` would reject a topic (`validate_only`)."""
         self._check_plan(TopicPlan(name, partitions, configs or {}), Draft())
 
     def _check_plan(self, plan: TopicPlan, beside: Draft[PartitionLog]) -> None:
-        """Refuse what is wrong in itself, with the topics that are there, or with others that come with it."""
+        """Reject a plan that is invalid by itself, or conflicts with existing topics or others of the request."""
         self._catalog.names.check(plan.name)
         beside.names.check(plan.name)
         beside.check_partitions(plan.name, plan.partitions, plan.partitions, len(self._logs), self.limits)
@@ -475,7 +494,7 @@ class LogStore:
         effective_config(self.defaults, plan.configs)
 
     def _open_new(self, topic: Topic, logs: dict[tuple[str, int], PartitionLog]) -> Steps[None]:
-        """Put the logs of a new or grown topic's new partitions into `logs`."""
+        """Create the logs of a topic's new partitions in `logs`."""
         config = effective_config(self.defaults, topic.configs)
         first = self.topics[topic.name].partitions if topic.name in self.topics else 0
         for number in range(first, topic.partitions):
@@ -487,7 +506,10 @@ class LogStore:
     def _commit(
         self, topics: Mapping[str, Topic], logs: Mapping[tuple[str, int], PartitionLog], *, settled: bool
     ) -> None:
-        """Put new or changed topics into the catalog, then where all see them; `settled`: logs have its settings."""
+        """Write new or changed topics to the catalog, then make them visible.
+
+        `settled`: their logs have the settings already.
+        """
         if not self._told.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
             self._write_bounds()
             self._told.clear()
@@ -497,22 +519,27 @@ class LogStore:
             self._reconfigure(topic, effective_config(self.defaults, topic.configs))
 
     def delete_topic(self, name: str) -> Topic:
-        """Remove a topic from the catalog, then its files. Raises NotFoundError."""
+        """Remove a topic from the catalog, then its files.
+
+        Raises:
+            NotFoundError: there is no such topic.
+        """
         topic = self.topic(name)
         completed(self.deleting([name]))
         completed(self.removing())
         return topic
 
     def deleting(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
-        """Remove topics that are there: from the catalog, then from sight, then their folders from their names.
+        """Remove existing topics from the catalog, then from memory, then rename their folders.
 
-        What the folders hold goes later, by `removing`.
+        `removing` deletes the renamed folders later.
+
 
         Returns:
-            The logs that are gone.
+            The logs of the removed topics.
 
         Raises:
-            OSError: the catalog could not be written; none was removed.
+            OSError: the catalog could not be written; no topic was removed.
         """
         logs = []
         for topic in self._catalog.remove(dict.fromkeys(names)):
@@ -529,34 +556,39 @@ class LogStore:
         return logs
 
     def _set_aside(self, path: Path) -> None:
-        """Give a deleted partition's folder a name that no partition has, to be removed by it, and by no other name."""
+        """Rename a deleted partition's folder to a unique name, so that nothing else is removed by mistake."""
         aside = self.path / f"{checkpoints.encode_id(checkpoints.new_id())}{DELETED}"
         try:
             self._doomed.append(path.replace(aside))
-        except OSError as error:  # whoever makes the partition again, and the next start, find a gone topic's id in it
+        except OSError as error:  # a new partition of this name, or the next start, recognizes its old topic id
             log.warning("%s can't be renamed: %s", path, error)
 
     def removing(self) -> Steps[None]:
-        """Remove the folders of what was deleted; those that can't be are left to the next start."""
+        """Delete the folders of removed topics. A failure is left to the next start."""
         while self._doomed:
             shutil.rmtree(self._doomed.popleft(), ignore_errors=True)
             yield
 
     def add_partitions(self, name: str, partitions: int) -> Topic:
-        """Grow a topic to `partitions` in all. Raises InvalidInputError (INVALID_PARTITIONS), NotFoundError."""
+        """Increase a topic to `partitions` in all.
+
+        Raises:
+            InvalidInputError: that is not more than now (INVALID_PARTITIONS).
+            NotFoundError: there is no such topic.
+        """
         (grown,) = completed(self.growing({name: partitions}))
         if isinstance(grown, KafkaError):
             raise grown
         return grown
 
     def growing(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Steps[list[Topic | KafkaError]]:
-        """Grow topics to so many partitions in all, each of them wholly or not at all.
+        """Increase topics to the given numbers of partitions, each completely or not at all.
 
         Returns:
-            For each the topic, durable, or why it was refused, as by `add_partitions`.
+            For each the durable topic, or the error as in `add_partitions`.
 
         Raises:
-            OSError: the catalog could not be written; none was grown.
+            OSError: the catalog could not be written; no topic was changed.
         """
         makers = [partial(self._grown, name, partitions) for name, partitions in counts.items()]
         return (yield from self._drafting(makers, validate_only=validate_only))
@@ -572,20 +604,29 @@ class LogStore:
         return replace(topic, partitions=partitions)
 
     def unseen(self, journal: int) -> list[str]:
-        """The topics that a journal of groups was not loaded since they were made: `Topic.unseen`."""
+        """Return the topics that were created since a group journal was last loaded: `Topic.unseen`."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
     def seen(self, journal: int) -> None:
-        """What a journal held of earlier topics under the names of those there are is gone; durable. Raises OSError."""
+        """Record durably that a group journal has no offsets of earlier topics any more.
+
+        Raises:
+            OSError: the catalog could not be written.
+        """
         topics = {name: self.topics[name] for name in self.unseen(journal)}
         if topics:
             left = {
-                n: replace(t, unseen=tuple(each for each in t.unseen if each != journal)) for n, t in topics.items()
+                n: replace(t, unseen=tuple(shard for shard in t.unseen if shard != journal)) for n, t in topics.items()
             }
             self._catalog.put(left)
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
-        """Replace a topic's explicit configs. Raises InvalidInputError (INVALID_CONFIG), NotFoundError."""
+        """Replace a topic's explicit configs.
+
+        Raises:
+            InvalidInputError: a config is invalid (INVALID_CONFIG).
+            NotFoundError: there is no such topic.
+        """
         topic = self.topic(name)
         effective_config(self.defaults, configs)
         changed = replace(topic, configs=dict(configs))
@@ -593,7 +634,7 @@ class LogStore:
         return changed
 
     def set_defaults(self, defaults: LogConfig, producer_id_expiration_ms: int) -> None:
-        """Replace what topics have where they have no configs of their own, at once."""
+        """Replace the defaults of topic configs, with immediate effect."""
         self.defaults = defaults
         self.limits = replace(self.limits, producer_id_expiration_ms=producer_id_expiration_ms)
         for topic in self.topics.values():
@@ -603,17 +644,18 @@ class LogStore:
         for number in range(topic.partitions):
             self._logs[topic.name, number].reconfigure(config)
 
-    # -- upkeep and end
+    # -- maintenance and shutdown
 
     @property
     def round_ms(self) -> int:
-        """Time between two rounds of upkeep over all logs."""
+        """The interval of maintenance rounds over all logs."""
         return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
     def maintain(self, now_ms: int) -> bool:
-        """Flushes by time, retention, compaction, expiry of producers, checkpoints: a slice of about 10 ms.
+        """Run one slice of maintenance, about 10 ms.
 
-        Call about once a second, and sooner when it returns True: there is more to do.
+        Maintenance consists of timed flushes, retention, compaction, expiry of producers, and checkpoints. Call this
+        about once a second, and earlier if it returns True: there is more to do.
 
         Raises:
             OSError: the disk failed; the next round tries again.
@@ -636,7 +678,7 @@ class LogStore:
         return bool(self._doomed)
 
     def _flush_by_time(self, now_ms: int) -> None:
-        """Fsync what has been waiting for `flush.ms`, counted from the call that first saw it."""
+        """Fsync what has waited for `flush.ms`, counted from the call that saw it first."""
         for tp, partition in self._logs.items():
             limit = partition.config.flush_ms
             if limit == FLUSH_NEVER_MS or partition.end_offset == partition.flushed_offset:
@@ -694,7 +736,7 @@ class LogStore:
         write_points(self.path, self.partitions())
 
     def close(self) -> None:
-        """Flush all, mark the shutdown clean, give the folder free."""
+        """Flush all logs, record a clean shutdown, and release the folder."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Folders in a data folder that are no partition's of the catalog."""
+"""Stray folders: those in a data folder that belong to no partition of the catalog."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kohort.log.filesystem import SYSTEM, FileSystem
 from kohort.log.recovery import SEGMENT_FILE
 
 STRAY = "-stray"
-"""Added to the name of a folder that is in the way and none of ours."""
+"""Suffix for a folder that blocks a partition's name and is not the broker's."""
 DELETED = "-delete"
-"""Ends the name of a folder whose partition was deleted."""
+"""Suffix for the folder of a deleted partition."""
 
 log = logging.getLogger("kohort.log")
 
 
 def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid.UUID]:
-    """Remove what an interrupted deletion left; the topic ids in the other partitions' folders, by folder."""
+    """Remove what an interrupted deletion left; return the topic ids of the other partitions' folders, by folder."""
     ids: dict[str, uuid.UUID] = {}
     known = {topic.id for topic in topics.values()}
     with os.scandir(data_dir) as entries:
@@ -48,7 +48,7 @@ def remove_strays(data_dir: Path, topics: Mapping[str, Topic]) -> dict[str, uuid
 
 
 def _remove(path: str) -> None:
-    """Remove a folder; one that can't be is left to the next start, and does not end this one."""
+    """Remove a folder. A failure is left to the next start, and does not prevent this one."""
     try:
         shutil.rmtree(path)
     except OSError as error:
@@ -56,7 +56,7 @@ def _remove(path: str) -> None:
 
 
 def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
-    """A folder that looks like a partition's and is none of ours is not removed: somebody may have put it there."""
+    """Keep a folder that looks like a partition's but is not the broker's: somebody may have put it there."""
     stays = name
     if in_the_way:
         stays = step_aside(data_dir / name).name
@@ -64,15 +64,18 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
 
 
 def step_aside(path: Path) -> Path:
-    """Give a folder that is in the way and none of ours a free name; returns that."""
+    """Rename a folder that blocks a partition's name to a free name, and return that."""
     names = (f"{path.name}{number}{STRAY}" for number in ("", *(f".{n}" for n in range(1, 1_000_000))))
-    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    free = next(candidate for candidate in map(path.with_name, names) if not os.path.lexists(candidate))
     os.rename(path, free)
     return free
 
 
 def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTEM) -> None:
-    """A partition's folder is there: of a failed attempt, a deleted topic, or somebody's, which is left alone."""
+    """Remove or rename an existing folder in a new partition's place.
+
+    It may be left from a failed attempt or a deleted topic. A folder that is not the broker's is only renamed.
+    """
     found = checkpoints.read_partition_metadata(path, fs)
     if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in fs.listdir(path)):
         return
@@ -84,7 +87,7 @@ def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTE
 
 
 def _is_empty_leftover(file: Path, fs: FileSystem) -> bool:
-    """Whether an interrupted first write left this file."""
+    """Return whether an interrupted first write left this file."""
     if file.name != checkpoints.PARTITION_METADATA and SEGMENT_FILE.fullmatch(file.name) is None:
         return False
     found = fs.stat(file)

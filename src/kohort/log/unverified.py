@@ -1,4 +1,4 @@
-"""What an earlier process wrote to a segment: how much of it was looked through since opening, and what was damaged."""
+"""Unverified bytes of a segment: written by an earlier process and not yet completely checked."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from bisect import bisect_right, insort
 from kohort.log.damage import Damage
 
 
-class Inherited:
-    """The bytes of a segment that were there when it was opened.
+class UnverifiedBytes:
+    """The bytes of a segment that existed when it was opened.
 
     Attributes:
-        end: how many they are; what lies behind was written by this process.
-        closed: they end where the next segment begins.
-        damages: those found, by their position in the file.
+        end: their number. Later bytes were written by this process.
+        closed: whether they end where the next segment begins.
+        damages: the damage found, by position in the file.
     """
 
     __slots__ = ("_spans", "closed", "damages", "end")
@@ -25,12 +25,12 @@ class Inherited:
         self._spans: list[tuple[int, int]] = []
 
     def covers(self, begin: int, stop: int) -> bool:
-        """Whether everything between these positions was looked through."""
+        """Return whether everything between these positions was verified."""
         number = bisect_right(self._spans, (begin, self.end + 1)) - 1
         return number >= 0 and self._spans[number][1] >= stop
 
     def add(self, begin: int, stop: int) -> None:
-        """Note that this stretch was looked through."""
+        """Record that this range was verified."""
         touching = [span for span in self._spans if span[0] <= stop and span[1] >= begin]
         for span in touching:
             self._spans.remove(span)
@@ -38,25 +38,25 @@ class Inherited:
         insort(self._spans, (begin, stop))
 
     def cut(self, end: int) -> None:
-        """The file was cut off at `end`."""
+        """Record that the file was truncated at `end`."""
         self.end, self.closed = min(self.end, end), False
         self.damages = [damage for damage in self.damages if damage.position < end]
         self._spans = [(begin, min(stop, end)) for begin, stop in self._spans if begin < end]
 
     @property
     def done(self) -> bool:
-        """Whether all is sound, so that this need not be kept."""
+        """Whether everything is verified and valid, so that this object is no longer needed."""
         return not self.damages and self.covers(0, self.end)
 
     def damage_from(self, position: int) -> Damage | None:
-        """The first damage at or behind a position, or that holds it."""
+        """Return the first damage at or after a position, or that contains it."""
         for damage in self.damages:
             if damage.position >= position or damage.position + (damage.length or 0) > position:
                 return damage
         return None
 
     def damage_of(self, offset: int) -> Damage | None:
-        """The damage that took an offset."""
+        """Return the damage that contains an offset."""
         for damage in self.damages:
             if damage.first_offset <= offset and (damage.next_offset is None or offset < damage.next_offset):
                 return damage

@@ -1,4 +1,4 @@
-"""What a batch must be to get into a log, and how it gets its offsets."""
+"""Validation of batches before they are appended, and assignment of their offsets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
 _LENGTH_OVERHEAD = 12
 _CRC_FROM = 21
-"""The checksum covers a batch from here."""
+"""The checksum covers a batch from this position."""
 _NO_KEY = "a compacted topic takes no record without a key"
 INT64_MAX = 2**63 - 1
-"""message.timestamp.before.max.ms where no limit is set."""
+"""`message.timestamp.before.max.ms` without a limit."""
 _PARTS_MAX = 512
-"""More pieces than this are copied together: the kernel takes 1,024 in one write."""
+"""The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 
 
-class Intake:
-    """Checks batches against one topic's settings. Written for speed: every produced batch passes through `admit`."""
+class BatchValidator:
+    """A validator of batches against one topic's settings. It is fast, because it checks every produced batch."""
 
     __slots__ = (
         "_ahead", "_append_time", "_behind", "_keys", "_largest", "_largest_record", "_looks_inside", "_name",
@@ -44,17 +44,17 @@ class Intake:
         self._largest_record = config.max_decompressed_message_bytes
         self._looks_inside = self._keys or self._largest_record < RECORD_BYTES_UNLIMITED
 
-    def admit(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
-        """The headers of what a producer sent.
+    def validate(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+        """Validate the batches of a producer, and return their headers.
 
         Raises:
-            KafkaError: any of it is not acceptable; then none of it is.
+            KafkaError: a batch is invalid, so all are rejected.
         """
         header = parse_header(batches)
         _, length, _, _, crc, attributes, delta, first, latest, producer, epoch, sequence, count = header
         size = length + _LENGTH_OVERHEAD
         if size != len(batches):
-            return self._admit_each(batches, now_ms)
+            return self._validate_each(batches, now_ms)
         if crc32c.crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
@@ -74,7 +74,7 @@ class Intake:
         return (header,)
 
     def _look_inside(self, batch: ReadBuffer, header: BatchHeader) -> None:
-        """Refuse records without a key in a compacted topic, and in a compressed batch those that are too large."""
+        """Reject records without a key in a compacted topic, and records of a compressed batch that are too large."""
         limit = self._largest_record
         if header.compression and limit < RECORD_BYTES_UNLIMITED:
             sizes = enumerate(record_sizes(batch, header))
@@ -85,17 +85,21 @@ class Intake:
             wrong = [(i, _NO_KEY) for i, key in keys if key is None]
             self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
 
-    def _admit_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+    def _validate_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
         view = memoryview(batches)
         headers: list[BatchHeader] = []
         at = 0
         for header in self.split(batches):
-            headers += self.admit(view[at : at + header.size], now_ms)
+            headers += self.validate(view[at : at + header.size], now_ms)
             at += header.size
         return headers
 
     def split(self, batches: ReadBuffer) -> Sequence[BatchHeader]:
-        """Headers of batches that lie back to back. Raises CorruptDataError if they do not fill the buffer."""
+        """Return the headers of batches that lie back to back.
+
+        Raises:
+            CorruptDataError: the batches do not fill the buffer.
+        """
         headers: list[BatchHeader] = []
         at, end = 0, len(batches)
         while at < end:
@@ -107,7 +111,7 @@ class Intake:
         return headers
 
     def _refusal(self, header: BatchHeader) -> KafkaError:
-        """Which of the checks in `admit` failed."""
+        """Return the error of the check in `validate` that failed."""
         count = header.records_count
         if header.size > self._largest:
             text = f"a batch of {header.size} bytes, the limit (max.message.bytes) is {self._largest}"
@@ -120,13 +124,14 @@ class Intake:
         return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
 
     def _check_times(self, batch: ReadBuffer, header: BatchHeader, now_ms: int) -> None:
-        """Look at each record's time: any in the middle may be the oldest.
+        """Check the timestamp of each record, because the oldest may be anywhere.
 
-        -1 is no time, and the only negative number that every topic accepts. Source: Kafka's LogValidator.
+        -1 means no timestamp, and is the only negative number that every topic accepts. Source: Kafka's LogValidator.
+
 
         Raises:
-            RecordsRefusedError: some are outside the topic's limits.
-            KafkaError: the header's largest time is, and no record's.
+            RecordsRefusedError: some records are outside the topic's limits.
+            KafkaError: the largest timestamp of the header is outside, but no record's.
         """
         oldest, newest = now_ms - self._behind, now_ms + self._ahead
         text = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
@@ -137,7 +142,7 @@ class Intake:
             raise self._error(ErrorCode.INVALID_TIMESTAMP, f"timestamp {header.max_timestamp} {text}")
 
     def _refuse_records(self, code: ErrorCode, wrong: Sequence[tuple[int, str]], count: int) -> None:
-        """Raises RecordsRefusedError if there is a record to be refused."""
+        """Raise RecordsRefusedError if any record is rejected."""
         if wrong:
             text = f"{self._name}: {len(wrong)} of {count} records were refused, the first: {wrong[0][1]}"
             raise RecordsRefusedError(text, code, dict(wrong))
@@ -152,10 +157,10 @@ class Intake:
 def place(
     batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, epoch: int
 ) -> tuple[int, ReadBuffer | list[ReadBuffer]]:
-    """Give batches their offsets and leader epoch, in place if the buffer can be written.
+    """Assign offsets and the leader epoch to batches, in place if the buffer is writable.
 
     Returns:
-        The offset after them, and what to write.
+        The offset after the batches, and the buffers to write.
     """
     at = 0
     if type(batches) is not bytearray and memoryview(batches).readonly:
@@ -184,7 +189,7 @@ def _place_around(
 
 
 def stamp(batches: ReadBuffer, now_ms: int) -> bytearray:
-    """A copy of the batches with the broker's time as log append time."""
+    """Return a copy of the batches with the broker's time as log append time."""
     stamped = bytearray(batches)
     view, at = memoryview(stamped), 0
     while at < len(stamped):

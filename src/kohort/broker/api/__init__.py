@@ -1,1 +1,1 @@
-"""The handlers, one file per family of APIs. Each file ends with its map of request class to handler."""
+"""Request handlers, one module per family of APIs. Each module ends with its list of handlers."""

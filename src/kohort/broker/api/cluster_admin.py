@@ -1,8 +1,8 @@
-"""Leaders, the quorum, reassignments, log folders, features, transaction markers: a cluster of one broker.
+"""Cluster administration: leaders, quorum, reassignments, log folders, features, markers; for a single broker.
 
-Versions: DescribeQuorum 1 times, 2 directories, nodes and texts; ElectLeaders 1 kinds of elections; DescribeLogDirs 3
-an error on top, 4 volume sizes, 5 cordoned folders; UpdateFeatures 1 kinds of upgrades, 2 no results for single
-features.
+Versions: DescribeQuorum 1 adds times, 2 directories, nodes and texts. ElectLeaders 1 adds kinds of elections.
+DescribeLogDirs 3 adds a top-level error, 4 volume sizes, 5 cordoned folders. UpdateFeatures 1 adds kinds of upgrades, 2
+removes results of single features.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ log = logging.getLogger("kohort.broker")
 
 METADATA_TOPIC = "__cluster_metadata"
 QUORUM_EPOCH = 1
-"""The leader of one node's quorum never changes."""
+"""The leader epoch of a quorum with one node, which never changes."""
 PREFERRED, UNCLEAN = 0, 1
 UPGRADE_TYPES = (1, 2, 3)
-"""Up, safely down, down whatever it costs."""
+"""The kinds of upgrades: upgrade, safe downgrade, unsafe downgrade."""
 _Election: TypeAlias = ElectLeadersResponse.ReplicaElectionResult
 _Marked: TypeAlias = (
     WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult.WritableTxnMarkerPartitionResult
@@ -55,9 +55,10 @@ _Marked: TypeAlias = (
 
 
 def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> DescribeQuorumResponse:
-    """The quorum of a single node: this broker is its leader and only voter. Source: KIP-595, KIP-836, KIP-853.
+    """Describe the quorum, which has one node: this broker is its leader and only voter.
 
-    Topics are kept without a log of metadata, so that its offsets are 0.
+    Topics are stored without a metadata log, so its offsets are 0. Source: KIP-595, KIP-836, KIP-853.
+
     """
     make, of_topic = DescribeQuorumResponse.PartitionData, DescribeQuorumResponse.TopicData
     topics = request.message.topics
@@ -90,7 +91,10 @@ def describe_quorum(node: Node, request: Request[DescribeQuorumRequest]) -> Desc
 
 
 def elect_leaders(node: Node, request: Request[ElectLeadersRequest]) -> ElectLeadersResponse:
-    """No partition needs an election: this broker leads them all. Asked for all, only the topics are named."""
+    """Answer that no election is needed, because this broker leads all partitions.
+
+    A request for all partitions gets only the topics.
+    """
     message = request.message
     kind = message.election_type if request.version >= 1 else PREFERRED
     known = kind in (PREFERRED, UNCLEAN)
@@ -126,7 +130,7 @@ def _elected(node: Node, topic: str, index: int, known: bool) -> _Election.Parti
 def alter_partition_reassignments(
     node: Node, request: Request[AlterPartitionReassignmentsRequest]
 ) -> AlterPartitionReassignmentsResponse:
-    """A partition can be assigned to this broker, where it is; to no other."""
+    """Accept reassignments to this broker, where every partition is, and reject all others."""
     topic_of = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
     responses = []
     for topic in request.message.topics:
@@ -159,12 +163,12 @@ def _reassign(
 def list_partition_reassignments(
     _node: Node, _request: Request[ListPartitionReassignmentsRequest]
 ) -> ListPartitionReassignmentsResponse:
-    """None is ever under way."""
+    """Return no reassignments, because none is ever in progress."""
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
-    """The size of partitions in the data folder."""
+    """Return the sizes of partitions in the data folder."""
     asked = request.message.topics
     wanted = None if asked is None else {(topic.topic, index) for topic in asked for index in topic.partitions}
     by_topic: dict[
@@ -188,7 +192,7 @@ def describe_log_dirs(node: Node, request: Request[DescribeLogDirsRequest]) -> D
 
 
 def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLogDirsResponse:
-    """There is one folder: a partition can be moved to where it is."""
+    """Accept moves of partitions to the only data folder, where they are."""
     make = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
     results = []
     for folder in request.message.dirs:
@@ -205,15 +209,15 @@ def alter_replica_log_dirs(node: Node, request: Request[AlterReplicaLogDirsReque
 
 
 def update_features(node: Node, request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
-    """What the broker speaks does not change while it runs: only what is already so can be asked for."""
+    """Accept updates to the current feature levels, and reject others: the levels are fixed while the broker runs."""
     updates = request.message.feature_updates
-    wrong = next((text for each in updates if (text := _unwanted(node, each, request.version))), None)
+    wrong = next((text for update in updates if (text := _unwanted(node, update, request.version))), None)
     if wrong is not None:
         return UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=wrong)
     response = UpdateFeaturesResponse(error_message=None)
     if request.version < 2:
         make = UpdateFeaturesResponse.UpdatableFeatureResult
-        response.results = [make(feature=each.feature, error_message=ErrorCode.NONE.name) for each in updates]
+        response.results = [make(feature=update.feature, error_message=ErrorCode.NONE.name) for update in updates]
     return response
 
 
@@ -229,7 +233,7 @@ def _unwanted(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, versio
 
 
 def write_txn_markers(node: Node, request: Request[WriteTxnMarkersRequest]) -> None:
-    """Write what ends transactions, as an administrator who aborts one asks; answered when all are written."""
+    """Write transaction markers when an administrator aborts a transaction; answer when all are written."""
     make = WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_of, part_of = (
         make.WritableTxnMarkerTopicResult,

@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
-Topics, groups and the broker can be altered, of the broker's settings those that Kafka can alter too. Versions:
-DescribeConfigs 1 names sources and synonyms, 3 types and documentation.
+Settings of topics, groups and the broker can be altered; of the broker's settings only those that are dynamic in Kafka
+too. Versions: DescribeConfigs 1 adds sources and synonyms, 3 types and documentation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from kohort.wire.discovery import (
 log = logging.getLogger("kohort.broker")
 
 
-class Resource(IntEnum):
-    """What a configuration belongs to, by the numbers of the protocol."""
+class ConfigResourceType(IntEnum):
+    """Kinds of resources with settings, with the protocol's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -55,7 +55,7 @@ _Synonym = DescribeConfigsResponse.DescribeConfigsSynonym
 
 
 def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
-    """The settings of topics, this broker, and groups."""
+    """Describe the settings of topics, this broker, and groups."""
     message, version = request.message, request.version
     results = []
     for resource in message.resources:
@@ -78,22 +78,22 @@ def describe_configs(node: Node, request: Request[DescribeConfigsRequest]) -> De
 
 def _entries(node: Node, resource: Named) -> list[Entry]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind == Resource.GROUP and not name:
+    if kind == ConfigResourceType.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
-    if kind == Resource.TOPIC:
+    if kind == ConfigResourceType.TOPIC:
         if not name:
             raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
         if name not in node.store.topics:
             raise NotFoundError(f"there is no topic {name}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic_entries(node, name)
-    if kind in (Resource.BROKER, Resource.BROKER_LOGGER):
+    if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         node.live.altered(name)
-        if kind == Resource.BROKER_LOGGER:
+        if kind == ConfigResourceType.BROKER_LOGGER:
             return []
         return broker_entries(node) if name else cluster_entries(node)
-    if kind == Resource.GROUP:
+    if kind == ConfigResourceType.GROUP:
         return group_entries(node, name)
-    if kind == Resource.CLIENT_METRICS:
+    if kind == ConfigResourceType.CLIENT_METRICS:
         return []
     raise InvalidInputError(f"there are no configurations of kind {kind}")
 
@@ -106,7 +106,7 @@ def _described(
         value=entry.value,
         read_only=entry.read_only,
         config_source=entry.source,
-        synonyms=[_Synonym(name=each.name, value=each.value, source=each.source) for each in entry.synonyms]
+        synonyms=[_Synonym(name=synonym.name, value=synonym.value, source=synonym.source) for synonym in entry.synonyms]
         if synonyms
         else [],
     )
@@ -117,32 +117,34 @@ def _described(
 
 
 def alter_configs(node: Node, request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
-    """Replace all settings of a resource."""
+    """Replace all settings of resources."""
     message = request.message
 
     def change(resource: AlterConfigsRequest.AlterConfigsResource) -> None:
         configs = {}
-        for each in resource.configs:
-            if each.value is None:
-                raise InvalidInputError(f"{each.name} is null")
-            configs[each.name] = each.value
+        for config in resource.configs:
+            if config.value is None:
+                raise InvalidInputError(f"{config.name} is null")
+            configs[config.name] = config.value
         _store(node, resource, configs, message.validate_only)
 
     make = AlterConfigsResponse.AlterConfigsResourceResponse
-    return AlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
+    return AlterConfigsResponse(responses=[_changed(resource, change, make) for resource in message.resources])
 
 
 def incremental_alter_configs(
     node: Node, request: Request[IncrementalAlterConfigsRequest]
 ) -> IncrementalAlterConfigsResponse:
-    """Set, delete, append to or subtract from single settings."""
+    """Set, delete, append to or subtract from single settings of resources."""
     message = request.message
 
     def change(resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> None:
         _store(node, resource, _altered(node, resource), message.validate_only)
 
     make = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    return IncrementalAlterConfigsResponse(responses=[_changed(each, change, make) for each in message.resources])
+    return IncrementalAlterConfigsResponse(
+        responses=[_changed(resource, change, make) for resource in message.resources]
+    )
 
 
 def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -> A:
@@ -164,13 +166,13 @@ def _changed(resource: R, change: Callable[[R], None], make: Callable[..., A]) -
 
 def _explicit(node: Node, resource: Named) -> dict[str, str]:
     kind, name = resource.resource_type, resource.resource_name
-    if kind in (Resource.GROUP, Resource.TOPIC) and not name:
+    if kind in (ConfigResourceType.GROUP, ConfigResourceType.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
-    if kind == Resource.GROUP:
+    if kind == ConfigResourceType.GROUP:
         return dict(node.group_settings.explicit(name))
-    if kind == Resource.BROKER:
+    if kind == ConfigResourceType.BROKER:
         return dict(node.live.altered(name))
-    if kind != Resource.TOPIC:
+    if kind != ConfigResourceType.TOPIC:
         raise InvalidInputError("only settings of topics, groups and brokers can be altered")
     topic = node.store.topics.get(name)
     if topic is None:
@@ -180,45 +182,45 @@ def _explicit(node: Node, resource: Named) -> dict[str, str]:
 
 def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsResource) -> dict[str, str]:
     configs = _explicit(node, resource)
-    if len({each.name for each in resource.configs}) < len(resource.configs):
+    if len({config.name for config in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
-    of_broker = resource.resource_type == Resource.BROKER
+    of_broker = resource.resource_type == ConfigResourceType.BROKER
     entries = broker_entries(node) if of_broker else _entries(node, resource)
     in_effect = {entry.name: entry for entry in entries}
-    for each in resource.configs:
+    for config in resource.configs:
         if of_broker:
-            node.live.check_key(resource.resource_name, each.name)
-        if each.config_operation == DELETE:
-            configs.pop(each.name, None)
+            node.live.check_key(resource.resource_name, config.name)
+        if config.config_operation == DELETE:
+            configs.pop(config.name, None)
             continue
-        if each.value is None:
-            raise InvalidInputError(f"{each.name} is null")
-        if each.config_operation == SET:
-            configs[each.name] = each.value
+        if config.value is None:
+            raise InvalidInputError(f"{config.name} is null")
+        if config.config_operation == SET:
+            configs[config.name] = config.value
             continue
-        if each.config_operation not in (APPEND, SUBTRACT):
-            raise InvalidInputError(f"there is no operation {each.config_operation}")
-        entry = in_effect.get(each.name)
+        if config.config_operation not in (APPEND, SUBTRACT):
+            raise InvalidInputError(f"there is no operation {config.config_operation}")
+        entry = in_effect.get(config.name)
         if entry is not None and entry.type != Type.LIST:
-            raise InvalidInputError(f"{each.name} is no list", ErrorCode.INVALID_CONFIG)
-        words = [word for word in configs.get(each.name, (entry and entry.value) or "").split(",") if word]
-        given = [word.strip() for word in each.value.split(",")]
-        if each.config_operation == APPEND:
+            raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
+        words = [word for word in configs.get(config.name, (entry and entry.value) or "").split(",") if word]
+        given = [word.strip() for word in config.value.split(",")]
+        if config.config_operation == APPEND:
             words += [word for word in given if word not in words]
         else:
             words = [word for word in words if word not in given]
-        configs[each.name] = ",".join(words)
+        configs[config.name] = ",".join(words)
     return configs
 
 
 def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: bool) -> None:
     _explicit(node, resource)
-    if resource.resource_type == Resource.GROUP:
+    if resource.resource_type == ConfigResourceType.GROUP:
         node.group_settings.check(configs)
         if not validate_only:
             node.group_settings.set(resource.resource_name, configs)
         return
-    if resource.resource_type == Resource.BROKER:
+    if resource.resource_type == ConfigResourceType.BROKER:
         (node.live.check if validate_only else node.live.set)(resource.resource_name, configs)
         return
     known = settings(LogConfig)
@@ -235,19 +237,27 @@ def _store(node: Node, resource: Named, configs: dict[str, str], validate_only: 
 
 
 def list_config_resources(node: Node, request: Request[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
-    """The resources that have settings of their own."""
-    types = request.message.resource_types if request.version >= 1 else [Resource.CLIENT_METRICS]
-    if not {*types} <= {*Resource}:
+    """Return the resources that have settings of their own."""
+    types = request.message.resource_types if request.version >= 1 else [ConfigResourceType.CLIENT_METRICS]
+    if not {*types} <= {*ConfigResourceType}:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    wanted = set(types or [Resource.TOPIC, Resource.BROKER, Resource.BROKER_LOGGER, Resource.GROUP])
-    names: list[tuple[Resource, str]] = []
-    if Resource.TOPIC in wanted:
-        names += [(Resource.TOPIC, name) for name in node.store.topics]
-    for kind in (Resource.BROKER, Resource.BROKER_LOGGER):
+    wanted = set(
+        types
+        or [
+            ConfigResourceType.TOPIC,
+            ConfigResourceType.BROKER,
+            ConfigResourceType.BROKER_LOGGER,
+            ConfigResourceType.GROUP,
+        ]
+    )
+    names: list[tuple[ConfigResourceType, str]] = []
+    if ConfigResourceType.TOPIC in wanted:
+        names += [(ConfigResourceType.TOPIC, name) for name in node.store.topics]
+    for kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         if kind in wanted:
             names.append((kind, str(node.id)))
-    if Resource.GROUP in wanted:
-        names += [(Resource.GROUP, name) for name in node.group_settings.names()]
+    if ConfigResourceType.GROUP in wanted:
+        names += [(ConfigResourceType.GROUP, name) for name in node.group_settings.names()]
     make = ListConfigResourcesResponse.ConfigResource
     return ListConfigResourcesResponse(
         config_resources=[

@@ -1,14 +1,14 @@
-"""ApiVersions, DescribeCluster, FindCoordinator: what is spoken here, and who does what.
+"""ApiVersions, DescribeCluster, FindCoordinator: the supported APIs, the cluster's nodes and its coordinators.
 
-Versions: ApiVersions 3 brought the client's software name, 4 features whose lowest version is 0, 5 the cluster and the
-node that the client means to reach; FindCoordinator 1 transactional ids, 4 several keys at once; DescribeCluster 1 the
-endpoint type, 2 fenced brokers.
+Versions: ApiVersions 3 adds the client's software name, 4 features with lowest version 0, 5 the cluster and node that
+the client expects. FindCoordinator 1 adds transactional ids, 4 several keys. DescribeCluster 1 adds the endpoint type,
+2 fenced brokers.
 """
 
 from __future__ import annotations
 
 from kohort.broker.api.permitted import ON_CLUSTER, permitted
-from kohort.broker.endpoints import NOWHERE, Coordinated, Place
+from kohort.broker.endpoints import NOWHERE, Coordinated, Endpoint
 from kohort.broker.host import GroupHost
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -26,7 +26,7 @@ BROKERS, CONTROLLERS = 1, 2
 
 
 def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
-    """What is spoken here; the client's name is kept for what its kind bears."""
+    """Return the supported APIs and features, and record the client's software, which determines its quirks."""
     message, client = request.message, request.client
     client.client_id = request.client_id or ""
     if request.version >= 5 and (message.cluster_id is None) != (message.node_id == -1):
@@ -58,19 +58,22 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
 
 
 def _plain(word: str) -> bool:
-    """Source: KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit."""
+    """Check a software name or version.
+
+    Source: KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit.
+    """
     return bool(word) and word[0].isalnum() and word[-1].isalnum() and all(c.isalnum() or c in ".-" for c in word)
 
 
 def unknown_api_versions(host: GroupHost, request: Request[Message]) -> None:
-    """A version we don't know is answered in the layout of version 0, which every client reads."""
+    """Answer an unknown version of ApiVersions in the layout of version 0, which every client can decode."""
     request.version = 0
     ours = [entry for entry in host.api_keys if entry.api_key == ApiVersionsResponse.API_KEY]
     request.reply(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=ours))
 
 
 def describe_cluster(host: GroupHost, request: Request[DescribeClusterRequest]) -> DescribeClusterResponse:
-    """The cluster as AdminClient shows it."""
+    """Describe the cluster and its nodes."""
     message = request.message
     if request.version >= 1 and message.endpoint_type != BROKERS:
         known = message.endpoint_type == CONTROLLERS
@@ -83,15 +86,15 @@ def describe_cluster(host: GroupHost, request: Request[DescribeClusterRequest]) 
         cluster_id=host.places.cluster_id,
         controller_id=host.places.controller_id,
         brokers=[
-            make(broker_id=each.node_id, host=each.host, port=each.port, rack=each.rack)
-            for each in host.places.nodes(request.connection)
+            make(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in host.places.nodes(request.connection)
         ],
         cluster_authorized_operations=permitted(message.include_cluster_authorized_operations, ON_CLUSTER),
     )
 
 
 def find_coordinator(host: GroupHost, request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
-    """Who coordinates groups or transactional ids."""
+    """Return the coordinators of groups or transactional ids."""
     message = request.message
     if request.version < 4:
         error, place = _coordinator(host, request, message.key)
@@ -116,7 +119,7 @@ def find_coordinator(host: GroupHost, request: Request[FindCoordinatorRequest]) 
     return FindCoordinatorResponse(coordinators=coordinators)
 
 
-def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key: str) -> tuple[ErrorCode, Place]:
+def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key: str) -> tuple[ErrorCode, Endpoint]:
     try:
         kind = Coordinated(request.message.key_type)
     except ValueError:

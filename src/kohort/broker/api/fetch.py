@@ -1,8 +1,8 @@
-"""Fetch: batches leave as they lie in the log.
+"""Fetch: batches are sent as they are stored in the log.
 
-Versions: 4 read_committed, 7 sessions, 9 leader epochs, 12 the epoch read last and the leader in errors, 13 topic ids,
-15 the replica's state, 16 endpoints of leaders, 17 directory ids, 18 the high watermark of a replica (both of no
-concern here).
+Versions: 4 adds read_committed, 7 sessions, 9 leader epochs. 12 adds the last fetched epoch, and the leader in errors.
+Version 13 adds topic ids, 15 the replica's state, 16 endpoints of leaders. Directory ids (17) and the high watermark of
+a replica (18) have no meaning here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 from kohort.broker.api.list_offsets import epoch_error
 from kohort.broker.fetch_sessions import Fetched, FetchSession, Key
 from kohort.broker.node import Node
-from kohort.broker.purgatory import Wait
+from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.server.connection import LogSlice
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
@@ -27,18 +27,18 @@ from kohort.wire.schema import Records
 log = logging.getLogger("kohort.broker")
 
 COPY_BYTES = 1 << 15
-"""Below this a range is read at once and sent with the rest of the answer; above, when the socket takes it.
+"""Ranges below this size are read at once and copied into the response; larger ones are sent from the file.
 
-It is always read at once when answers under way hold on to too many files already.
+All ranges are read at once if responses in progress already hold too many open files.
 """
 
 _Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 Found: TypeAlias = tuple[Fetched, _Partition, int]
-"""What was asked of a partition, the answer, and its bytes."""
+"""A requested partition, its response, and the size of its records."""
 
 
 def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
-    """A partition that gives nothing; `known`: to this broker, though its leader epoch or offset is not."""
+    """Return a partition's error response. `known`: the partition exists here, though its epoch or offset does not."""
     return _Partition(
         partition_index=index,
         error_code=error,
@@ -49,7 +49,7 @@ def _failed(index: int, error: int, *, known: bool = True) -> _Partition:
 
 
 class Fetch:
-    """One fetch from its arrival to its answer; it may be parked between."""
+    """One fetch from its arrival to its response; it may wait in purgatory."""
 
     __slots__ = ("_isolation", "_node", "_parts", "_request", "_session", "_wait")
 
@@ -63,18 +63,18 @@ class Fetch:
         self._isolation = (
             Isolation.READ_COMMITTED if request.message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         )
-        self._wait: Wait | None = None
+        self._wait: WaitingFetch | None = None
 
     def start(self) -> FetchResponse | None:
-        """Answer now if there is enough, else park."""
+        """Answer now if there is enough data, else wait in purgatory."""
         message = self._request.message
         found, size, urgent, logs = self._read()
         if urgent or size >= message.min_bytes or message.max_wait_ms <= 0 or not logs:
             return self._answer(found)
         missing = message.min_bytes - size
         if self._isolation is Isolation.READ_COMMITTED:
-            missing = 1  # what became readable can't be told from what was appended
-        wait = Wait(logs, missing, self._resume)
+            missing = 1  # the bytes that became readable can't be derived from the appended bytes
+        wait = WaitingFetch(logs, missing, self._resume)
         self._wait = wait
         self._request.client.waits.add(wait)
         self._node.waits.add(wait, message.max_wait_ms / 1000)
@@ -88,7 +88,11 @@ class Fetch:
             request.reply(self._answer(self._read()[0]))
 
     def _read(self) -> tuple[list[Found], int, bool, list[PartitionLog]]:
-        """What each partition answers, the bytes in all, whether the client must hear at once, and the logs."""
+        """Read all partitions.
+
+        Returns:
+            The responses, their total size, whether to answer at once, and the logs.
+        """
         node, message = self._node, self._request.message
         left = min(message.max_bytes, node.config.fetch_bytes_max)
         total = 0
@@ -98,7 +102,7 @@ class Fetch:
         incremental = self._session is not None and self._session.epoch > 1
         for part in self._parts:
             if full and incremental:
-                break  # those left are served, and told of, by the next fetch, in which they come first
+                break  # the next fetch serves the remaining partitions first
             topic, index = part.key
             source, error = _find(node, topic, index)
             if source is not None:
@@ -148,8 +152,10 @@ class Fetch:
             aborted_transactions=None
             if aborted is None
             else [
-                FetchResponse.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
-                for each in aborted
+                FetchResponse.AbortedTransaction(
+                    producer_id=transaction.producer_id, first_offset=transaction.first_offset
+                )
+                for transaction in aborted
             ],
         )
         return answer, result.size
@@ -178,7 +184,7 @@ class Fetch:
 
 
 def _news(entry: Found) -> bool:
-    """Whether an incremental answer must name the partition; remembers what the client is told."""
+    """Return whether an incremental response must include the partition, and record the state sent to the client."""
     part, answer, size = entry
     news = (
         size > 0
@@ -194,11 +200,10 @@ def _news(entry: Found) -> bool:
 
 
 def _cut_off(source: PartitionLog, part: Fetched) -> _Partition | None:
-    """The answer to a client that has read what is not in the log any more, None to any other.
+    """Return the diverging epoch for a client that has read a truncated part of the log, or None.
 
+    The records of an earlier leader may have been lost with its machine. Other records have those offsets now.
     Source: KIP-320, KIP-595.
-
-    What the leader of that time had written may have been lost with its machine; other records have those offsets now.
     """
     if part.read_epoch < 0:
         return None
@@ -229,7 +234,9 @@ def _find(node: Node, topic: str | uuid.UUID, index: int) -> tuple[PartitionLog 
 def _records(result: ReadResult, crowded: bool) -> Records:
     if result.size < COPY_BYTES or crowded:
         return result.bytes()
-    return [LogSlice(each) if each.length >= COPY_BYTES else each.bytes() for each in result.ranges]
+    return [
+        LogSlice(file_range) if file_range.length >= COPY_BYTES else file_range.bytes() for file_range in result.ranges
+    ]
 
 
 def _wanted(message: FetchRequest, by_id: bool) -> dict[Key, Fetched]:
@@ -245,7 +252,7 @@ def _wanted(message: FetchRequest, by_id: bool) -> dict[Key, Fetched]:
 
 
 def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
-    """Records of the partitions that the request or its session names."""
+    """Return records of the partitions in the request or its session."""
     message = request.message
     by_id = request.version >= 13
     session_id, epoch = message.session_id, message.session_epoch
@@ -261,7 +268,7 @@ def fetch(node: Node, request: Request[FetchRequest]) -> FetchResponse | None:
 def _fetch_on(
     node: Node, request: Request[FetchRequest], session_id: int, epoch: int, by_id: bool
 ) -> FetchResponse | None:
-    """The next fetch of a session."""
+    """Handle the next fetch of a session."""
     session = node.sessions.get(session_id)
     if session is None:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)

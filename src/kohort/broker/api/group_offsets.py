@@ -1,7 +1,7 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete: the positions of groups.
+"""OffsetCommit, OffsetFetch, OffsetDelete: the committed offsets of groups.
 
-Versions: OffsetCommit 2-4 a retention time, 6 leader epochs, 9 member epochs, 10 topic ids; OffsetFetch 2 all
-partitions and an error for the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids;
+Versions: OffsetCommit 2-4 have a retention time, 6 adds leader epochs, 9 member epochs, 10 topic ids. OffsetFetch 2
+adds all partitions and an error of the group, 7 require_stable, 8 several groups, 9 member epochs, 10 topic ids.
 TxnOffsetCommit is in `offset_transactions`.
 """
 
@@ -31,7 +31,7 @@ from kohort.wire.offsets import (
 from kohort.wire.transactions import TxnOffsetCommitRequest
 
 NEW_OFFSET: Final[Callable[[Iterable[Any]], events.OffsetToCommit]] = partial(tuple.__new__, events.OffsetToCommit)
-"""`OffsetToCommit._make` without its step of Python."""
+"""`OffsetToCommit._make` without its overhead in Python."""
 T = TypeVar(
     "T",
     OffsetCommitRequest.OffsetCommitRequestTopic,
@@ -39,22 +39,23 @@ T = TypeVar(
 )
 _FetchedTopic: TypeAlias = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 PARTS_KEPT: Final = 8_192
-"""Parts of answers kept to be given again: every member commits the same partitions again and again."""
+"""Cached partition entries of responses, because every member commits the same partitions again and again."""
 
 
 class CommitPlan(Generic[T]):
-    """A commit's partitions in the request's order: those the coordinator decides, and those refused before.
+    """The partitions of a commit in the request's order: those for the coordinator, and those rejected before.
 
-    Whole columns where nothing is refused: a commit may name hundreds of partitions.
+    Results are whole columns where nothing is rejected, because a commit may name hundreds of partitions.
+
     """
 
     def __init__(self, topics: Iterable[tuple[T, KnownTopic | None]], by_id: bool, keep_ids: bool = False) -> None:
-        """Args are the request's.
+        """Create a plan from a request.
 
         Args:
-            topics: each with what there is of it.
-            by_id: they are named by their ids.
-            keep_ids: their positions keep the ids also where they are named by their names.
+            topics: the request's topics, each with the existing topic or None.
+            by_id: whether the request names topics by id.
+            keep_ids: whether to store topic ids also if the request names topics by name.
         """
         self.offsets: list[events.OffsetToCommit] = []
         self._topics: list[tuple[T, list[int], dict[int, ErrorCode]]] = []
@@ -85,7 +86,7 @@ class CommitPlan(Generic[T]):
             self._topics.append((topic, indexes, refused))
 
     def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
-        """For each topic of the request, its partitions with their errors; `value` is the coordinator's answer."""
+        """Yield each topic of the request with its partitions and their errors. `value` is the coordinator's reply."""
         whole = value if isinstance(value, ErrorCode) else None
         errors = iter(() if value is None or isinstance(value, ErrorCode) else value.errors)
         for topic, indexes, refused in self._topics:
@@ -103,16 +104,16 @@ class CommitPlan(Generic[T]):
 def commit_answer(
     index: int, error: int
 ) -> OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition:
-    """What becomes of one partition; nobody changes it, so that one is enough for all."""
+    """Return the response entry of one partition. Entries are never modified, so they are shared."""
     return OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index, error_code=error)
 
 
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
-    """Commit positions; answered when they are durable."""
+    """Commit offsets; answered when they are durable."""
     if not host.topics.sure:
         topics, by_id = request.message.topics, request.version >= 10
-        names = [] if by_id else [each.name for each in topics if each.name not in host.topics.by_name]
-        ids = [each.topic_id for each in topics if each.topic_id not in host.topics.by_id] if by_id else []
+        names = [] if by_id else [topic.name for topic in topics if topic.name not in host.topics.by_name]
+        ids = [topic.topic_id for topic in topics if topic.topic_id not in host.topics.by_id] if by_id else []
         if names or ids:
             host.find_topics(names, ids, partial(commit_known, host, request))
             return
@@ -120,15 +121,15 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
 
 
 def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
-    """Commit positions of the topics that are known."""
+    """Commit offsets of topics that are known."""
     message, version = request.message, request.version
     by_id = version >= 10
     if by_id:
         known_by_id = host.topics.by_id
-        plan = CommitPlan([(each, known_by_id.get(each.topic_id)) for each in message.topics], by_id)
+        plan = CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
     else:
         known = host.topics.by_name
-        plan = CommitPlan([(each, known.get(each.name)) for each in message.topics], by_id, not host.topics.sure)
+        plan = CommitPlan([(topic, known.get(topic.name)) for topic in message.topics], by_id, not host.topics.sure)
 
     def answer(value: OffsetCommitReply | ErrorCode | None) -> None:
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
@@ -159,7 +160,7 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
 
 
 def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
-    """The committed positions of one group, or (version 8 and up) of several."""
+    """Return the committed offsets of one group, or since version 8 of several."""
     if request.version >= 10 and not host.topics.sure:
         named = (topic.topic_id for group in request.message.groups for topic in group.topics or ())
         ids = [topic_id for topic_id in named if topic_id not in host.topics.by_id]
@@ -170,7 +171,7 @@ def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
 
 
 def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
-    """The positions in the topics that are known."""
+    """Return the committed offsets of topics that are known."""
     message, version = request.message, request.version
     if version < 8:
         _fetch_one(host, request)
@@ -184,7 +185,7 @@ def fetch_known(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
     def collect(position: int, response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
         found[position] = response
         if len(found) == len(groups):
-            request.reply(OffsetFetchResponse(groups=[found[each] for each in range(len(groups))]))
+            request.reply(OffsetFetchResponse(groups=[found[number] for number in range(len(groups))]))
 
     for position, group in enumerate(groups):
         _fetch_group(host, request, group, partial(collect, position))
@@ -213,16 +214,16 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
                 by_topic.setdefault(name, []).append(
                     make(partition_index=index, committed_offset=-1, metadata="", error_code=reply.error)
                 )
-        for each in reply.offsets:
+        for committed in reply.offsets:
             part = make(
-                partition_index=each.partition,
-                committed_offset=each.offset,
-                metadata=each.metadata,
-                error_code=each.error,
+                partition_index=committed.partition,
+                committed_offset=committed.offset,
+                metadata=committed.metadata,
+                error_code=committed.error,
             )
             if version >= 5:
-                part.committed_leader_epoch = each.leader_epoch
-            by_topic.setdefault(each.topic, []).append(part)
+                part.committed_leader_epoch = committed.leader_epoch
+            by_topic.setdefault(committed.topic, []).append(part)
         request.reply(
             OffsetFetchResponse(
                 topics=[make_topic(name=name, partitions=parts) for name, parts in by_topic.items()],
@@ -239,7 +240,7 @@ def _fetch_group(
     group: OffsetFetchRequest.OffsetFetchRequestGroup,
     done: Callable[[OffsetFetchResponse.OffsetFetchResponseGroup], None],
 ) -> None:
-    """One group of a request of version 8 and up."""
+    """Fetch the offsets of one group of a request of version 8 or later."""
     version = request.version
     by_id = version >= 10
     wanted: list[TopicPartition] | None = None
@@ -286,17 +287,17 @@ def _fetch_group(
 def _fetched(
     host: GroupHost, offsets: Iterable[FetchedOffset], named: Iterable[str], by_id: bool
 ) -> Iterator[_FetchedTopic]:
-    """Positions by topic; those that were named come first, also without one."""
+    """Yield committed offsets by topic. Requested topics come first, also without an offset."""
     make = OffsetFetchResponse.OffsetFetchResponsePartitions
     by_topic: dict[str, list[_FetchedTopic.OffsetFetchResponsePartitions]] = {name: [] for name in named}
-    for each in offsets:
-        by_topic.setdefault(each.topic, []).append(
+    for committed in offsets:
+        by_topic.setdefault(committed.topic, []).append(
             make(
-                partition_index=each.partition,
-                committed_offset=each.offset,
-                committed_leader_epoch=each.leader_epoch,
-                metadata=each.metadata,
-                error_code=each.error,
+                partition_index=committed.partition,
+                committed_offset=committed.offset,
+                committed_leader_epoch=committed.leader_epoch,
+                metadata=committed.metadata,
+                error_code=committed.error,
             )
         )
     for name, parts in by_topic.items():
@@ -307,7 +308,7 @@ def _fetched(
 
 
 def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> None:
-    """Delete positions of topics nobody in the group is subscribed to. Source: KIP-496."""
+    """Delete offsets of topics that no member of the group subscribes to. Source: KIP-496."""
     message = request.message
     if not message.group_id:
         request.reply(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))

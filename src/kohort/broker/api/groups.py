@@ -1,8 +1,8 @@
-"""JoinGroup, SyncGroup, Heartbeat, LeaveGroup, and the administration of groups: all versions become one event.
+"""Classic group APIs: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, and administration. All versions map to one event.
 
-Versions: JoinGroup 1 a rebalance timeout, 4 the member id required first, 5 static members, 7 the protocol type in the
-answer, 8 reasons, 9 a leader that must not assign; LeaveGroup 3 several members; DescribeGroups 6 tells missing groups;
-ListGroups 4 states, 5 types.
+Versions: JoinGroup 1 adds a rebalance timeout, 4 requires a member id first, 5 adds static members, 7 the protocol type
+in the response, and 8 reasons. With 9 a leader may be told not to assign. LeaveGroup 3 adds several members.
+DescribeGroups 6 reports missing groups. ListGroups 4 adds states, 5 types.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from kohort.wire.groups import (
 from kohort.wire.message import Message
 
 CLIENT_SHOWN = 8_000
-"""Characters of a client's name in the member ids that it is given."""
+"""Characters of the client id that go into a generated member id."""
 
 
 def client_of(request: Request[Message]) -> events.Client:
-    """Who sent a request, as the coordinator's records name it."""
+    """Return the client of a request, as the coordinator's records describe it."""
     client = request.client
     return events.Client(request.client_id or "", "/" + client.host, client.process)
 
 
 def fresh_member_id(request: Request[Message]) -> str:
-    """A member id that no one had before, in Kafka's form; a record must hold it, however long the client's name is."""
+    """Generate a unique member id in Kafka's form. A long client id is shortened, so that a record can hold the id."""
     return f"{(request.client_id or '')[:CLIENT_SHOWN]}-{uuid.uuid4()}"
 
 
 def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroupResponse | None:
-    """Join or join again; parked until the round closes."""
+    """Join or rejoin a group; answered when the join phase completes."""
     message, version = request.message, request.version
     if not message.group_id:
         return _join_refused(ErrorCode.INVALID_GROUP_ID, message, version)
@@ -71,7 +71,7 @@ def join_group(host: GroupHost, request: Request[JoinGroupRequest]) -> JoinGroup
         new_member_id="" if message.member_id else fresh_member_id(request),
         client=client_of(request),
         protocol_type=message.protocol_type,
-        protocols=tuple([ClassicProtocol(each.name, each.metadata) for each in message.protocols]),
+        protocols=tuple([ClassicProtocol(protocol.name, protocol.metadata) for protocol in message.protocols]),
         session_timeout_ms=message.session_timeout_ms,
         rebalance_timeout_ms=message.rebalance_timeout_ms if version >= 1 else message.session_timeout_ms,
         instance_id=message.group_instance_id,
@@ -116,7 +116,7 @@ def _join_refused(error: int, message: JoinGroupRequest, version: int) -> JoinGr
 
 
 def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroupResponse | None:
-    """Take part in a synchronization; parked until the leader's assignment is durable."""
+    """Synchronize with a group; answered when the leader's assignment is durable."""
     message, version = request.message, request.version
     if not message.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -127,7 +127,7 @@ def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroup
         group_id=message.group_id,
         generation=message.generation_id,
         member_id=message.member_id,
-        assignments=tuple([(each.member_id, each.assignment) for each in message.assignments]),
+        assignments=tuple([(assigned.member_id, assigned.assignment) for assigned in message.assignments]),
         instance_id=message.group_instance_id,
         protocol_type=message.protocol_type,
         protocol_name=message.protocol_name,
@@ -154,7 +154,7 @@ def sync_group(host: GroupHost, request: Request[SyncGroupRequest]) -> SyncGroup
 
 
 def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatResponse | None:
-    """A sign of life; the answer says whether to join again, and may be held until there is something to say."""
+    """Keep a member's session alive. The response, which may be delayed, reports a rebalance."""
     message, client = request.message, request.client
     held = client.held
     event = events.Heartbeat(
@@ -172,9 +172,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
         held.pop(event.request, None)
         error = value if isinstance(value, ErrorCode) else value.error
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
-            error = (
-                ErrorCode.NONE
-            )  # as Kafka: some clients take the code for final. Who keeps a lease counts from answers
+            error = ErrorCode.NONE  # as in Kafka: some clients treat the code as final. A lease counts from responses
         request.reply(HeartbeatResponse(error_code=error))
 
     if event.hold_ms:
@@ -184,13 +182,16 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
 
 
 def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGroupResponse | None:
-    """Leave, or remove others (an administrator)."""
+    """Remove a member from its group, or several members for an administrator."""
     message, version = request.message, request.version
     if not message.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     if version >= 3:
         members = tuple(
-            [events.LeavingMember(each.member_id, each.group_instance_id, each.reason) for each in message.members]
+            [
+                events.LeavingMember(member.member_id, member.group_instance_id, member.reason)
+                for member in message.members
+            ]
         )
     else:
         members = (events.LeavingMember(message.member_id),)
@@ -208,8 +209,8 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
                 LeaveGroupResponse(
                     error_code=value.error,
                     members=[
-                        make(member_id=each.member_id, group_instance_id=each.instance_id, error_code=each.error)
-                        for each in value.members
+                        make(member_id=member.member_id, group_instance_id=member.instance_id, error_code=member.error)
+                        for member in value.members
                     ],
                 )
             )
@@ -219,7 +220,7 @@ def leave_group(host: GroupHost, request: Request[LeaveGroupRequest]) -> LeaveGr
 
 
 def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) -> None:
-    """State, protocol and members of each group asked for."""
+    """Describe the state, protocol and members of groups."""
     version = request.version
 
     def make_event(token: int, groups: tuple[str, ...]) -> events.DescribeGroups:
@@ -248,14 +249,14 @@ def _described(group: DescribedGroup, version: int, operations_asked: bool) -> D
         protocol_data=group.protocol,
         members=[
             member(
-                member_id=each.member_id,
-                group_instance_id=each.instance_id if version >= 4 else None,
-                client_id=each.client_id,
-                client_host=each.client_host,
-                member_metadata=each.metadata,
-                member_assignment=each.assignment,
+                member_id=entry.member_id,
+                group_instance_id=entry.instance_id if version >= 4 else None,
+                client_id=entry.client_id,
+                client_host=entry.client_host,
+                member_metadata=entry.metadata,
+                member_assignment=entry.assignment,
             )
-            for each in group.members
+            for entry in group.members
         ],
         authorized_operations=permitted(operations_asked and not group.error, ON_GROUP),
     )
@@ -265,7 +266,7 @@ def _described(group: DescribedGroup, version: int, operations_asked: bool) -> D
 
 
 def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
-    """Every group of every shard, filtered by state and type."""
+    """List the groups of all shards, filtered by state and type."""
     message, version = request.message, request.version
     states = tuple(message.states_filter) if version >= 4 else ()
     types = tuple(message.types_filter) if version >= 5 else ()

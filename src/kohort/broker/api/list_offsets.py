@@ -1,7 +1,8 @@
-"""ListOffsets and OffsetForLeaderEpoch: where a partition begins, ends, and was at a time.
+"""ListOffsets and OffsetForLeaderEpoch: start and end offsets, offsets by timestamp, and the end of leader epochs.
 
-Versions: ListOffsets 1 answers one offset, 2 read_committed, 4 leader epochs, 7 the latest timestamp, 8 and 9 tiered
-offsets, 10 a timeout, 11 the earliest offset still to be uploaded; OffsetForLeaderEpoch 2 leader epochs.
+Versions: ListOffsets 1 returns one offset, 2 adds read_committed, 4 leader epochs, and 7 the latest timestamp. Versions
+8 and 9 add tiered offsets, 10 a timeout, 11 the earliest offset still to be uploaded. OffsetForLeaderEpoch 2 adds
+leader epochs.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _Asked: TypeAlias = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 _Listed: TypeAlias = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
 NEVER = 1 << 15
 _SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-"""The version from which a special timestamp is known."""
+"""The first version that supports a special timestamp."""
 
 
 def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
-    """Whether a client's leader epoch is the partition's own; -1 is not checked. Source: KIP-320."""
+    """Check a client's leader epoch against the partition's; -1 is not checked. Source: KIP-320."""
     if current_leader_epoch in (-1, log.leader_epoch):
         return 0
     if current_leader_epoch < log.leader_epoch:
@@ -40,7 +41,7 @@ def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
 
 
 def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
-    """An offset and its timestamp for each partition."""
+    """Return an offset and its timestamp for each partition."""
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
     topics = []
@@ -85,7 +86,7 @@ def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: 
 
 
 def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
-    """Where a leader epoch ended: how a client finds out that its position was cut off."""
+    """Return where leader epochs ended, so that clients can detect truncation of the log."""
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(

@@ -1,6 +1,6 @@
-"""Metadata and DescribeTopicPartitions: nodes, topics, and who leads their partitions.
+"""Metadata and DescribeTopicPartitions: nodes, topics, and the leaders of their partitions.
 
-Versions: Metadata 4 brought the switch for creating topics, 10 topic ids, 12 metadata by id.
+Versions: Metadata 4 adds the switch for automatic creation of topics, 10 topic ids, 12 lookup by id.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _Described: TypeAlias = DescribeTopicPartitionsResponse.DescribeTopicPartitionsR
 
 
 def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse:
-    """Nodes and topics, as they are."""
+    """Return nodes and topics, without creating any."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
-        return metadata_of(host, request, [_topic(host, each) for each in host.topics.by_name.values()])
-    return metadata_of(host, request, [asked_topic(host, each, request.version, {}) for each in once(asked)])
+        return metadata_of(host, request, [_topic(host, topic) for topic in host.topics.by_name.values()])
+    return metadata_of(host, request, [asked_topic(host, topic, request.version, {}) for topic in once(asked)])
 
 
 def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
-    """As `metadata`, once topics that are not known have been asked for: whoever makes a topic uses it at once."""
+    """Return nodes and topics after looking up unknown topics, because a new topic is often used at once."""
     asked = request.message.topics or ()
-    by_id = [each.topic_id for each in asked if is_by_id(each, request.version)]
-    names = [each.name or "" for each in asked if not is_by_id(each, request.version)]
+    by_id = [topic.topic_id for topic in asked if is_by_id(topic, request.version)]
+    names = [topic.name or "" for topic in asked if not is_by_id(topic, request.version)]
     missing = [name for name in names if name and name not in host.topics.by_name]
     missing_ids = [topic_id for topic_id in by_id if topic_id not in host.topics.by_id]
     if host.topics.sure or not (missing or missing_ids):
@@ -51,18 +51,18 @@ def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> M
 
 
 def once(asked: list[Asked]) -> list[Asked]:
-    """What is asked for, each thing once."""
-    return [*{(each.name, each.topic_id): each for each in asked}.values()]
+    """Return the requested topics without duplicates."""
+    return [*{(topic.name, topic.topic_id): topic for topic in asked}.values()]
 
 
 def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list[Told]) -> MetadataResponse:
-    """The answer with these topics."""
+    """Return the response with these topics."""
     message, places = request.message, host.places
     make = MetadataResponse.MetadataResponseBroker
     response = MetadataResponse(
         brokers=[
-            make(node_id=each.node_id, host=each.host, port=each.port, rack=each.rack)
-            for each in places.nodes(request.connection)
+            make(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in places.nodes(request.connection)
         ],
         cluster_id=places.cluster_id,
         controller_id=places.controller_id,
@@ -78,12 +78,12 @@ def metadata_of(host: GroupHost, request: Request[MetadataRequest], topics: list
 
 
 def is_by_id(asked: Asked, version: int) -> bool:
-    """Whether a topic is asked for by its id."""
+    """Return whether the request names a topic by id."""
     return version >= 10 and asked.topic_id != NO_ID
 
 
 def asked_topic(host: GroupHost, asked: Asked, version: int, refused: Mapping[str, KafkaError]) -> Told:
-    """One topic that was asked for. `refused`: why those that are not there could not be made."""
+    """Return the entry of a requested topic. `refused` has the errors of topics that could not be created."""
     if is_by_id(asked, version):
         topic = host.topics.by_id.get(asked.topic_id)
         if topic is not None:
@@ -116,10 +116,10 @@ def _topic(host: GroupHost, topic: KnownTopic) -> Told:
 def describe_topic_partitions(
     host: GroupHost, request: Request[DescribeTopicPartitionsRequest]
 ) -> DescribeTopicPartitionsResponse:
-    """Topics in the order of their names, cut off at a number of partitions and gone on with from a cursor."""
+    """Describe topics in alphabetical order, up to a number of partitions; a cursor continues the listing."""
     message = request.message
     there = host.topics.by_name
-    names = sorted({each.name for each in message.topics} or there)
+    names = sorted({topic.name for topic in message.topics} or there)
     cursor = message.cursor
     start = 0
     if cursor is not None:
@@ -174,4 +174,4 @@ HANDLERS: list[Handled[GroupHost]] = [
     handled(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
 AS_IT_IS: list[Handled[GroupHost]] = [handled(MetadataRequest, MetadataResponse, metadata_when_found)]
-"""Metadata of a host that makes no topics."""
+"""Metadata handlers of a host that creates no topics."""

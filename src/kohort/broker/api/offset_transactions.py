@@ -1,7 +1,7 @@
-"""AddOffsetsToTxn and TxnOffsetCommit: positions of groups that count when a transaction commits.
+"""AddOffsetsToTxn and TxnOffsetCommit: group offsets that take effect when a transaction commits.
 
-Versions: TxnOffsetCommit 5 takes the group's partition into the transaction itself (KIP-890), 6 names topics by ids and
-knows a missing group and a stale member epoch (KIP-1319).
+Versions: TxnOffsetCommit 5 adds the group's partition to the transaction itself (KIP-890). 6 names topics by id, and
+has errors for a missing group and a stale member epoch (KIP-1319).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from kohort.wire.transactions import (
 )
 
 NOT_TAKEN = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-"""Where no transaction can take offsets in: producers end with it, and do not try again."""
+"""The error if transactions can't include offsets here. Producers fail with it instead of retrying."""
 
 
 def for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
-    """PRODUCER_FENCED came with KIP-360; older versions know the epoch's own error only."""
+    """Map PRODUCER_FENCED, which KIP-360 added, to INVALID_PRODUCER_EPOCH for older versions."""
     return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
 
 
 def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]) -> AddOffsetsToTxnResponse:
-    """Take a group's offsets into a transaction."""
+    """Add a group's offsets to a transaction."""
     message = request.message
     if host.transactions is None:
         return AddOffsetsToTxnResponse(error_code=NOT_TAKEN)
@@ -46,7 +46,7 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
 def _plan(
     host: GroupHost, message: TxnOffsetCommitRequest, by_id: bool
 ) -> CommitPlan[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]:
-    """The offsets to commit, of topics by their ids or by their names."""
+    """Return the offsets to commit, with topics named by id or by name."""
     if by_id:
         known_by_id = host.topics.by_id
         return CommitPlan([(topic, known_by_id.get(topic.topic_id)) for topic in message.topics], by_id)
@@ -55,7 +55,7 @@ def _plan(
 
 
 def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest]) -> None:
-    """Offsets that count when the transaction commits."""
+    """Commit offsets as part of a transaction; they take effect when it commits."""
     message, version = request.message, request.version
     by_id = version >= 6
     plan = _plan(host, message, by_id)

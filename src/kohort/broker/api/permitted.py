@@ -1,6 +1,6 @@
-"""What a client may do, as `authorized_operations` says it: without an authorizer everything that can be done at all.
+"""The `authorized_operations` of responses: without an authorizer, all operations that exist for a resource.
 
-A bit for each operation of the protocol's ACLs. Source: KIP-430.
+Each operation of the protocol's ACLs has one bit. Source: KIP-430.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from kohort.ids import AclOperation
 
 UNKNOWN_OPERATIONS = -(2**31)
-"""What the field says when it was not asked for."""
+"""The field's value if the client did not request it."""
 
 
 def _bits(*operations: AclOperation) -> int:
@@ -48,5 +48,5 @@ ON_GROUP = _bits(
 
 
 def permitted(asked: bool, operations: int) -> int:
-    """The operations if they were asked for."""
+    """Return the operations if the client requested them."""
     return operations if asked else UNKNOWN_OPERATIONS

@@ -1,7 +1,7 @@
-"""Produce: batches go to the log as they came, or compressed as their topic wants them (`recompression`).
+"""Produce: batches are appended to the log unchanged, or recompressed if their topic requires it (`Recompression`).
 
-Versions: 3 is the first with record batches v2; 9 is flexible; 10 names the leader in errors; 12 lets a transaction
-take in partitions by producing to them (KIP-890); 13 names topics by id.
+Versions: 3 is the first with record batches v2. 9 is flexible. 10 adds the leader to errors. 12 adds partitions to a
+transaction by producing to them (KIP-890). 13 names topics by id.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _Topic: TypeAlias = ProduceResponse.TopicProduceResponse
 _Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
 _Delayed: TypeAlias = tuple[str, _Data, _Partition]
-"""The topic of batches that are compressed first, the batches, and the answer that is filled in then."""
+"""A topic's name, its batches that need recompression, and the response that is filled in afterwards."""
 PRODUCER = "producer"
-"""The `compression.type` of a topic whose batches stay as they come."""
+"""The `compression.type` of topics whose batches are stored unchanged."""
 ABORTABLE_SINCE = 11
-"""The version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
+"""The first version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
 ATTRIBUTES_AT = 22
-"""Where a batch has the low byte of its attributes."""
+"""Position of the low attributes byte in a batch."""
 _NO_LEADER = ProduceResponse.LeaderIdAndEpoch()
-"""The same for all answers: nobody changes them."""
+"""The absent leader of responses, shared because it is never modified."""
 
 
 def produce(node: Node, request: Request[ProduceRequest]) -> None:
-    """Append each partition's batches; answered when all are written (acks 0: not at all)."""
+    """Append the batches of each partition; answered when all are written (acks=0: not at all)."""
     message = request.message
     by_id = request.version >= 13
     now_ms = time.time_ns() // 1_000_000
@@ -68,12 +68,12 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
 
 
 def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.TopicProduceResponse]) -> None:
-    """Answer, as far as an answer was asked for."""
+    """Answer, if the client requested acknowledgements."""
     if request.message.acks != 0:
         request.reply(ProduceResponse(responses=responses))
     elif any(answer.error_code for topic in responses for answer in topic.partition_responses):
-        # No answer was asked for: only the end of the connection makes the client look at its metadata again.
-        log.info("%s: records sent without asking for an answer were refused; closing", request.name)
+        # No response was requested, so only closing the connection makes the client refresh its metadata.
+        log.info("%s: records with acks=0 rejected; closing the connection", request.name)
         request.connection.close()
     else:
         request.skip()
@@ -86,7 +86,7 @@ def _compress(
     responses: list[ProduceResponse.TopicProduceResponse],
     now_ms: int,
 ) -> None:
-    """Have batches compressed beside the loop, then append them; answer when the last of them is through."""
+    """Recompress batches in a worker thread, then append them; answer after the last one."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.hold(held)
@@ -97,7 +97,7 @@ def _compress(
             found = _refusal(request, part.index, result)
         else:
             part.records = result
-            now = node.store.get(name, part.index)  # another one where the topic was deleted and made again meanwhile
+            now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
             found = _write(node, request, name, part, now_ms, now if now is target else None)
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
@@ -109,7 +109,7 @@ def _compress(
     for name, part, answer in delayed:
         target = node.store.get(name, part.index)
         assert target is not None
-        part.records = bytes(part.records)  # the frame's memory is not kept
+        part.records = bytes(part.records)  # the frame's memory is reused
         partition = TopicPartition(name, part.index)
         node.recompression.take(
             partition, part.records, target.config, now_ms, partial(done, name, part, answer, target)
@@ -132,14 +132,14 @@ def _refused(node: Node, request: Request[ProduceRequest], name: str | None, ack
 
 
 def _is_transactional(records: Buffer) -> bool:
-    """Whether the first batch says that it is part of a transaction."""
+    """Return whether the first batch is transactional."""
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
 def _append(
     node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int, delayed: list[_Delayed]
 ) -> _Partition:
-    """Append a partition's batches; where they have to be compressed first, the answer is filled in later."""
+    """Append a partition's batches. If they need recompression, fill in the response later."""
     assert name is not None
     target = node.store.get(name, part.index)
     if target is not None and part.records and target.config.compression_type != PRODUCER:
@@ -193,7 +193,7 @@ def _write(
 
 
 def _refusal(request: Request[ProduceRequest], index: int, error: KafkaError) -> _Partition:
-    """The answer for batches that are not taken."""
+    """Return the response for rejected batches."""
     code = error.code
     if code is ErrorCode.INVALID_TXN_STATE and request.version >= ABORTABLE_SINCE:
         code = ErrorCode.TRANSACTION_ABORTABLE

@@ -1,7 +1,7 @@
-"""ClusterMetadata and RegisterConsumer of the push protocol: what its consumers ask, each once on a connection.
+"""ClusterMetadata and RegisterConsumer: the requests of push consumers, each sent once on a connection.
 
-These have no correlation id and no version. An error that the answer can hold is told, then the connection is closed,
-with a line in the log. Source: spec 4.3, 4.4.
+They have no correlation id and no version. An error is sent if the response has an error field; then the connection is
+closed with a log line. Source: spec 4.3, 4.4.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ from kohort.wire.schema import WireError
 log = logging.getLogger("kohort.broker")
 
 FROM_BEGIN = {"smallest": True, "largest": False, "none": None}
-"""What `auto_offset_reset` says. Source: spec 4, RegisterConsumerRequest; `none` is an addition."""
+"""Values of `auto_offset_reset`. Source: spec 4, RegisterConsumerRequest; `none` is an addition."""
 
 
 def take(host: GroupHost, connection: Connection, frame: Frame, authorize: Authorize | None = None) -> None:
-    """Handle one frame whose first two bytes are 20480 or more. Raises BadFrame."""
+    """Handle one frame whose first two bytes are 20480 or more.
+
+    Raises:
+        BadFrame: the frame is no request of a push consumer.
+    """
     number = push_type(frame)
     kind = PushType(number) if number in PUSH_NEEDS else None
     if kind is PushType.CLUSTER_METADATA:
@@ -59,7 +63,7 @@ def admit(
     right: Right | None,
     run: Callable[[], None],
 ) -> None:
-    """Have a request that could be read handled, as a dispatcher does: counted, allowed, with faults on purpose."""
+    """Handle a decoded request as a dispatcher does: count it, check its authorization, apply fault rules."""
     request.begin(asked, host.metrics.apis[request.kind])
     if right is not None and (refused := right.refusal()):
         request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
@@ -68,7 +72,7 @@ def admit(
 
 
 def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
-    """Who coordinates, and which brokers there are."""
+    """Answer ClusterMetadata: the coordinator of a push group, and the brokers."""
     try:
         asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
@@ -79,20 +83,24 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame, author
 
 
 def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
-    """Answer it."""
+    """Send the coordinator and the brokers."""
     found, nodes = host.places.pushing(asked.group_id, request.connection)
-    brokers = tuple(PushBroker(each.node_id, each.host, each.port) for each in nodes)
+    brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):
         request.answer(ClusterMetadataResponse(found, brokers=brokers).encode())
     elif found.node_id > COORDINATOR_ID_MAX:
-        log.error("node.id %d: push consumers are told ids up to %d only", found.node_id, COORDINATOR_ID_MAX)
+        log.error(
+            "node.id %d exceeds %d, the largest id of the push protocol",
+            found.node_id,
+            COORDINATOR_ID_MAX,
+        )
         request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode())
     else:
         request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode())
 
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, authorize: Authorize | None) -> None:
-    """A consumer registers: from now on its frames are answers."""
+    """Handle RegisterConsumer: if it succeeds, later frames of the connection are responses."""
     try:
         asked = RegisterConsumerRequest.decode(frame)
         topics = read_topic_count(asked.topic_count)
@@ -110,23 +118,23 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame, autho
 def register(
     host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest, topics: TopicCount, right: Right | None
 ) -> None:
-    """Have the group take the consumer, or refuse it."""
+    """Register the consumer with its group's shard, and reverse the connection."""
     connection = request.connection
-    if connection.closed:  # it waited, as a fault wanted
+    if connection.closed:  # a fault rule delayed the request
         return
     host.consumers.turn(connection, asked.group_id, right)
     host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
 
 
 def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
-    """For the log."""
+    """Return the log text of a rejected registration."""
     return f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
 
 
 def event_of(
     host: GroupHost, connection: Connection, asked: RegisterConsumerRequest, topics: TopicCount
 ) -> events.RegisterConsumer:
-    """The group coordinator's event."""
+    """Return the coordinator's event for a registration."""
     client = connection.client
     return events.RegisterConsumer(
         request=host.token(),
@@ -147,7 +155,7 @@ def event_of(
 def answer_to(
     host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest
 ) -> Callable[[RegisterConsumerReply | ErrorCode], None]:
-    """Takes the reply; an error ends the connection."""
+    """Return the callback for the coordinator's reply. An error closes the connection."""
 
     def answer(value: RegisterConsumerReply | ErrorCode) -> None:
         error = value if isinstance(value, ErrorCode) else value.error

@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas: quotas are kept and told; this broker slows nobody down."""
+"""DescribeClientQuotas and AlterClientQuotas: quotas are stored and described, but this broker throttles no client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Described = DescribeClientQuotasResponse.EntryData
 
 
 def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:
-    """Quotas of the entities that a filter lets through."""
+    """Describe the quotas of entities that match a filter."""
     message = request.message
     try:
         wanted = _filter(message.components)
@@ -38,15 +38,17 @@ def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -
 
 def _filter(components: list[DescribeClientQuotasRequest.ComponentData]) -> dict[str, tuple[int, str | None]]:
     wanted: dict[str, tuple[int, str | None]] = {}
-    for each in components:
-        kind = each.entity_type
+    for component in components:
+        kind = component.entity_type
         if kind not in (USER, CLIENT, IP):
             raise InvalidInputError(f"there are no quotas for a {kind!r}", ErrorCode.UNSUPPORTED_VERSION)
         if kind in wanted:
             raise InvalidInputError(f"{kind} is named twice", ErrorCode.INVALID_REQUEST)
-        if each.match_type not in (EXACT, DEFAULT, SPECIFIED) or (each.match is None) == (each.match_type == EXACT):
+        if component.match_type not in (EXACT, DEFAULT, SPECIFIED) or (component.match is None) == (
+            component.match_type == EXACT
+        ):
             raise InvalidInputError("what a component matches is not clear", ErrorCode.INVALID_REQUEST)
-        wanted[kind] = (each.match_type, each.match)
+        wanted[kind] = (component.match_type, component.match)
     if IP in wanted and len(wanted) > 1:
         raise InvalidInputError("an ip has quotas by itself only", ErrorCode.INVALID_REQUEST)
     return wanted
@@ -65,7 +67,7 @@ def _passes(entity: Entity, wanted: dict[str, tuple[int, str | None]], strict: b
 
 
 def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
-    """Set quotas or take them away."""
+    """Set or remove quotas."""
     make = AlterClientQuotasResponse.EntryData
     entries = []
     for entry in request.message.entries:
@@ -74,13 +76,13 @@ def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> Alte
             _alter(node, entry, request.message.validate_only)
         except KafkaError as refused:
             error, text = refused.code, refused.message
-        asked = [make.EntityData(entity_type=each.entity_type, entity_name=each.entity_name) for each in entry.entity]
+        asked = [make.EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity]
         entries.append(make(error_code=error, error_message=text, entity=asked))
     return AlterClientQuotasResponse(entries=entries)
 
 
 def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only: bool) -> None:
-    entity = entity_of([(each.entity_type, each.entity_name) for each in entry.entity])
+    entity = entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
     values: dict[str, float | None] = {}
     for op in entry.ops:
         check(entity, op.key, 1.0 if op.remove else op.value)

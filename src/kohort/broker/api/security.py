@@ -1,6 +1,6 @@
-"""ACLs, users, delegation tokens, SASL: answers of a broker without authorizer, on a listener without authentication.
+"""ACLs, users, delegation tokens, SASL: responses of a broker without authorizer and without authentication.
 
-Versions: ACLs 2 prefixed patterns; CreateDelegationToken 3 an owner.
+Versions: ACLs 2 add prefixed patterns; CreateDelegationToken 3 adds an owner.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _User = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 
 
 def describe_acls(_node: Node, _request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
-    """There are none."""
+    """Answer that there is no authorizer, so no ACLs."""
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
 
 
 def create_acls(_node: Node, request: Request[CreateAclsRequest]) -> CreateAclsResponse:
-    """There can be none."""
+    """Reject ACLs, because there is no authorizer."""
     made = CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
     return CreateAclsResponse(results=[made for _ in request.message.creations])
 
 
 def delete_acls(_node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
-    """There are none."""
+    """Reject the deletion of ACLs, because there is no authorizer."""
     made = DeleteAclsResponse.DeleteAclsFilterResult(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
     )
@@ -66,7 +66,7 @@ def delete_acls(_node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsR
 def describe_users(
     node: Node, request: Request[DescribeUserScramCredentialsRequest]
 ) -> DescribeUserScramCredentialsResponse:
-    """The mechanisms that users have credentials for."""
+    """Describe the SCRAM mechanisms of users' credentials."""
     asked = request.message.users
     times = Counter(user.name for user in asked) if asked else dict.fromkeys(node.users.names(), 1)
     results = []
@@ -92,28 +92,28 @@ def describe_users(
 
 
 def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) -> AlterUserScramCredentialsResponse:
-    """Set and delete credentials; a user with one that can't be has none changed."""
+    """Set and delete SCRAM credentials. If one change of a user is invalid, all of that user's changes are rejected."""
     message = request.message
     changes: list[_Deletion | _Upsertion] = [*message.deletions, *message.upsertions]
-    times = Counter(each.name for each in changes)
+    times = Counter(change.name for change in changes)
     make = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
     results: dict[str, AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = {}
     deletions, upsertions = [], []
-    for each in changes:
-        if each.name in results and results[each.name].error_code:
+    for change in changes:
+        if change.name in results and results[change.name].error_code:
             continue
         try:
-            _check_user(node, each)
-            if times[each.name] > 1:
+            _check_user(node, change)
+            if times[change.name] > 1:
                 raise InvalidInputError("a user is changed more than once", ErrorCode.DUPLICATE_RESOURCE)
         except KafkaError as error:
-            results[each.name] = make(user=each.name, error_code=error.code, error_message=error.message)
+            results[change.name] = make(user=change.name, error_code=error.code, error_message=error.message)
             continue
-        results[each.name] = make(user=each.name, error_message=None)
-        if isinstance(each, _Upsertion):
-            upsertions.append((each.name, each.mechanism, each.iterations, each.salt, each.salted_password))
+        results[change.name] = make(user=change.name, error_message=None)
+        if isinstance(change, _Upsertion):
+            upsertions.append((change.name, change.mechanism, change.iterations, change.salt, change.salted_password))
         else:
-            deletions.append((each.name, each.mechanism))
+            deletions.append((change.name, change.mechanism))
     if deletions or upsertions:
         node.users.change(deletions, upsertions)
     return AlterUserScramCredentialsResponse(results=list(results.values()))
@@ -133,7 +133,7 @@ def _check_user(node: Node, change: _Deletion | _Upsertion) -> None:
 
 
 def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) -> CreateDelegationTokenResponse:
-    """Tokens are for users who authenticated."""
+    """Reject the request: delegation tokens are for authenticated users."""
     response = CreateDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
         principal_type=request.principal.kind,
@@ -148,31 +148,31 @@ def create_token(_node: Node, request: Request[CreateDelegationTokenRequest]) ->
 
 
 def renew_token(_node: Node, _request: Request[RenewDelegationTokenRequest]) -> RenewDelegationTokenResponse:
-    """Tokens are for users who authenticated."""
+    """Reject the request: delegation tokens are for authenticated users."""
     return RenewDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
 def expire_token(_node: Node, _request: Request[ExpireDelegationTokenRequest]) -> ExpireDelegationTokenResponse:
-    """Tokens are for users who authenticated."""
+    """Reject the request: delegation tokens are for authenticated users."""
     return ExpireDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, expiry_timestamp_ms=-1
     )
 
 
 def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenRequest]) -> DescribeDelegationTokenResponse:
-    """Tokens are for users who authenticated."""
+    """Reject the request: delegation tokens are for authenticated users."""
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
 def sasl_handshake(_node: Node, _request: Request[SaslHandshakeRequest]) -> SaslHandshakeResponse:
-    """The listener asks for no authentication."""
+    """Reject the handshake, because the listener has no authentication."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
 def sasl_authenticate(_node: Node, _request: Request[SaslAuthenticateRequest]) -> SaslAuthenticateResponse:
-    """The listener asks for no authentication."""
+    """Reject the authentication, because the listener has none."""
     text = "this listener asks for no authentication"
     return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text)
 

@@ -1,6 +1,6 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
 
-Versions: CreateTopics 5 tells partitions and configs back, 7 topic ids; DeleteTopics 6 deletes by id.
+Versions: CreateTopics 5 returns partitions and configs, 7 topic ids; DeleteTopics 6 deletes by id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kohort.broker.config.entries import topic_entries
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_turn
+from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.log import Steps, Topic, TopicPlan
 from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
@@ -34,7 +34,7 @@ _MALFORMED = ErrorCode.INVALID_REQUEST
 
 
 def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[CreateTopicsResponse]:
-    """Create topics, or say what would happen."""
+    """Create topics, or only validate the request."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
     planned: dict[str, TopicPlan | KafkaError] = {}
@@ -50,7 +50,7 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
         except KafkaError as error:
             planned[topic.name] = error.with_traceback(None)
     plans = [plan for plan in planned.values() if isinstance(plan, TopicPlan)]
-    found: Sequence[Topic | KafkaError] = [Topic(each.name, NO_ID, each.partitions, each.configs) for each in plans]
+    found: Sequence[Topic | KafkaError] = [Topic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans]
     if not message.validate_only:
         found = yield from node.topics.making(plans, request)
     made = dict(zip((plan.name for plan in plans), found, strict=True))
@@ -63,8 +63,8 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
 
 def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     partitions = _partition_count(node, topic)
-    configs = {each.name: each.value for each in topic.configs if each.value is not None}
-    if any(each.value is None for each in topic.configs):
+    configs = {config.name: config.value for config in topic.configs if config.value is not None}
+    if any(config.value is None for config in topic.configs):
         raise InvalidInputError("a configuration value is null", ErrorCode.INVALID_CONFIG)
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} is made by the broker", ErrorCode.TOPIC_ALREADY_EXISTS)
@@ -100,8 +100,10 @@ def _partition_count(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> i
         return node.topics.partitions_asked(topic.num_partitions)
     if topic.num_partitions != -1 or topic.replication_factor != -1:
         raise InvalidInputError("both an assignment and a number of partitions or replicas", ErrorCode.INVALID_REQUEST)
-    indexes = sorted(each.partition_index for each in topic.assignments)
-    if indexes != list(range(len(indexes))) or any(each.broker_ids != [node.id] for each in topic.assignments):
+    indexes = sorted(assignment.partition_index for assignment in topic.assignments)
+    if indexes != list(range(len(indexes))) or any(
+        assignment.broker_ids != [node.id] for assignment in topic.assignments
+    ):
         raise InvalidInputError(
             f"the assignment must place partitions 0 to n on broker {node.id}", ErrorCode.INVALID_REPLICA_ASSIGNMENT
         )
@@ -145,7 +147,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
 def _check_named_once(
     name: str | None, topic_id: uuid.UUID, counts: Mapping[tuple[str | None, uuid.UUID], int]
 ) -> None:
-    """Refuse what does not say which topic is meant, as Kafka does; nothing is deleted then."""
+    """Reject an entry that does not identify exactly one topic, as Kafka does; nothing is deleted then."""
     if name is not None and topic_id != NO_ID:
         raise InvalidInputError("name a topic by its name or by its id, not by both", _MALFORMED)
     if name is None and topic_id == NO_ID:
@@ -165,7 +167,7 @@ def _not_there(name: str | None) -> KafkaError:
 
 
 def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
-    """The topic, if it can be deleted."""
+    """Return the topic if it can be deleted."""
     if not node.config.delete_topics:
         raise KafkaError("delete.topic.enable is false", ErrorCode.TOPIC_DELETION_DISABLED)
     topic = node.store.topics_by_id.get(topic_id) if topic_id != NO_ID else node.store.topics.get(name or "")
@@ -179,7 +181,7 @@ def _known(node: Node, name: str | None, topic_id: uuid.UUID) -> Topic:
 
 
 def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> Steps[CreatePartitionsResponse]:
-    """Give topics more partitions."""
+    """Add partitions to topics."""
     message = request.message
     times = Counter(topic.name for topic in message.topics)
     errors: dict[str, KafkaError | None] = {}
@@ -195,7 +197,9 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
             errors[topic.name] = refused.with_traceback(None)
 
     found = yield from node.topics.growing(counts, request, validate_only=message.validate_only)
-    errors |= {name: each if isinstance(each, KafkaError) else None for name, each in zip(counts, found, strict=True)}
+    errors |= {
+        name: result if isinstance(result, KafkaError) else None for name, result in zip(counts, found, strict=True)
+    }
     make = CreatePartitionsResponse.CreatePartitionsTopicResult
     return CreatePartitionsResponse(
         results=[
@@ -208,13 +212,15 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
 
 
 def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTopic) -> None:
-    """Refuse what the store does not look at."""
+    """Reject growth that the store does not validate itself."""
     known = node.store.topic(topic.name)
     new = topic.assignments
     if (
         new is not None
         and topic.count > known.partitions
-        and (len(new) != topic.count - known.partitions or any(each.broker_ids != [node.id] for each in new))
+        and (
+            len(new) != topic.count - known.partitions or any(assignment.broker_ids != [node.id] for assignment in new)
+        )
     ):
         raise InvalidInputError("the assignment does not fit", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     if node.topics.is_internal(topic.name):
@@ -222,7 +228,7 @@ def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTop
 
 
 def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> DeleteRecordsResponse:
-    """Move the start of partitions forward."""
+    """Advance the start offset of partitions."""
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
     for topic in request.message.topics:
@@ -243,7 +249,9 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                 except KafkaError as error:
                     result.error_code = error.code
                 except OSError as error:  # others of the request may have been moved
-                    log.error("the start of %s-%d could not be moved: %s", topic.name, part.partition_index, error)
+                    log.error(
+                        "log start offset of %s-%d could not be advanced: %s", topic.name, part.partition_index, error
+                    )
                     result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             parts.append(result)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=parts))
@@ -251,8 +259,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
 
 
 HANDLERS: list[Handled[Node]] = [
-    handled(CreateTopicsRequest, CreateTopicsResponse, in_turn(create_topics)),
-    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_turn(delete_topics)),
-    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_turn(create_partitions)),
+    handled(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
+    handled(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
+    handled(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),
     handled(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
 ]

@@ -1,4 +1,4 @@
-"""Metadata of a broker with a store: topics that are asked for by name are made, when that is allowed."""
+"""Metadata of a broker with a store, which creates requested topics automatically if that is allowed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kohort.broker.api.metadata import Asked, Told, asked_topic, is_by_id, metad
 from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_turn
+from kohort.broker.slices import in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.log import Steps, TopicPlan
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
@@ -17,13 +17,13 @@ log = logging.getLogger("kohort.broker")
 
 
 def metadata_making_topics(node: Node, request: Request[MetadataRequest]) -> MetadataResponse | None:
-    """Nodes and topics; creates topics that were asked for by name when that is allowed."""
+    """Return nodes and topics; create topics that are requested by name if that is allowed."""
     asked = request.message.topics
     if (
         asked
         and node.config.auto_create_topics
         and (request.version < 4 or request.message.allow_auto_topic_creation)
-        and any(_is_missing(node, each, request.version) for each in asked)
+        and any(_is_missing(node, topic, request.version) for topic in asked)
     ):
         _making(node, request)
         return None
@@ -34,19 +34,19 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
     return asked.name not in node.store.topics and not is_by_id(asked, version)
 
 
-@in_turn
+@in_slices
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
-    """Answer with nodes and topics, after making those that are missing.
+    """Create missing topics, then return nodes and topics.
 
-    One that was deleted a moment ago is made, and told as unknown, as Kafka tells of each topic that it makes on use:
-    who looks whether the deletion took hold sees that it did.
+    A topic that was deleted recently is created, but reported as unknown, as Kafka does for every automatically created
+    topic. A client that checks whether its deletion succeeded then sees that it did.
     """
     asked = once(request.message.topics or [])
     plans: dict[str, TopicPlan] = {}
     refused: dict[str, KafkaError] = {}
-    for each in asked:
-        name = each.name or ""
-        if is_by_id(each, request.version) or name in node.store.topics:
+    for topic in asked:
+        name = topic.name or ""
+        if is_by_id(topic, request.version) or name in node.store.topics:
             continue
         error = node.topics.refusal(name)
         if node.topics.is_internal(name):
@@ -54,19 +54,19 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if error is None:
             plans[name] = node.topics.plan_on_use(name)
         else:
-            log.info("a topic was not made, though it was used: %s: %s", error.message, request.name)
+            log.info("topic not created automatically: %s: %s", error.message, request.name)
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}
     found = yield from node.topics.making([*plans.values()], request, on_use=True)
-    refused |= {name: each for name, each in zip(plans, found, strict=True) if isinstance(each, KafkaError)}
+    refused |= {name: result for name, result in zip(plans, found, strict=True) if isinstance(result, KafkaError)}
     unknown = deleted - refused.keys()
     topics = []
-    for each in asked:
-        if each.name in unknown and not is_by_id(each, request.version):
-            topics.append(Told(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=each.name))
+    for topic in asked:
+        if topic.name in unknown and not is_by_id(topic, request.version):
+            topics.append(Told(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=topic.name))
         else:
-            topics.append(asked_topic(node, each, request.version, refused))
+            topics.append(asked_topic(node, topic, request.version, refused))
         yield
     return metadata_of(node, request, topics)
 

@@ -1,8 +1,8 @@
-"""InitProducerId and the APIs of transactions, but for offsets in them (`offset_transactions`).
+"""InitProducerId and the transaction APIs, except those for offsets (`offset_transactions`).
 
-Versions: InitProducerId 3 goes on with an id and epoch; AddPartitionsToTxn 4 and up are for brokers and hold several
-transactions; EndTxn 5 answers the next epoch (KIP-890); below those versions PRODUCER_FENCED is told as
-INVALID_PRODUCER_EPOCH to clients that don't know it.
+Versions: InitProducerId 3 continues with an id and epoch. AddPartitionsToTxn 4 and later are for brokers and carry
+several transactions. EndTxn 5 returns the next epoch (KIP-890). Clients with older versions, which do not know
+PRODUCER_FENCED, get INVALID_PRODUCER_EPOCH instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Topic: TypeAlias = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddP
 
 
 def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> InitProducerIdResponse | None:
-    """A producer id and epoch."""
+    """Assign a producer id and epoch."""
     message, version = request.message, request.version
     transactional_id = message.transactional_id
     if (message.producer_id < 0) != (message.producer_epoch < 0):
@@ -60,16 +60,18 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
 
 
 def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest]) -> AddPartitionsToTxnResponse:
-    """Take partitions into transactions."""
+    """Add partitions to transactions."""
     message, version = request.message, request.version
     if version >= 4:
         results = []
-        for each in message.transactions:
-            producer = (each.producer_id, each.producer_epoch)
-            topics = _added(node, each.transactional_id, producer, each.topics, (each.verify_only, version))
+        for transaction in message.transactions:
+            producer = (transaction.producer_id, transaction.producer_epoch)
+            topics = _added(
+                node, transaction.transactional_id, producer, transaction.topics, (transaction.verify_only, version)
+            )
             results.append(
                 AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
-                    transactional_id=each.transactional_id, topic_results=topics
+                    transactional_id=transaction.transactional_id, topic_results=topics
                 )
             )
         return AddPartitionsToTxnResponse(results_by_transaction=results)
@@ -87,7 +89,7 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
 def _added(
     node: Node, transactional_id: str, producer: tuple[int, int], topics: list[_Topic], ways: tuple[bool, int]
 ) -> list[AddPartitionsToTxnResponse.AddPartitionsToTxnResult.AddPartitionsToTxnTopicResult]:
-    """The results of one transaction. `ways`: only verify; the request's version."""
+    """Return the results of one transaction. `ways`: whether to verify only, and the request's version."""
     verify_only, version = ways
     knows_fenced, from_client = version >= 2, version < 4
     wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partitions]
@@ -122,7 +124,7 @@ def _added(
 
 
 def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
-    """Commit or abort."""
+    """Commit or abort a transaction."""
     message, version = request.message, request.version
 
     def done(error: ErrorCode, producer_id: int, epoch: int) -> None:
@@ -136,7 +138,7 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
 
 
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
-    """The state of transactional ids."""
+    """Describe the state of transactional ids."""
     states = []
     for transactional_id in request.message.transactional_ids:
         known = node.transactions.get(transactional_id)
@@ -158,7 +160,7 @@ def describe_transactions(node: Node, request: Request[DescribeTransactionsReque
 
 
 def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> ListTransactionsResponse:
-    """Transactional ids by state, producer, age and name."""
+    """List transactional ids by state, producer, age and name."""
     message = request.message
     pattern = message.transactional_id_pattern if request.version >= 2 else None
     try:
@@ -174,18 +176,22 @@ def list_transactions(node: Node, request: Request[ListTransactionsRequest]) -> 
     return ListTransactionsResponse(
         unknown_state_filters=[state for state in message.state_filters if state not in shown],
         transaction_states=[
-            make(transactional_id=each.id, producer_id=each.producer_id, transaction_state=each.status.shown)
-            for each in node.transactions.all()
-            if (not wanted or each.status.shown in wanted)
-            and (not producers or each.producer_id in producers)
-            and (age < 0 or now_ms - each.start_ms > age)
-            and (is_named is None or is_named(each.id))
+            make(
+                transactional_id=transaction.id,
+                producer_id=transaction.producer_id,
+                transaction_state=transaction.status.shown,
+            )
+            for transaction in node.transactions.all()
+            if (not wanted or transaction.status.shown in wanted)
+            and (not producers or transaction.producer_id in producers)
+            and (age < 0 or now_ms - transaction.start_ms > age)
+            and (is_named is None or is_named(transaction.id))
         ],
     )
 
 
 def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
-    """The producers that a partition remembers."""
+    """Describe the producers that partitions remember."""
     topics = []
     for topic in request.message.topics:
         parts = []
@@ -212,7 +218,7 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
 
 
 def _missing(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
-    """Why a partition has no producers to show."""
+    """Return why a partition has no producers to describe."""
     if topic in node.store.topics:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
     try:

@@ -1,1 +1,1 @@
-"""What a broker is set to, and what it keeps beside its logs of quotas and users."""
+"""Configuration of a broker: its settings, and the files for quotas, users and group settings."""

@@ -1,6 +1,6 @@
-"""Settings as DescribeConfigs shows them: of topics, of this broker, of groups, each with where its value comes from.
+"""Settings as DescribeConfigs shows them: of topics, this broker and groups, each with the source of its value.
 
-Those of Kafka's that mean nothing here (controllers, replicas, TLS …) are not shown.
+Kafka settings without a meaning here (controllers, replicas, TLS and so on) are not listed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kohort.settings.config import Setting, format_value, settings
 
 
 class Source(IntEnum):
-    """Where a value comes from, by the numbers of the protocol."""
+    """Sources of values, with the protocol's numbers."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -29,7 +29,7 @@ class Source(IntEnum):
 
 
 class Type(IntEnum):
-    """Of what kind a value is, by the numbers of the protocol."""
+    """Types of values, with the protocol's numbers."""
 
     BOOLEAN = 1
     STRING = 2
@@ -49,19 +49,19 @@ LONGS = frozenset(
         "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms", "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
-"""Settings that Kafka holds in 64 bits; other whole numbers have 32."""
+"""Settings of 64 bits in Kafka. Other integers have 32."""
 UNSET = {
     "log.flush.interval.ms": ("log.flush.scheduler.interval.ms", str(FLUSH_NEVER_MS)),
     "log.retention.ms": ("log.retention.hours", "168"),
     "log.roll.jitter.ms": ("log.roll.jitter.hours", "0"),
     "log.roll.ms": ("log.roll.hours", "168"),
 }
-"""Settings without a value of their own until they are given one, with what Kafka takes their default from."""
+"""Settings without a default value of their own, with the setting and value that Kafka derives it from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One of the settings that a value could come from."""
+    """One of the settings that a value may come from."""
 
     name: str
     value: str | None
@@ -70,7 +70,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting of a resource as it is described; `synonyms` with the one in effect first."""
+    """A described setting of a resource. The first of `synonyms` is in effect."""
 
     name: str
     value: str | None
@@ -82,7 +82,7 @@ class Entry:
 
 
 def type_of(name: str, setting: Setting) -> Type:
-    """The kind of value that Kafka says a setting has."""
+    """Return the type that Kafka documents for a setting."""
     kinds = {bool: Type.BOOLEAN, float: Type.DOUBLE, int: Type.LONG if name in LONGS else Type.INT}
     if "tuple" in str(setting.type):
         return Type.LIST
@@ -90,7 +90,7 @@ def type_of(name: str, setting: Setting) -> Type:
 
 
 def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
-    """A topic's settings in effect; `explicit` are the ones set on it (those it has, when it exists)."""
+    """Return a topic's settings in effect. `explicit` are those set on it; None: those of the existing topic."""
     if explicit is None:
         explicit = node.store.topics[name].configs
     entries = []
@@ -106,7 +106,7 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
 
 
 def broker_entries(node: Node) -> list[Entry]:
-    """This broker's settings: its own, the groups', and the topics' defaults under the broker's names."""
+    """Return this broker's settings: its own, the groups', and the topic defaults under the broker's names."""
     entries = []
     for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
         for key, setting in settings(cls).items():
@@ -121,7 +121,7 @@ def broker_entries(node: Node) -> list[Entry]:
 
 
 def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
-    """Where a setting of the broker has values, the one in effect first."""
+    """Return the values of a broker setting with their sources, the one in effect first."""
     layers = []
     for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
         values = node.live.altered(altered)
@@ -138,7 +138,7 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 
 def _facts(node: Node) -> list[Entry]:
-    """What is so in this broker, under the names of Kafka's settings that would say it."""
+    """Return fixed properties of this broker under the names of Kafka's settings for them."""
     listener = f"PLAINTEXT://{node.host}:{node.port}"
     advertised = f"PLAINTEXT://{node.config.advertised_host or node.host}:{node.config.advertised_port or node.port}"
     facts = (
@@ -162,7 +162,7 @@ def _facts(node: Node) -> list[Entry]:
 
 
 def cluster_entries(node: Node) -> list[Entry]:
-    """What was altered for all brokers."""
+    """Return the settings that were altered for all brokers."""
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
         setting, synonyms = alterable()[name], (Synonym(name, value, source),)
@@ -172,7 +172,7 @@ def cluster_entries(node: Node) -> list[Entry]:
 
 
 def group_entries(node: Node, group: str) -> list[Entry]:
-    """A group's settings, its own or the broker's."""
+    """Return a group's settings, with the broker's as defaults."""
     explicit = node.group_settings.explicit(group)
     entries = []
     for key, setting in node.group_settings.known().items():

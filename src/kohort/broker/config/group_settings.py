@@ -1,4 +1,4 @@
-"""Settings of single groups (`consumer.heartbeat.interval.ms` …), kept in one small file of the data folder."""
+"""Settings of single groups (`consumer.heartbeat.interval.ms` and others), stored in the data folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SESSION = "consumer.session.timeout.ms"
 
 
 class GroupSettingsFile:
-    """Reads, checks and keeps the settings; tells the shards of changes."""
+    """The store of group settings: validates changes and notifies the shards."""
 
     def __init__(self, folder: Path, config: GroupConfig, tell: Callable[[GroupSettingsChanged], None]) -> None:
         self._path = folder / FILE
@@ -29,23 +29,24 @@ class GroupSettingsFile:
         self._by_group: dict[str, dict[str, str]] = read_json(self._path)
 
     def known(self) -> dict[str, Setting]:
-        """The settings a group may have, with the broker setting that is their default."""
+        """Return the settings that a group may have, with the broker setting that is their default."""
         found = settings(GroupConfig)
         return {name: found["group." + name] for name in (_HEARTBEAT, _SESSION)}
 
     def names(self) -> list[str]:
-        """The groups that have settings of their own."""
+        """Return the groups with settings of their own."""
         return sorted(self._by_group)
 
     def explicit(self, group: str) -> Mapping[str, str]:
-        """What was set for a group."""
+        """Return the settings of a group."""
         return self._by_group.get(group, {})
 
     def check(self, configs: Mapping[str, str]) -> GroupSettings:
-        """The settings as the coordinator takes them.
+        """Validate settings, and convert them for the coordinator.
 
         Raises:
-            InvalidInputError: unknown, or outside the broker's limits.
+            InvalidInputError: a setting is unknown, or outside the broker's limits.
+
         """
         known = self.known()
         values: dict[str, int] = {}
@@ -70,7 +71,12 @@ class GroupSettingsFile:
             raise InvalidInputError(f"{name} must be from {low} to {high} ms", ErrorCode.INVALID_CONFIG)
 
     def set(self, group: str, configs: Mapping[str, str]) -> None:
-        """Replace a group's settings; in the file when returned. Raises InvalidInputError, OSError: no change."""
+        """Replace a group's settings; durable when this returns.
+
+        Raises:
+            InvalidInputError: a setting is invalid; nothing has changed.
+            OSError: the file could not be written; nothing has changed.
+        """
         parsed = self.check(configs)
         after = {name: found for name, found in self._by_group.items() if name != group}
         if configs:
@@ -80,9 +86,10 @@ class GroupSettingsFile:
         self._tell(GroupSettingsChanged(group, parsed))
 
     def usable(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
-        """The settings of a shard's groups, by group.
+        """Return the settings of a shard's groups, by group.
 
-        Those that the broker's limits now exclude are left out, with a warning.
+        Settings that the broker's limits now exclude are left out, with a warning.
+
         """
         found: dict[str, GroupSettings] = {}
         for group, configs in self._by_group.items():
@@ -91,5 +98,5 @@ class GroupSettingsFile:
             try:
                 found[group] = self.check(configs)
             except InvalidInputError as error:
-                log.warning("the settings of group %s are not used: %s", group, error.message)
+                log.warning("[group %s] settings ignored: %s", group, error.message)
         return found

@@ -1,4 +1,4 @@
-"""A small file of the data folder that is read once and written whole."""
+"""Small JSON files of the data folder, which are read once and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from kohort.log.checkpoints import replace_file
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing when there is none.
+    """Return the file's content; an empty dictionary if there is no file.
 
     Raises:
-        CorruptDataError: it can't be read, or it holds something else.
+        CorruptDataError: the file can't be read or has other content.
+
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise CorruptDataError(f"{path} can't be read: {error}; mend it, or remove it with what it holds") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CorruptDataError(f"{path} holds no settings by name; mend it, or remove it")
-    return found
+    return content
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replace the file: it holds the old or the new whole, also after a power loss.
+    """Replace the file atomically: also after a power loss it has the old or the new content.
 
-    Only its owner can read it. Raises OSError: it holds the old.
+    Only its owner can read it.
+
+    Raises:
+        OSError: the file has the old content.
+
     """
     replace_file(path, json.dumps(value, indent=1, sort_keys=True), mode=0o600)

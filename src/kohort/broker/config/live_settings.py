@@ -1,7 +1,7 @@
-"""Settings of the broker that are altered while it runs, kept in a file of the data folder. Source: KIP-226.
+"""Dynamic broker settings, which can be altered while the broker runs. Source: KIP-226.
 
-What counts is what was altered on this broker, else what was altered for all brokers, else what the broker was started
-with.
+They are stored in a file of the data folder. A value altered on this broker has precedence over one altered for all
+brokers, which has precedence over the value from the broker's start.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger("kohort.broker")
 
 FILE = "broker-settings.json"
 ALL = ""
-"""The name of what is altered for all brokers."""
+"""Name of the settings for all brokers."""
 CLUSTER_WIDE = "min.insync.replicas"
-"""What every cluster has a default of for all its brokers, and no broker a value of its own (Source: KIP-966)."""
+"""A setting that always has a value for all brokers and never one for a single broker (Source: KIP-966)."""
 _OF_BROKERS = (
     "background.threads", "group.consumer.assignment.interval.ms", "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.load.factor", "log.cleaner.io.buffer.size",
@@ -35,30 +35,30 @@ _OF_BROKERS = (
     "producer.id.expiration.ms", "transaction.partition.verification.enable",
 )  # fmt: skip
 OF_TOPICS_ONLY = frozenset({"follower.replication.throttled.replicas", "leader.replication.throttled.replicas"})
-"""Settings of topics that have no default at the broker."""
+"""Topic settings without a default at the broker."""
 
 
 @cache
 def alterable() -> dict[str, Setting]:
-    """The settings that can be altered, which are Kafka's, under the broker's names."""
+    """Return the settings that can be altered, by their broker names. They are the same as Kafka's."""
     of_brokers = settings(BrokerConfig)
-    of_logs = {BROKER_NAMES.get(key, key): found for key, found in settings(LogConfig).items()}
+    of_logs = {BROKER_NAMES.get(key, key): setting for key, setting in settings(LogConfig).items()}
     return {name: of_brokers[name] for name in _OF_BROKERS} | {
-        name: found for name, found in of_logs.items() if name not in OF_TOPICS_ONLY
+        name: setting for name, setting in of_logs.items() if name not in OF_TOPICS_ONLY
     }
 
 
 class LiveSettings:
-    """The broker's settings now.
+    """The current settings of the broker.
 
     Args:
         folder: the data folder.
-        configs: what the broker was started with.
+        configs: the settings from the broker's start.
 
     Attributes:
-        given: what the broker was started with.
-        broker, groups, log: what is in effect; `log` is what topics start from.
-        listeners: called after a change.
+        given: the settings from the broker's start.
+        broker, groups, log: the settings in effect; `log` has the defaults of topics.
+        listeners: callbacks after a change.
     """
 
     def __init__(self, folder: Path, configs: tuple[BrokerConfig, GroupConfig, LogConfig]) -> None:
@@ -78,14 +78,14 @@ class LiveSettings:
             try:
                 _parsed(key, altered[key])
             except InvalidInputError as error:
-                log.warning("%s: not used: %s", self._path, error.message)
+                log.warning("%s: altered setting ignored: %s", self._path, error.message)
                 del altered[key]
 
     def _take_effect(self) -> None:
         self.broker, self.log = self._effective(self._altered)
 
     def _effective(self, all_altered: Mapping[str, Mapping[str, str]]) -> tuple[BrokerConfig, LogConfig]:
-        """The settings of the broker and of topics with what was altered."""
+        """Return the broker's settings and topic defaults with all alterations."""
         broker, _, topics = self.given
         for altered in (all_altered[ALL], all_altered[self._own]):
             of_broker: dict[str, Any] = {}
@@ -97,23 +97,25 @@ class LiveSettings:
         return broker, topics
 
     def altered(self, name: str) -> Mapping[str, str]:
-        """What was altered.
+        """Return the altered settings.
 
         Args:
             name: this broker's id, or `ALL`.
 
         Raises:
             InvalidInputError: it is neither.
+
         """
         if name not in (ALL, self._own):
             raise InvalidInputError(f"this is broker {self._own}, not {name}")
         return self._altered[name]
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
-        """Whether these can be all that is altered of `name`.
+        """Check that these values can replace all alterations of `name`.
 
         Raises:
-            InvalidInputError: unknown, not to be altered while the broker runs, or not a value that it can have.
+            InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.
+
         """
         for key, text in altered.items():
             self.check_key(name, key)
@@ -124,12 +126,20 @@ class LiveSettings:
 
     @staticmethod
     def check_key(name: str, key: str) -> None:
-        """Whether a setting can be altered, or what was altered taken back, for `name`. Raises InvalidInputError."""
+        """Check that a setting can be altered or reset for `name`.
+
+        Raises:
+            InvalidInputError: it can't.
+        """
         if key == CLUSTER_WIDE and name != ALL:
             raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
 
     def set(self, name: str, altered: Mapping[str, str]) -> None:
-        """Replace what is altered of `name`; durable and in effect when returned. Raises as `check` and `altered`."""
+        """Replace the alterations of `name`; durable and in effect when this returns.
+
+        Raises:
+            InvalidInputError: the name or a setting is invalid; see `altered` and `check`.
+        """
         self.altered(name)
         self.check(name, altered)
         after = {**self._altered, name: dict(altered)}

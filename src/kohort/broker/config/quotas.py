@@ -1,4 +1,4 @@
-"""Quotas of users, clients and addresses, kept in a file of the data folder. Told, not enforced. Source: KIP-546."""
+"""Quotas of users, client ids and IP addresses, stored in the data folder. They are not enforced. Source: KIP-546."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kohort.errors import ErrorCode, InvalidInputError
 
 FILE = "quotas.json"
 Entity: TypeAlias = tuple[tuple[str, str | None], ...]
-"""Types with names, sorted by type; None is the default of a type."""
+"""Entity types with names, sorted by type. The name None is the default of the type."""
 USER, CLIENT, IP = "user", "client-id", "ip"
 _WHOLE = {"producer_byte_rate", "consumer_byte_rate"}
 _OF_USERS = {*_WHOLE, "request_percentage", "controller_mutation_rate"}
@@ -21,10 +21,11 @@ _OF_IPS = {"connection_creation_rate"}
 
 
 def entity_of(names: list[tuple[str, str | None]]) -> Entity:
-    """The entity that a request names.
+    """Return the entity that a request names.
 
     Raises:
         InvalidInputError: there is no such entity.
+
     """
     kinds = [kind for kind, _ in names]
     if len(set(kinds)) < len(kinds) or not kinds:
@@ -40,10 +41,11 @@ def entity_of(names: list[tuple[str, str | None]]) -> Entity:
 
 
 def check(entity: Entity, key: str, value: float) -> None:
-    """Whether an entity can have this quota.
+    """Check that an entity can have this quota.
 
     Raises:
         InvalidInputError: it can't.
+
     """
     address = dict(entity).get(IP)
     if address is not None:
@@ -58,7 +60,7 @@ def check(entity: Entity, key: str, value: float) -> None:
 
 
 class Quotas:
-    """What was set, by entity."""
+    """The quotas by entity."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -68,15 +70,15 @@ class Quotas:
         }
 
     def all(self) -> Mapping[Entity, Mapping[str, float]]:
-        """Every entity with quotas of its own."""
+        """Return all entities with quotas of their own."""
         return self._by_entity
 
     def change(self, entity: Entity, values: Mapping[str, float | None]) -> None:
-        """Set quotas, or take away those that are None; durable when returned."""
+        """Set quotas, or remove those that are None; durable when this returns."""
         after = dict(self._by_entity)
         kept = {**after.pop(entity, {}), **values}
         left = {key: value for key, value in kept.items() if value is not None}
         if left:
             after[entity] = left
-        write_json(self._path, {json.dumps(each): found for each, found in after.items()})
+        write_json(self._path, {json.dumps(names): quotas for names, quotas in after.items()})
         self._by_entity = after

@@ -1,6 +1,6 @@
 """The broker's own settings, under Kafka's property names.
 
-Settings of the group coordinator are in `kohort.groups.config`, settings of topics in `kohort.log`; the broker takes
+Settings of the group coordinator are in `kohort.groups.config`, settings of topics in `kohort.log`. The broker takes
 the properties of all three in one mapping (`broker_configs`).
 """
 
@@ -27,7 +27,7 @@ _CLEANER = "taken as it is: compaction reads a segment at a time"
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """How one broker serves. Names and defaults are Kafka's, except where `why` says otherwise."""
+    """The settings of a broker. Names and defaults are Kafka's, except where `why` says otherwise."""
 
     node_id: int = knob("node.id", 1, low=0, high=2**31 - 1, aliases=("broker.id",), why="this broker's id in metadata")
     rack: str | None = knob("broker.rack", None, why="given to clients that fetch or assign by rack")
@@ -242,7 +242,7 @@ class BrokerConfig:
 
     @property
     def older_values(self) -> bool:
-        """Whether a damaged journal is served as far as it can be read."""
+        """Whether the readable part of a damaged journal is served."""
         return self.offsets_load_on_corruption == "older"
 
 
@@ -271,9 +271,9 @@ LOG_NAMES = {
     "log.segment.delete.delay.ms": "file.delete.delay.ms",
     "message.max.bytes": "max.message.bytes",
 }
-"""Kafka's broker names of what topics start from."""
+"""Kafka's broker names for the defaults of topic settings."""
 BROKER_NAMES = {topic: broker for broker, topic in LOG_NAMES.items()}
-"""What the broker calls the default of a topic's setting, where that is another name."""
+"""The broker names for the defaults of topic settings, where they differ from the topic names."""
 LOG_UNITS = {
     "log.retention.minutes": ("retention.ms", 60_000),
     "log.retention.hours": ("retention.ms", HOUR_MS),
@@ -281,15 +281,16 @@ LOG_UNITS = {
     "log.roll.jitter.hours": ("segment.jitter.ms", HOUR_MS),
     "log.flush.scheduler.interval.ms": ("flush.ms", 1),
 }
-"""Kafka's names of the same in other units; where several are given, the earlier one counts, names above first."""
+"""Kafka's names for the same settings in other units. The first of several given names counts, `LOG_NAMES` before all.
+"""
 
 
 def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupConfig, LogConfig]:
-    """The configurations of broker, groups and topics (their defaults) from one mapping of properties.
+    """Parse one mapping of properties into the configurations of broker, groups and topics (their defaults).
 
     Raises:
-        InvalidInputError: an unknown key (naming the nearest), a bad value, or one of Kafka's settings that asks for
-            what one broker can't have.
+        InvalidInputError: a key is unknown (the nearest is named), a value is invalid, or one of Kafka's settings
+            requires more than a single broker can offer.
     """
     given = own_properties({key: value for key, value in properties.items() if value is not None})
     plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in LOG_UNITS}
@@ -309,7 +310,7 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
 
 @cache
 def known_names() -> tuple[str, ...]:
-    """Every property that a broker can be started with, without aliases."""
+    """Return every property that a broker can be started with, without aliases."""
     own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *LOG_UNITS)
     return (*own, *known_facts())
 

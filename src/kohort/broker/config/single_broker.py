@@ -1,7 +1,7 @@
-"""What a `server.properties` of Apache Kafka says of a cluster, held against this broker: one, without replication.
+"""Apache Kafka's `server.properties` for this broker, which is a single node without replication.
 
-A setting that says what is so here is taken, one that asks for what can't be had is refused with what to do. Settings
-that tune parts which only Kafka has are taken and named in the log (`kafka_names`).
+A setting that matches this broker is accepted. A setting that requires something else is rejected, with advice.
+Settings that tune parts which only Kafka has are accepted and listed in the log (`IDLE`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from kohort.errors import InvalidInputError
 
-# -- Names of Apache Kafka's broker settings that set nothing here: our broker starts with files that hold them
+# -- Kafka's broker settings without effect here: files that contain them are accepted
 #
-# Each tunes a part that Kafka has and we lack. What would be missed when it were passed over (an authorizer, a limit)
-# is not here but in `single_broker`, which refuses it. Source: the broker's configuration of Kafka 4.4.0, by
-# `KafkaConfig.configDef`, and for ZooKeeper and the older ones that of Kafka 3.9.
+# Each tunes a part of Kafka that kohort lacks. A setting whose absence would matter (an authorizer, a limit) is not
+# listed here: `_CHECKS` rejects it. Source: the broker configuration of Kafka 4.4.0, by `KafkaConfig.configDef`. For
+# ZooKeeper and older settings: that of Kafka 3.9.
 
 IDLE = frozenset(
     [
@@ -326,7 +326,7 @@ IDLE = frozenset(
     ]
 )
 IDLE_PREFIXES = ("confluent.", "listener.name.", "rlmm.config.", "rsm.config.")
-"""What begins so is the setting of a plug-in, a listener or a vendor, of which nobody has a list."""
+"""Prefixes of settings of plug-ins, listeners and vendors, of which there is no complete list."""
 
 
 _PLACES = ("listeners", "port", "host.name", "log.dirs", "log.dir")
@@ -336,12 +336,12 @@ _ANY_HOST = "0.0.0.0"
 _UNLIMITED = 2**31 - 1
 
 
-class Place(NamedTuple):
-    """Where a file wants a broker to be.
+class BrokerLocation(NamedTuple):
+    """The listening address and data folder in a properties file.
 
     Attributes:
-        listen: HOST:PORT of the listener for clients; None: the file names none.
-        folder: of the data; None: the file names none.
+        listen: HOST:PORT of the listener for clients; None: not given.
+        folder: the data folder; None: not given.
     """
 
     listen: str | None
@@ -349,38 +349,38 @@ class Place(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """One of a list of listeners, `NAME://HOST:PORT`."""
+    """One entry of a list of listeners, `NAME://HOST:PORT`."""
 
     name: str
     host: str
     port: int
 
 
-def place_in(properties: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
-    """Where the properties want a broker to be, and the others.
+def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
+    """Extract the listening address and data folder; return them and the other properties.
 
     Raises:
-        InvalidInputError: more than one listener or folder, TLS or SASL, or an address that is none.
+        InvalidInputError: there are several listeners or folders, TLS or SASL, or an invalid address.
     """
     rest = {key: value for key, value in properties.items() if key not in _PLACES}
     listen = None
     if properties.get("listeners"):
-        one = _the_listener("listeners", properties)
-        listen = f"{_bracketed(one.host or _ANY_HOST)}:{one.port}"
+        listener = _the_listener("listeners", properties)
+        listen = f"{_bracketed(listener.host or _ANY_HOST)}:{listener.port}"
     elif "port" in properties:
         listen = f"{_bracketed(str(properties.get('host.name') or _ANY_HOST))}:{properties['port']}"
     name = "log.dirs" if properties.get("log.dirs") else "log.dir"
     folders = _parts(properties.get(name))
     if len(folders) > 1:
         raise InvalidInputError(f"{name}: kohort keeps its data in one folder, not in {len(folders)}; name one of them")
-    return Place(listen, folders[0] if folders else None), rest
+    return BrokerLocation(listen, folders[0] if folders else None), rest
 
 
 def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that set something here, with what others say of it put under our names.
+    """Return the properties that have an effect here, under the broker's own names.
 
     Raises:
-        InvalidInputError: one asks for what can't be had; the text says what to do.
+        InvalidInputError: a property requires something that this broker can't offer; the text says what to do.
     """
     for key in _PLACES:
         if key in properties:
@@ -392,37 +392,37 @@ def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidInputError(f"{key}={properties[key]}: {problem}")
     own = {key: value for key, value in properties.items() if key not in _CHECKS and not is_idle(key)}
     if properties.get(_ADVERTISED):
-        one = _the_listener(_ADVERTISED, properties)
-        if one.host == _ANY_HOST:
+        listener = _the_listener(_ADVERTISED, properties)
+        if listener.host == _ANY_HOST:
             raise InvalidInputError(f"{_ADVERTISED}: no client can connect to {_ANY_HOST}; name a host that it can")
-        port = one.port or None  # 0: the one that the socket gets
-        own |= {"advertised.host.name": one.host or None, "advertised.port": port}
+        port = listener.port or None  # 0: the one that the socket gets
+        own |= {"advertised.host.name": listener.host or None, "advertised.port": port}
     return own
 
 
 def is_idle(key: str) -> bool:
-    """Whether a name is one of Kafka's that sets nothing here."""
+    """Return whether this is one of Kafka's settings without effect here."""
     return key in IDLE or key.startswith(IDLE_PREFIXES)
 
 
 def idle_text(properties: Mapping[str, Any]) -> str:
-    """The warning of properties that set nothing here; empty when each of them sets something."""
+    """Return the warning for properties without effect; empty if there are none."""
     idle = sorted(key for key, value in properties.items() if value is not None and is_idle(key))
     return f"settings of Kafka's that kohort's broker ignores: {', '.join(idle)}" if idle else ""
 
 
 def known_facts() -> tuple[str, ...]:
-    """The names of what `own_properties` and `place_in` understand besides our own settings."""
+    """Return the properties that `own_properties` and `place_in` understand besides the broker's own settings."""
     return (*_PLACES, *_CHECKS, *IDLE)
 
 
 def _the_listener(key: str, properties: Mapping[str, Any]) -> Listener:
-    """The listener for clients among those that a setting lists: what is left without the controllers'."""
+    """Return the listener for clients in a list of listeners, ignoring controllers' listeners."""
     controllers = {*_parts(properties.get("controller.listener.names")), _CONTROLLER}
     found = [_listener(key, text) for text in _parts(properties[key])]
-    ours = [one for one in found if one.name not in controllers]
+    ours = [listener for listener in found if listener.name not in controllers]
     if len(ours) != 1:
-        names = ", ".join(one.name for one in ours) or "none"
+        names = ", ".join(listener.name for listener in ours) or "none"
         raise InvalidInputError(f"{key}: kohort has one listener for clients, and here are {names}; leave one")
     protocols = dict(part.partition(":")[::2] for part in _parts(properties.get("listener.security.protocol.map")))
     protocol = protocols.get(ours[0].name, ours[0].name)
@@ -446,13 +446,13 @@ def _bracketed(host: str) -> str:
 
 
 def _parts(value: Any) -> list[str]:
-    """The words of a list, which a file writes with commas between."""
+    """Split a comma-separated list."""
     words = value if isinstance(value, (list, tuple)) else str(value or "").split(",")
     return [str(word).strip() for word in words if str(word).strip()]
 
 
 _Check = Callable[[str], str | None]
-"""What is wrong with a value, and what to do about it; None when it can be had."""
+"""Return what is wrong with a value, and what to do; None if the value is accepted."""
 
 
 def _one_copy(value: str) -> str | None:
@@ -488,7 +488,7 @@ def _only(word: str, why: str) -> _Check:
 
 
 def _taken(_value: str) -> str | None:
-    """Looked at with what it belongs to: `_the_listener`."""
+    """Accept a value that `_the_listener` checks together with the listeners."""
     return None
 
 
@@ -517,4 +517,4 @@ _CHECKS: dict[str, _Check] = {
     "max.connections.per.ip.overrides": _nothing("kohort has one limit for all hosts, max.connections.per.ip"),
 }
 _CHECKS_OF_OURS: dict[str, _Check] = {"default.replication.factor": _one_copy, "min.insync.replicas": _one_copy}
-"""Settings that the broker has itself, with values that no start can bring about."""
+"""Checks of the broker's own settings whose values no start can provide."""

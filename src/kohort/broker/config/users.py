@@ -1,4 +1,4 @@
-"""SCRAM credentials of users, kept in a file of the data folder as by Kafka: never the password. Source: KIP-554."""
+"""SCRAM credentials, stored in a file of the data folder as Kafka does: never the password. Source: KIP-554."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
 
 
 class Users:
-    """Who has credentials, in which mechanisms."""
+    """The users' credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._by_name: dict[str, dict[str, dict[str, str | int]]] = read_json(self._path)
 
     def names(self) -> list[str]:
-        """Everyone with a credential."""
+        """Return all users with a credential."""
         return sorted(self._by_name)
 
     def iterations(self, user: str) -> dict[int, int]:
-        """The mechanisms a user has, with their iterations."""
+        """Return a user's mechanisms with their iterations."""
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
 
@@ -35,7 +35,8 @@ class Users:
     ) -> None:
         """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password).
 
-        Durable when returned.
+        The change is durable when this returns.
+
         """
         after = {name: dict(found) for name, found in self._by_name.items()}
         for user, mechanism in deletions:

@@ -1,1 +1,1 @@
-"""The broker's connections: listening, framing, dispatch to handlers, and answers in order."""
+"""The broker's connections: listening, framing, dispatch to handlers, and responses in order."""

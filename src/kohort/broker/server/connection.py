@@ -1,8 +1,8 @@
-"""One client connection: frames in, answers out in the order of the requests.
+"""One client connection: frames in, responses out in the order of the requests.
 
-It ties its parts together: a transport (`transport.py`), framing (`framing.py`), flow control (`flow.py`), what is to
-be sent (`sending.py`), and what is known of the client (`session.py`). Reading goes through one buffer shared by all
-connections of the loop, because a read and the taking of what it brought are one uninterrupted step.
+A connection combines a transport, framing (`framing.py`), flow control, the outgoing bytes and the client's session.
+All connections of the loop share one read buffer, because a read and the processing of its bytes are one uninterrupted
+step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kohort.broker.purgatory import Wait
+from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.server.framing import BadFrame, Frame, Frames
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.client_quirks import DelayTolerance, classic_hold_ms, delay_tolerance
@@ -24,37 +24,37 @@ from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
 from kohort.log import FileRange
 from kohort.wire.schema import Buffer
 
-# -- What the broker knows of the client at the other end of a connection
+# -- The client of a connection, as the broker knows it
 
 OWN_SOFTWARE = "kohort"
-"""What our own clients name themselves in ApiVersions."""
+"""The software name that kohort's own clients send in ApiVersions."""
 
 
 class Principal(NamedTuple):
-    """Who a client is, by its authentication."""
+    """The authenticated identity of a client."""
 
     kind: str
     name: str
 
 
 ANYONE = Principal("User", "ANONYMOUS")
-"""Who a client is that did not authenticate."""
+"""The principal of a client that did not authenticate."""
 
 
 class ClientSession:
-    """One client, from its connection's beginning to its end.
+    """A client from the beginning of its connection to the end.
 
     Attributes:
-        number: tells connections apart, in events of the group coordinator too.
+        number: identifies the connection, also in events of the group coordinator.
         host: the client's address.
-        principal: who it is; requests keep the one that they came under.
-        software: name and version that it gave in ApiVersions 3 and up.
-        lease_ms: the lease that it was told to keep, 0: none.
-        process: what it says of its process, "": nothing. See `kohort.io.processes`.
-        client_id: as the header of ApiVersions had it; frames of the push protocol have none.
-        shards: the group shards that it has asked, to be told of its end.
-        held: heartbeats whose answers a shard may hold back, token to shard: the next request releases them.
-        waits: its parked fetches.
+        principal: the client's identity. A request keeps the principal that it arrived with.
+        software: the client's name and version from ApiVersions 3 or later.
+        lease_ms: the disconnect lease that the client must keep; 0: none.
+        process: the client's process, as the client named it; "": not named. See `kohort.io.processes`.
+        client_id: from the header of ApiVersions; push frames have none.
+        shards: the group shards that the client has used, which learn of its disconnect.
+        held: heartbeats that a shard may delay, token to shard. The next request releases them.
+        waits: the client's fetches in purgatory.
     """
 
     __slots__ = (
@@ -70,49 +70,49 @@ class ClientSession:
         self.process = self.client_id = ""
         self.shards: set[int] = set()
         self.held: dict[int, int] = {}
-        self.waits: set[Wait] = set()
+        self.waits: set[WaitingFetch] = set()
 
     def introduce(self, name: str, version: str, process: str) -> None:
-        """The client says what it is, and which process."""
+        """Record the client's software and process."""
         self.software = (name, version)
         self.process = process[: NAME_MAX_LENGTH + 1]
 
     @property
     def is_own(self) -> bool:
-        """Whether it is kohort's own client."""
+        """Whether this is kohort's own client."""
         return self.software is not None and self.software[0] == OWN_SOFTWARE
 
     @property
     def interval_ms(self) -> int:
-        """At which interval it is known to send classic heartbeats, 0: not known."""
+        """The known interval of the client's classic heartbeats; 0: unknown."""
         return beat_ms(self.lease_ms)
 
     def classic_hold_ms(self, mode: str) -> int:
-        """How long it bears to wait for the answer to a classic heartbeat. `mode`: `group.notify.at.once`."""
+        """Return how long a classic heartbeat of this client may be delayed. `mode` is `group.notify.at.once`."""
         return 0 if self._is_new else self._within_lease(classic_hold_ms(mode, self.software and self.software[0]))
 
     def patience(self, mode: str) -> DelayTolerance:
-        """How it bears to wait for the answer to the heartbeat of a consumer group's member; arguments as above."""
-        found = delay_tolerance(mode, self.software and self.software[0])
-        return found._replace(hold_ms=0 if self._is_new else self._within_lease(found.hold_ms))
+        """Return the client's tolerance for delayed consumer group heartbeats. `mode` is `group.notify.at.once`."""
+        tolerance = delay_tolerance(mode, self.software and self.software[0])
+        return tolerance._replace(hold_ms=0 if self._is_new else self._within_lease(tolerance.hold_ms))
 
     @property
     def _is_new(self) -> bool:
-        """Whether nothing of a group has come yet: who comes back on a new connection has waited for an answer."""
+        """Whether no group request has arrived yet: a client that reconnected has already waited for a response."""
         return not self.shards
 
     def _within_lease(self, hold_ms: int) -> int:
         return min(hold_ms, long_poll_max_ms(self.lease_ms)) if self.lease_ms else hold_ms
 
 
-# -- What an answer is made of: buffers, and bytes of log files that never enter this process
+# -- Parts of a response: buffers, and bytes of log files that never enter this process
 
 SMALL_BYTES = 4096
-"""Answers below it are copied together: cheaper than to give them to the kernel one by one."""
+"""Smaller buffers are copied together, which costs less than passing each to the kernel."""
 
 
 class LogSlice:
-    """Bytes of a log file inside an answer, read when the socket takes them."""
+    """A range of a log file inside a response, read when the socket accepts it."""
 
     __slots__ = ("_file", "_length", "_position")
 
@@ -123,11 +123,11 @@ class LogSlice:
         return self._length
 
     def send_to(self, fd: int, count: int) -> int:
-        """Send the first `count` bytes to a socket; returns how many it took."""
+        """Send the first `count` bytes to a socket; return how many it accepted."""
         return os.sendfile(fd, self._file.fd, self._position, count)
 
     def drop(self, count: int) -> None:
-        """Forget the first bytes: they were sent."""
+        """Skip the first bytes, which were sent."""
         self._position += count
         self._length -= count
 
@@ -136,34 +136,34 @@ Part: TypeAlias = Buffer | LogSlice
 
 
 def gathered(parts: Sequence[Part]) -> list[Part]:
-    """The same bytes with small buffers that follow each other in one."""
-    found: list[Part] = []
+    """Join adjacent small buffers of a response."""
+    joined: list[Part] = []
     run: list[Buffer] = []
     for part in parts:
         if not isinstance(part, LogSlice) and len(part) < SMALL_BYTES:
             run.append(part)
             continue
         if run:
-            found.append(b"".join(run))
+            joined.append(b"".join(run))
             run = []
-        found.append(part)
+        joined.append(part)
     if run:
-        found.append(b"".join(run))
-    return found
+        joined.append(b"".join(run))
+    return joined
 
 
-# -- Flow control: how much is taken from one client before it must take what it is owed
+# -- Flow control: how much is read from a client that does not read its responses
 
 ANSWERS_HELD = 256
-"""Answers gathered before they are sent, while a read is taken apart."""
+"""Responses collected before they are sent, while a read is processed."""
 TAKE_S = 0.005
-"""A read full of requests that take long is taken apart for so long; then the others have their turn."""
+"""Longest processing of one read. After that, other connections get their turn."""
 READS_PER_WAKE = 4
-"""A connection with more to read lets the others have their turn after this many reads."""
+"""Reads of one connection in a row. After that, other connections get their turn."""
 
 
 class Limits(Protocol):
-    """The bounds of one connection, from the broker's settings."""
+    """The limits of one connection, from the broker's settings."""
 
     @property
     def request_bytes_max(self) -> int: ...
@@ -173,13 +173,13 @@ class Limits(Protocol):
     def queued_bytes_max(self) -> int: ...
 
 
-class Flow:
-    """When one connection is full: nothing more is read from it until it has room.
+class FlowControl:
+    """The flow control of one connection: reading stops while the connection is full.
 
     Attributes:
-        requests_max: requests unanswered.
-        bytes_max: bytes of answers that the client has not taken.
-        brim: so many requests unanswered are a reason to send what is ready before the next is taken.
+        requests_max: the most unanswered requests.
+        bytes_max: the most bytes of unsent responses.
+        brim: high-water mark: with this many unanswered requests, send completed responses before the next request.
     """
 
     __slots__ = ("brim", "bytes_max", "requests_max")
@@ -190,27 +190,27 @@ class Flow:
         self.brim = min(ANSWERS_HELD, self.requests_max)
 
     def is_full(self, requests: int, size: int) -> bool:
-        """Whether nothing more is taken with so many requests unanswered and so many bytes unsent."""
+        """Return whether reading must stop with this many unanswered requests and unsent bytes."""
         return requests >= self.requests_max or size >= self.bytes_max
 
 
-# -- Transports: the bytes of one connection, whatever they travel in
+# -- Transports: the bytes of a connection, whatever protocol carries them
 
 MAPPED = "::ffff:"
 MORE_FOLLOWS = getattr(socket, "MSG_MORE", 0)
-"""Where the system knows it, a head waits for the log bytes that follow and leaves in the same packet."""
+"""If the system supports it, a header waits for the log bytes after it and leaves in the same packet."""
 
 
 class Transport(Protocol):
-    """What a connection needs of the bytes below it.
+    """The byte stream of a connection.
 
-    Receiving and sending never wait. They raise `BlockingIOError` where the loop's next event has to be waited for, and
-    another `OSError` where the connection has failed.
+    Receiving and sending never block. They raise `BlockingIOError` if the connection has to wait for the loop's next
+    event, and another `OSError` if the connection has failed.
 
     Attributes:
-        fd: what the loop watches.
+        fd: the descriptor that the loop watches.
         peer: the client's address.
-        local: the address that the client reached.
+        local: the local address of the connection.
     """
 
     @property
@@ -221,28 +221,29 @@ class Transport(Protocol):
     def local(self) -> tuple[str, int]: ...
 
     def receive_into(self, buffer: memoryview, /) -> int:
-        """Take what has come, as far as it fits; 0: the client has ended the connection."""
+        """Receive available bytes into a buffer; return how many. 0: the client has closed the connection."""
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
-        """Send a beginning of these bytes; returns how many. `more`: others follow at once."""
+        """Send as many of these bytes as the socket accepts; return how many. `more`: others follow at once."""
 
     def send_slice(self, part: LogSlice, count: int, /) -> int:
-        """Send a beginning of the first `count` bytes of a log's; returns how many."""
+        """Send up to `count` bytes of a log file; return how many the socket accepted."""
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
 
 
 def unmapped(host: str) -> str:
-    """The IPv4 address that a socket of both families writes as `::ffff:127.0.0.1`; any other address as it is.
+    """Return the IPv4 address that a dual-stack socket writes as `::ffff:127.0.0.1`; any other address unchanged.
 
-    A client on IPv4 is told this broker's address, and may be unable to connect to one of IPv6.
+    The broker sends its own address to a client. An IPv4 client may be unable to connect to an IPv6 address.
+
     """
     return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
 
 
 class PlainTransport:
-    """Bytes as they are, on a TCP socket that does not block."""
+    """An unencrypted transport on a non-blocking TCP socket."""
 
     __slots__ = ("_sock", "fd", "local", "peer", "receive_into")
 
@@ -255,40 +256,40 @@ class PlainTransport:
         self.receive_into: Callable[[memoryview], int] = sock.recv_into
 
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
-        """Send a beginning of these bytes; returns how many. `more`: others follow at once."""
+        """Send as many of these bytes as the socket accepts; return how many. `more`: others follow at once."""
         flags = MORE_FOLLOWS if more else 0
         if len(buffers) == 1:
             return self._sock.send(buffers[0], flags)
         return self._sock.sendmsg(buffers, [], flags)
 
     def send_slice(self, part: LogSlice, count: int, /) -> int:
-        """Have the kernel send log bytes: they never enter this process."""
+        """Let the kernel send log bytes, which never enter this process."""
         return part.send_to(self.fd, count)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._sock.close()
 
 
-# -- What is to be sent on one connection: gathered, in order, and given to the transport as it takes it
+# -- Outgoing bytes of a connection
 #
-# Log bytes are never held in memory: they are read from their file when the transport takes them.
+# Log bytes are never held in memory: they are read from their file when the transport accepts them.
 
 GATHER_BYTES = 1 << 18
-"""One send takes at least this much if it is there: beyond it a larger one gains nothing."""
+"""One send offers at least this much if available. Larger sends gain nothing."""
 GATHER_PARTS = 256
-"""Below IOV_MAX (1,024 on Linux, 16 by POSIX's promise but 1,024 everywhere that matters)."""
+"""Buffers in one send: below IOV_MAX (1,024 on Linux; POSIX guarantees 16, but 1,024 is usual)."""
 SENDFILE_BYTES = 1 << 20
-"""Log bytes given to the kernel at once: others have their turn between."""
+"""Log bytes per system call, so that other connections get their turn in between."""
 
 Parts: TypeAlias = Sequence[Part]
 
 
 class Outgoing:
-    """The bytes that the transport has not taken yet.
+    """The bytes that the transport has not accepted yet.
 
     Attributes:
-        size: how many.
+        size: the number of bytes.
     """
 
     __slots__ = ("_parts", "_transport", "size")
@@ -299,14 +300,17 @@ class Outgoing:
         self.size = 0
 
     def add(self, parts: Parts) -> None:
-        """These follow what is there."""
+        """Append a response."""
         if len(parts) > 1:
             parts = gathered(parts)
         self._parts.extend(parts)
         self.size += sum(map(len, parts))
 
     def send(self) -> bool:
-        """Send what the transport takes now; whether that was all.
+        """Send as much as the transport accepts; return whether that was everything.
+
+        Raises:
+            OSError: the connection has failed.
 
         Raises:
             OSError: the connection has failed.
@@ -320,12 +324,12 @@ class Outgoing:
         return True
 
     def clear(self) -> None:
-        """Send no more."""
+        """Discard the unsent bytes."""
         self._parts.clear()
         self.size = 0
 
     def _send_some(self) -> bool:
-        """Send once; whether the transport took all that was offered."""
+        """Send once; return whether the transport accepted everything offered."""
         first = self._parts[0]
         if isinstance(first, LogSlice):
             offered = min(len(first), SENDFILE_BYTES)
@@ -339,7 +343,7 @@ class Outgoing:
         return sent == offered
 
     def _chunk(self) -> tuple[list[Buffer], int, bool]:
-        """The buffers at the front, their bytes, and whether log bytes follow them."""
+        """Return the buffers at the front, their size, and whether log bytes follow them."""
         chunk: list[Buffer] = []
         size = 0
         for part in self._parts:
@@ -352,7 +356,7 @@ class Outgoing:
         return chunk, size, False
 
     def _drop(self, sent: int) -> None:
-        """Take `sent` bytes off the front."""
+        """Remove `sent` bytes from the front."""
         parts = self._parts
         self.size -= sent
         while sent:
@@ -368,38 +372,41 @@ class Outgoing:
             parts.popleft()
 
 
-# -- A connection that has turned round: the server asks, and the client's frames are the answers
+# -- Reversed connections of the push protocol
 #
-# Neither have numbers to be matched by: each frame in answers the oldest frame out that is not answered yet. A push
-# protocol turns the connection on which a client registers; what was asked before is answered as ever, and first.
+# The broker sends requests on them, and the client responds. These frames have no correlation ids: each incoming frame
+# answers the oldest unanswered request. The registration of a push consumer reverses its connection. Earlier requests
+# are still answered first.
 
 UNANSWERED_MAX = 64
-"""Frames out that are not answered: who asks so much of a silent client should have given it up. Bounds memory."""
+"""The most unanswered requests to a client, which bounds memory. The coordinator should have evicted such a client."""
 
 OnAnswer: TypeAlias = Callable[[Frame], None]
-"""Takes an answer, whose memory is not kept; raises `BadFrame` to end the connection."""
+"""Callback that takes a response. The frame's memory is reused afterwards. Raises `BadFrame` to close the connection.
+"""
 
 
-class Turned:
-    """What was asked of the client of one connection, in order."""
+class ServerRequests:
+    """The requests sent to the client of a reversed connection, in order."""
 
     __slots__ = ("_asked", "_queue")
 
     def __init__(self, queue: Callable[[Parts], None]) -> None:
-        """`queue`: has a frame sent behind what is owed."""
+        """Create an empty queue. `queue` sends a frame after all pending responses."""
         self._queue = queue
         self._asked: deque[OnAnswer] = deque()
 
     @property
     def unanswered(self) -> int:
-        """How many answers the client owes."""
+        """The number of responses that the client has not sent yet."""
         return len(self._asked)
 
     def ask(self, parts: Parts, on_answer: OnAnswer) -> None:
-        """Send a frame; its answer goes to `on_answer`, or never comes: the connection's end is told elsewhere.
+        """Send a request. `on_answer` gets the response, or is never called if the connection closes before.
 
         Raises:
-            KafkaError: the client owes too many answers.
+            KafkaError: the client has too many unanswered requests.
+
         """
         if len(self._asked) >= UNANSWERED_MAX:
             raise KafkaError(
@@ -409,10 +416,11 @@ class Turned:
         self._queue(parts)
 
     def take(self, frame: Frame) -> None:
-        """A frame from the client.
+        """Handle a frame from the client.
 
         Raises:
-            BadFrame: it answers nothing.
+            BadFrame: no request is unanswered.
+
         """
         if not self._asked:
             raise BadFrame(f"an answer of {len(frame)} bytes to nothing that was asked")
@@ -423,18 +431,18 @@ log = logging.getLogger("kohort.broker")
 
 READ_BUFFER_BYTES = 1 << 18
 REQUEST_BYTES_MIN = 2
-"""What a request is; those of Kafka are longer, which who reads their headers finds out."""
+"""The smallest possible request. Kafka's are longer, which decoding their headers verifies."""
 
 
 class Answer(Protocol):
-    """A place in a connection's order of answers."""
+    """An entry in a connection's order of responses."""
 
     parts: Parts | None
-    """What to send, None as long as it is not known, empty to send nothing."""
+    """The parts to send; None: not known yet; empty: send nothing."""
 
 
 class Unasked:
-    """A frame of the server's own, in its place between answers."""
+    """A request of the broker to the client, in its place between responses."""
 
     __slots__ = ("parts",)
 
@@ -443,29 +451,30 @@ class Unasked:
 
 
 class Handler(Protocol):
-    """What a connection needs from the server."""
+    """The server, as a connection uses it."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Take one request; raises `BadFrame` to end the connection.
+        """Handle one request; raise `BadFrame` to close the connection.
 
-        The frame may be written to, and is gone when this returns: the next read goes into the same memory.
+        The frame may be modified. The next read overwrites its memory.
+
         """
 
     def on_closed(self, connection: Connection) -> None:
-        """The connection ended."""
+        """Handle the end of a connection."""
 
     def wake(self, connection: Connection) -> None:
-        """Have `flush` called soon."""
+        """Schedule a `flush` of the connection."""
 
 
 class Connection:
-    """The state of one connection. All methods run on the loop.
+    """One connection. All methods run on the loop.
 
     Attributes:
-        client: what is known of who is at the other end.
-        pending: the answers that are owed, in order.
-        corked: a read is being taken apart: what becomes ready is sent when that is done.
-        dirty: `flush` will be called.
+        client: the client's session.
+        pending: the unsent responses, in order.
+        corked: whether a read is being processed, so that completed responses are sent afterwards.
+        dirty: whether a `flush` is scheduled.
     """
 
     __slots__ = (
@@ -508,7 +517,7 @@ class Connection:
         self.local = transport.local
         self._handler = handler
         self._on_frame: Callable[[Connection, Frame], None] = handler.on_frame
-        self._flow = Flow(limits)
+        self._flow = FlowControl(limits)
         self._frames = Frames(REQUEST_BYTES_MIN, limits.request_bytes_max)
         self._outgoing = Outgoing(transport)
         self._held = 0
@@ -524,15 +533,15 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """The peer's address for log lines."""
+        """The client's address for log lines."""
         return f"{self.peer[0]}:{self.peer[1]}"
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way in either direction."""
+        """Whether nothing is in progress in either direction."""
         return not self.pending and not self._outgoing.size
 
-    # -- in
+    # -- requests
 
     def _on_readable(self) -> None:
         try:
@@ -543,18 +552,18 @@ class Connection:
             self._end_for(error)
 
     def _end_for(self, error: BadFrame) -> None:
-        """Send what is ready, then end the connection."""
+        """Send completed responses, then close the connection."""
         log.warning("closing the connection from %s: %s", self.name, error)
         self.finish()
 
     def finish(self) -> None:
-        """End the connection, behind what is ready to be sent."""
+        """Send completed responses, then close the connection."""
         self.corked = False
         self.flush()
         self.close()
 
     def _read_once(self) -> bool:
-        """Read and take what is there; whether there may be more."""
+        """Read once and process the frames; return whether there may be more to read."""
         scratch = self._scratch
         try:
             count = self._transport.receive_into(scratch)
@@ -574,10 +583,11 @@ class Connection:
         return count == len(scratch) and not self._frames.kept and not self.closed
 
     def _take(self, data: memoryview) -> None:
-        """Whole frames of `data` go to the handler.
+        """Pass the complete frames of `data` to the handler.
 
-        Answers are sent between, and what can't be answered yet stops the reading: a read full of small requests must
-        not become a pile of large answers, nor keep all other connections waiting.
+        Responses are sent in between, and a full connection stops reading. A read full of small requests must not pile
+        up large responses, nor delay the other connections.
+
         """
         clock = time.monotonic
         now = clock()
@@ -598,16 +608,16 @@ class Connection:
                 self._loop.call_soon(self._resume_if_room)
                 return
         self.last_active = now
-        if self._frames.kept:  # from a frame on whose size was out of bounds when the others were cut
+        if self._frames.kept:  # from a frame on whose size was invalid when the earlier ones were cut
             self._take(self._frames.take_kept())
 
     def _put_back(self, frames: Iterator[Frame]) -> None:
-        """Take no more now."""
+        """Keep the remaining frames for later, and stop reading."""
         self._frames.put_back(frames)
         self._pause()
 
     def _is_brimful(self) -> bool:
-        """Send what is ready; whether there is no room for another request even so."""
+        """Send completed responses; return whether there is still no room for another request."""
         if self.pending and self.pending[0].parts is not None:
             self.flush()
         return self._is_full and not self.closed
@@ -617,7 +627,7 @@ class Connection:
         return self._flow.is_full(len(self.pending), self._outgoing.size + self._held)
 
     def hold(self, size: int) -> None:
-        """Count bytes of requests that are kept, or with a negative size are not any more, against what is read."""
+        """Count bytes of retained requests toward flow control. A negative size releases them."""
         self._held += size
         self._resume_if_room()
 
@@ -636,7 +646,7 @@ class Connection:
             self._loop.add_reader(self.fd, self._on_readable)
 
     def _take_kept(self) -> None:
-        """Go on with what was read before the connection was full."""
+        """Process frames that were read before the connection was full."""
         if self.closed:
             return
         try:
@@ -653,17 +663,17 @@ class Connection:
         if self.pending and self.pending[0].parts is not None:
             self.flush()
 
-    def turn_round(self) -> Turned:
-        """From now on the server asks: frames in are answers, of any size, also those behind the current one."""
-        turned = Turned(self._queue)
+    def reverse(self) -> ServerRequests:
+        """Reverse the connection: later frames are responses to the broker's requests, and may have any size."""
+        turned = ServerRequests(self._queue)
         self._on_frame = lambda _, frame: turned.take(frame)
         self._frames.size_min = 0
         return turned
 
-    # -- out
+    # -- responses
 
     def ready(self, answer: Answer) -> None:
-        """An answer's parts are known: have it sent if it is its turn."""
+        """Schedule sending of a completed response if it is the next one."""
         if self.closed:
             return
         if not self.dirty and not self.corked and self.pending and self.pending[0] is answer:
@@ -671,14 +681,14 @@ class Connection:
             self._handler.wake(self)
 
     def _queue(self, parts: Parts) -> None:
-        """Send a frame that answers nothing, behind what is owed."""
+        """Send a frame that is no response, after all pending responses."""
         if not self.closed:
             unasked = Unasked(parts)
             self.pending.append(unasked)
             self.ready(unasked)
 
     def flush(self) -> None:
-        """Send the answers whose turn it is."""
+        """Send the completed responses at the front."""
         self.dirty = False
         pending = self.pending
         ready: list[Part] = []
@@ -716,7 +726,7 @@ class Connection:
             self._resume_if_room()
 
     def close(self) -> None:
-        """End the connection; whatever was not sent is lost."""
+        """Close the connection; unsent bytes are lost."""
         if self.closed:
             return
         self.closed = True

@@ -1,8 +1,8 @@
-"""From a frame to the handler of its (key, version), and from the handler's answer back to bytes.
+"""Request dispatch: from a frame to the handler of its API, and from the handler's response to bytes.
 
-A handler takes (host, request) and returns the answer's message, or None when it will call `request.reply` later (a
-parked request) or answers nothing (`request.skip`). It runs on the loop and must not block. The host is what it works
-with: a broker with a store, or a process that has groups alone.
+A handler takes (host, request) and returns the response message. It returns None if it calls `request.reply` later (a
+waiting request) or sends no response (`request.skip`). A handler runs on the loop and must not block. The host is a
+broker with a store, or a process that only coordinates groups.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("kohort.broker")
 API_VERSIONS = 18
 NOTHING: Mapping[int, int] = {}
 PUSH_FIRST, NEGATIVE_FIRST = PUSH_TYPES >> 8, 0x80
-"""The first byte of a frame of the push protocol, and of a number below 0."""
+"""The first byte of a push frame, and the first byte of a negative number."""
 
 
 class DispatchHost(Protocol):
-    """What every host has, whatever it serves."""
+    """The properties that every host has."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -44,7 +44,7 @@ class DispatchHost(Protocol):
     def faults(self) -> Faults: ...
 
     def release(self, client: ClientSession) -> None:
-        """Have a client's held heartbeats answered: another request came behind them."""
+        """Answer a client's delayed heartbeats, because another request arrived on the connection."""
 
 
 H = TypeVar("H")
@@ -58,21 +58,21 @@ Handler: TypeAlias = Callable[[H, Request[Q]], A | None]
 
 @dataclass(frozen=True, slots=True)
 class Handled(Generic[H_contra]):
-    """A request and its handler, on hosts of one kind."""
+    """A request class and its handler, for one kind of host."""
 
     request: type[Message]
     handler: Callable[[H_contra, Request[Any]], Message | None]
 
 
 def handled(request: type[Q], response: type[A], handler: Handler[H, Q, A]) -> Handled[H]:
-    """A request, what answers it, and its handler."""
+    """Return an entry of a handler list, and check that the response class belongs to the request class."""
     assert APIS[request.API_KEY].response is response
     return Handled(request, handler)
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[H_contra]):
-    """One API: who handles it, in which versions, how its request is read, and what its client must be allowed to."""
+    """The route of one API: handler, versions, decoder, and required permissions."""
 
     handler: Callable[[H_contra, Request[Any]], Message | None]
     name: str
@@ -88,20 +88,20 @@ def route_table(
     advertise_from: Mapping[int, int] = NOTHING,
     serve_to: Mapping[int, int] = NOTHING,
 ) -> dict[int, Route[H]]:
-    """Routes by api key, from lists of handlers.
+    """Build the routes by API key from lists of handlers.
 
     Args:
-        handlers: one list of each file of handlers.
-        advertise_from: api key to the lowest version ApiVersions names where it differs from the lowest served.
-        serve_to: api key to the highest version served where it differs from the highest that can be read.
+        handlers: one list per module of handlers.
+        advertise_from: API key to the lowest advertised version, if it differs from the lowest served one.
+        serve_to: API key to the highest served version, if it differs from the highest version that can be decoded.
     """
     routes: dict[int, Route[H]] = {}
-    for each in (each for of_file in handlers for each in of_file):
-        message = each.request
+    for entry in (entry for of_file in handlers for entry in of_file):
+        message = entry.request
         key, low, name = message.API_KEY, message.MIN_VERSION, APIS[message.API_KEY].name
         assert key not in routes, f"{name} has two handlers"
         routes[key] = Route(
-            each.handler,
+            entry.handler,
             name,
             low,
             serve_to.get(key, message.MAX_VERSION),
@@ -113,7 +113,7 @@ def route_table(
 
 
 def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVersion]:
-    """What ApiVersions says of these routes."""
+    """Return the versions of these routes for ApiVersions."""
     make = ApiVersionsResponse.ApiVersion
     return [
         make(api_key=key, min_version=route.advertised_low, max_version=route.high)
@@ -122,7 +122,7 @@ def api_keys(routes: Mapping[int, Route[H]]) -> list[ApiVersionsResponse.ApiVers
 
 
 class Dispatcher(Generic[D]):
-    """Reads requests and calls their handlers."""
+    """A dispatcher that decodes requests and calls their handlers."""
 
     __slots__ = ("_apis", "_authorize", "_faults", "_host", "_pushing", "_routes", "_unsupported")
 
@@ -134,15 +134,15 @@ class Dispatcher(Generic[D]):
         authorize: Authorize | None = None,
         pushing: Callable[[D, Connection, Frame, Authorize | None], None] | None = None,
     ) -> None:
-        """A dispatcher of requests to a host.
+        """Create a dispatcher.
 
         Args:
-            host: what the handlers work with.
-            routes: by api key.
-            unsupported_api_versions: answers an ApiVersions of an unknown version.
-            authorize: asked before each request; None: everybody may do everything.
-            pushing: takes the frames of the push protocol, which have no header of Kafka's, and asks `authorize`
-                itself; None: none are served.
+            host: the host that handlers work with.
+            routes: the routes by API key.
+            unsupported_api_versions: answers an ApiVersions request of an unknown version.
+            authorize: called before each request; None: everything is allowed.
+            pushing: handles push frames, which have no Kafka header, and calls `authorize` itself; None: push frames
+                are rejected.
         """
         self._host = host
         self._routes = dict(routes)
@@ -153,10 +153,11 @@ class Dispatcher(Generic[D]):
         self._faults = host.faults
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:
-        """Handle one frame, whose memory is not kept.
+        """Handle one frame, whose memory is reused afterwards.
 
         Raises:
-            BadFrame: the frame is no request that is served here; the connection must end.
+            BadFrame: the frame is no request that this host serves; the connection must be closed.
+
         """
         if self._pushing is not None and PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             self._pushing(self._host, connection, frame, self._authorize)

@@ -1,4 +1,4 @@
-"""A fault rule as plain data: made in a test's process, carried out in the broker's."""
+"""Fault rules as plain data, created in the test's process and applied in the broker's."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Fault:
     """One rule: which requests, and what happens to them.
 
     Attributes:
-        api: Kafka's name, as "JoinGroup", or that of a push frame, as "RegisterConsumer"; None: any. A frame that the
-            coordinator asks ("Ping", "Stop", "Start") is handled when it is sent, and its answer is the consumer's.
-        action: "fail" answers with `error` and does nothing else; "delay" handles it `delay_ms` later; "drop" neither
-            handles nor answers; "drop_reply" handles but never answers; "hold" and "hold_reply" wait at the barrier
-            before handling, or before answering; "close" ends the connection unhandled; "close_after" handles, then
-            ends the connection in place of an answer; "garble" handles, then answers with bytes that no client can
-            read.
-        group: of the request; None: any, also requests without a group.
-        client_id: of the request header, of push frames the consumer's id; None: any.
-        skip: this many matching requests pass first.
-        times: then this many are chosen; None: all.
-        error: for "fail"; a Ping's answer has none, so that the connection ends.
-        delay_ms: for "delay".
+        api: Kafka's API name, such as "JoinGroup", or a push frame's, such as "RegisterConsumer"; None: any. For
+            requests to a consumer ("Ping", "Stop", "Start"), handling means sending, and the consumer responds.
+        action: "fail" responds with `error` only; "delay" handles the request after `delay_ms`; "drop" neither handles
+            nor responds; "drop_reply" handles without a response; "hold" and "hold_reply" wait at the barrier before
+            handling, or before the response; "close" closes the connection without handling; "close_after" handles,
+            then closes the connection instead of responding; "garble" handles, then sends bytes that no client can
+            decode.
+        group: group id in the request; None: any, also requests without a group.
+        client_id: client id in the request header, or the consumer's id in push frames; None: any.
+        skip: the number of matching requests that pass first.
+        times: the number of requests that the rule then applies to; None: all.
+        error: error code for "fail". A Ping response has no error field, so its connection is closed.
+        delay_ms: delay for "delay".
     """
 
     api: str | None

@@ -1,7 +1,7 @@
-"""Faults on purpose: rules that fail, delay, drop or hold chosen requests. For tests; no rules, no cost.
+"""Fault injection for tests: rules that fail, delay, drop or hold chosen requests. Without rules it costs nothing.
 
-A rule chooses by api, group, client and occurrence, and says what happens to the requests it chose. A held request
-waits at the rule's barrier until `release`. `Fault` is plain data, so that it travels to a broker in a child process.
+A rule matches by API, group, client and occurrence. A held request waits at the rule's barrier until `release`. `Fault`
+is plain data, so that it can be sent to a broker in a child process.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kohort.wire.message import Message
 log = logging.getLogger("kohort.broker")
 
 HELD_MAX = 10_000
-"""A forgotten barrier must not fill the memory: beyond it requests pass."""
+"""The most held requests of a rule. Later requests pass, so that a forgotten barrier can't fill the memory."""
 
 
 class Subject(Protocol):
-    """What rules are for: a request of Kafka's, one of a push consumer's, or a frame that such a consumer is asked."""
+    """A subject of fault rules: a Kafka request, a request of a push consumer, or a request to a push consumer."""
 
     on_reply: Callable[[Parts], bool] | None
-    """Takes the answer and says whether it goes on; None: it does."""
+    """Callback that takes the response and returns whether to send it; None: send it."""
 
     @property
     def api(self) -> str: ...
@@ -45,14 +45,14 @@ class Subject(Protocol):
     def message(self) -> object: ...
 
     def send(self, parts: Parts) -> None:
-        """Have an answer go its way."""
+        """Send a response."""
 
     def unreadable(self) -> Parts:
-        """An answer that nobody can read."""
+        """Return a response that can't be decoded."""
 
 
 class Refusable(Subject, Protocol):
-    """One that says by itself how it is refused."""
+    """A subject that creates its own error response."""
 
     def fail(self, error: ErrorCode, why: str) -> None: ...
 
@@ -67,7 +67,7 @@ class _Rule:
 
 
 class Faults:
-    """The rules in force, and what waits at their barriers. All methods run on the loop."""
+    """The active fault rules, and the requests at their barriers. All methods run on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -77,7 +77,7 @@ class Faults:
         self.active = False
 
     def add(self, fault: Fault) -> int:
-        """Put a rule in force; returns its number. Rules are asked in this order, the first that chooses wins."""
+        """Activate a rule and return its number. The first rule that matches a request applies."""
         if fault.api is not None and fault.api not in API_NAMES.values():
             near = difflib.get_close_matches(fault.api, [*API_NAMES.values()], n=1)
             raise InvalidInputError(f"there is no api {fault.api!r}" + (f"; did you mean {near[0]}?" if near else ""))
@@ -88,17 +88,17 @@ class Faults:
         return number
 
     def hits(self, number: int) -> int:
-        """How many requests a rule has chosen."""
+        """Return how many requests a rule has matched."""
         rule = self._rules.get(number)
         return rule.hits if rule else 0
 
     def when_hit(self, number: int, times: int, then: Callable[[], None]) -> None:
-        """Call `then` once the rule has chosen so many requests."""
+        """Call `then` once the rule has matched this many requests."""
         self._watchers.append((number, times, then))
-        self._tell()
+        self._notify_watchers()
 
     def release(self, number: int) -> None:
-        """Open a rule's barrier: what waits goes on, what comes passes."""
+        """Open a rule's barrier: held requests continue, later ones pass."""
         rule = self._rules.get(number)
         if rule is None:
             return
@@ -108,18 +108,22 @@ class Faults:
             resume()
 
     def remove(self, number: int) -> None:
-        """Take a rule out of force; what it held goes on."""
+        """Remove a rule and release the requests that it held."""
         self.release(number)
         self._rules.pop(number, None)
         self.active = bool(self._rules)
 
     def clear(self) -> None:
-        """Take all rules out of force."""
+        """Remove all rules."""
         for number in list(self._rules):
             self.remove(number)
 
     def on_request(self, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
-        """Apply the rules to a request; whether one took it over, so that the caller must not run it."""
+        """Apply the rules to a request.
+
+        Returns:
+            Whether a rule took the request over, so that the caller must not run it.
+        """
         for rule in self._rules.values():
             if not _matches(rule.fault, request):
                 continue
@@ -130,7 +134,7 @@ class Faults:
             rule.hits += 1
             log.info("fault %s: %s", fault.action, request.name)
             taken = self._act(rule, request, run)
-            self._tell()
+            self._notify_watchers()
             return taken
         return False
 
@@ -174,7 +178,7 @@ class Faults:
         rule.held.append(resume)
         return False
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         waiting = self._watchers
         self._watchers = [(n, times, then) for n, times, then in waiting if self.hits(n) < times]
         for number, times, then in waiting:
@@ -183,7 +187,7 @@ class Faults:
 
 
 def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
-    why = "a fault on purpose"
+    why = "injected fault"
     if isinstance(request, Request):
         request.reply(refusal(request, error, why))
     else:
@@ -217,6 +221,6 @@ def _groups_of(message: object) -> list[str]:
     if names:
         return list(names)
     groups = getattr(message, "groups", None) or ()
-    found = [each if isinstance(each, str) else each.group_id for each in groups]
+    names_in_groups = [group if isinstance(group, str) else group.group_id for group in groups]
     key = getattr(message, "key", None)
-    return [*found, *([key] if isinstance(key, str) else ())]
+    return [*names_in_groups, *([key] if isinstance(key, str) else ())]

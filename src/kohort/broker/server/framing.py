@@ -1,7 +1,7 @@
-"""Framing: what was read is cut into frames, each behind its size in four bytes.
+"""Framing: splits received bytes into frames, each preceded by its size in four bytes.
 
-Frames that have wholly arrived are views into the memory that was read into. Only one that has not takes memory of its
-own, and no more than has come of it: a size is only a claim.
+Complete frames are views of the read buffer. Only an incomplete frame is copied, and never more than has arrived,
+because its size is only a claim of the client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Frame: TypeAlias = bytearray | memoryview
-"""A frame without its size. It may be written to, and is gone when the next read begins."""
+"""A frame without its size. It may be modified, and the next read overwrites its memory."""
 
 SIZE_BYTES = 4
 _SIZE = struct.Struct(">i")
@@ -19,17 +19,16 @@ _unpack_size = _SIZE.unpack_from
 
 
 class BadFrame(Exception):
-    """Bytes no client of ours sends: the connection ends, the text says why."""
+    """Bytes that no valid client sends. The text says why the connection is closed."""
 
 
 class Frames:
-    """Cuts the bytes of one connection into frames.
+    """A splitter of one connection's bytes into frames.
 
     Attributes:
-        size_min: bytes that a frame has at least. Frames behind a change of it, in the same read too, go by the new
-            one.
-        size_max: bytes that a frame has at most.
-        kept: what was read and is still to be cut.
+        size_min: the smallest valid frame size. A change applies to all later frames, also of the same read.
+        size_max: the largest valid frame size.
+        kept: received bytes that are still to be split.
     """
 
     __slots__ = ("_begun", "_wanted", "kept", "size_max", "size_min")
@@ -38,14 +37,15 @@ class Frames:
         self.size_min = size_min
         self.size_max = size_max
         self.kept = b""
-        self._begun: bytearray | None = None  # what has come of a frame (or of its size) that has not wholly arrived
-        self._wanted = 0  # that frame's size, 0: not known yet
+        self._begun: bytearray | None = None  # the received part of an incomplete frame (or of its size)
+        self._wanted = 0  # the size of the incomplete frame, 0: not known yet
 
     def cut(self, data: memoryview) -> list[Frame]:
-        """The frames that `data` completes, in order; what is left at its end begins the next one, or is kept.
+        """Return the frames that `data` completes, in order. The rest begins the next frame, or is kept.
 
         Raises:
-            BadFrame: the first of them has a size out of bounds. Those before one are given first.
+            BadFrame: the first frame has an invalid size. Valid frames before an invalid one are returned first.
+
         """
         found: list[Frame] = []
         start, end = 0, len(data)
@@ -81,7 +81,7 @@ class Frames:
         return found
 
     def put_back(self, frames: Iterable[Frame]) -> None:
-        """Keep frames that were cut last, and what followed them: no more can be taken now."""
+        """Keep the frames that were split last, and the bytes after them, because no more can be handled now."""
         pieces = [piece for frame in frames for piece in (_SIZE.pack(len(frame)), frame)]
         if self._begun is not None:
             pieces += [_SIZE.pack(self._wanted), self._begun] if self._wanted else [self._begun]
@@ -89,12 +89,12 @@ class Frames:
         self.kept = b"".join([*pieces, self.kept])
 
     def take_kept(self) -> memoryview:
-        """What was kept, to be cut now."""
+        """Return the kept bytes for another `cut`."""
         kept, self.kept = self.kept, b""
         return memoryview(kept)
 
     def clear(self) -> None:
-        """Let go of what has come of frames."""
+        """Discard the bytes of incomplete frames."""
         self._begun, self.kept = None, b""
 
     def _begin(self, rest: memoryview) -> None:

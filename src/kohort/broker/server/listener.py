@@ -1,4 +1,4 @@
-"""The listening socket and the connections that come in by it."""
+"""The listening socket and the accepted connections."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from kohort.broker.server.connection import READ_BUFFER_BYTES, ClientSession, Co
 from kohort.broker.server.framing import Frame
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 
-# -- What the descriptors of the process are for: when those of one purpose are used up, the others go on
+# -- Shares of the process's file descriptors: exhausting one share leaves the others usable
 
 OTHERS = 48
-"""The event loop, pipes, locks, scrapes of the metrics, and files open for one write: checkpoints, the catalog."""
+"""Descriptors for the event loop, pipes, locks, metrics scrapes, and files open for one write (checkpoints, catalog).
+"""
 FILES_MAX = 512
-"""Log files open at once: beyond it opening them anew costs less than their look-up."""
+"""The most open log files. With more, a lookup costs more than opening a file again."""
 LENT_MAX = 256
-"""Log files that are closed for the store but still read by answers under way."""
+"""The most log files that the store has closed but responses in progress still read."""
 DESCRIPTORS_MIN = 128
 
 
 class Descriptors(NamedTuple):
-    """Shares of the process's descriptors."""
+    """Shares of the process's file descriptors."""
 
     files: int
     lent: int
@@ -37,7 +38,7 @@ class Descriptors(NamedTuple):
 
 
 def open_file_limit() -> int:
-    """How many descriptors the process may have; what the system allows it to raise is raised."""
+    """Raise the process's limit of open files to the allowed maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -46,10 +47,11 @@ def open_file_limit() -> int:
 
 
 def shares(limit: int) -> Descriptors:
-    """How a limit is shared out: a quarter and an eighth for files, as far as they need it, the rest for connections.
+    """Divide a limit: a quarter and an eighth at most for log files, the rest for connections.
 
     Raises:
-        InvalidInputError: the limit is too low to work with.
+        InvalidInputError: the limit is too low.
+
     """
     if limit < DESCRIPTORS_MIN:
         raise InvalidInputError(
@@ -63,17 +65,20 @@ def shares(limit: int) -> Descriptors:
 log = logging.getLogger("kohort.broker")
 
 ACCEPTS_PER_WAKE = 256
-"""Thousands who come back at once are let in quickly, and those who are in are still served between."""
+"""Connections accepted in a row: thousands of reconnecting clients get in quickly, and open connections are still
+served.
+"""
 DRAIN_CHECK_S = 0.01
 FULL_PAUSE_S = 0.2
-"""How long nobody is let in when there is no descriptor even to refuse them with."""
+"""Pause of accepting when no descriptor is left, not even to refuse a connection."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet.
+    """Create a bound socket that does not listen yet.
 
     Raises:
-        KafkaError: the address is in use or not ours.
+        KafkaError: the address is in use or not local.
+
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -101,7 +106,7 @@ def _bind_text(host: str, port: int, error: OSError) -> str:
 
 
 class Server:
-    """Accepts connections, hands their frames on, and bounds how many there are."""
+    """A server that accepts connections, passes their frames on, and limits their number."""
 
     def __init__(
         self,
@@ -111,7 +116,7 @@ class Server:
         on_frame: Callable[[Connection, Frame], None],
         on_closed: Callable[[ClientSession], None],
     ) -> None:
-        """`room`: the connections that there are descriptors for."""
+        """Create a server. `room` is the number of descriptors for connections."""
         self._loop = loop
         self._room = room
         self._spare: socket.socket | None = None
@@ -130,19 +135,20 @@ class Server:
         return len(self._connections)
 
     def find(self, number: int) -> Connection | None:
-        """The connection of this number, while it lasts."""
+        """Return the open connection of this number."""
         return self._connections.get(number)
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Take other settings: connections that are there keep theirs, and stay when fewer are allowed."""
+        """Apply changed settings. Open connections keep theirs, and stay open if fewer are allowed."""
         self._config = config
         self._limit = min(config.connections_max, self._room)
 
     def listen(self, sock: socket.socket) -> tuple[str, int]:
-        """Let clients in; returns the address.
+        """Start accepting connections; return the address.
 
         Raises:
-            KafkaError: another process took the port since it was bound.
+            KafkaError: another process took the port after it was bound.
+
         """
         host, port = sock.getsockname()[:2]
         try:
@@ -179,9 +185,10 @@ class Server:
             self._admit(sock, (unmapped(address[0]), address[1]))
 
     def _refuse_with_spare(self, listening: socket.socket) -> bool:
-        """All descriptors are taken: end the next connection by the one that was kept for this; whether that was done.
+        """Refuse the next connection with the spare descriptor, because none is left; return whether that succeeded.
 
-        Who isn't told waits in the system's queue until its own patience ends.
+        A client that is not refused waits in the system's queue until its own timeout.
+
         """
         if self._spare is None:
             return False
@@ -231,7 +238,7 @@ class Server:
         self._by_host[peer[0]] = of_host + 1
 
     def on_closed(self, connection: Connection) -> None:
-        """A connection ended."""
+        """Remove a connection that has closed."""
         self._connections.pop(connection.client.number, None)
         left = self._by_host.get(connection.peer[0], 1) - 1
         if left > 0:
@@ -241,7 +248,7 @@ class Server:
         self._on_closed(connection.client)
 
     def wake(self, connection: Connection) -> None:
-        """Flush this connection at the end of the loop's turn, together with the others that are ready."""
+        """Flush this connection in the loop's next iteration, together with the others that are ready."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
         self._dirty.append(connection)
@@ -253,7 +260,7 @@ class Server:
                 connection.flush()
 
     def close_idle(self) -> None:
-        """End connections that have said nothing for longer than `connections.max.idle.ms`."""
+        """Close connections that were silent for longer than `connections.max.idle.ms`."""
         before = time.monotonic() - self._config.connection_idle_ms / 1000
         for connection in list(self._connections.values()):
             if connection.last_active < before and connection.idle:
@@ -261,7 +268,7 @@ class Server:
                 connection.close()
 
     def stop_listening(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         if self._sock is not None:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
@@ -271,7 +278,7 @@ class Server:
             self._spare = None
 
     def drained(self, seconds: float) -> asyncio.Future[None]:
-        """Done once no answer is under way any more, or after so long."""
+        """Return a future that completes when no response is in progress any more, or after a timeout."""
         future: asyncio.Future[None] = self._loop.create_future()
         until = self._loop.time() + seconds
 
@@ -287,7 +294,7 @@ class Server:
         return future
 
     def close(self) -> None:
-        """End everything."""
+        """Stop listening, and close all connections."""
         self.stop_listening()
         for connection in list(self._connections.values()):
             connection.close()

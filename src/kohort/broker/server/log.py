@@ -1,7 +1,7 @@
-"""A log that nobody from outside can fill: most of its lines are there because some client did something.
+"""Log throttling: limits log lines, because most of them are caused by clients.
 
-A filter of the loggers, so that it holds for every line, also for those that are still to be written. Lines are of one
-kind when they have the same text before its arguments are put in; those of group coordinators also need the same group.
+The limit is a filter of the loggers, so that it covers every line. Lines are of one kind if they have the same format
+string. Lines of group coordinators also need the same group.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ LOGGERS = (
     "kohort.broker", "kohort.client", "kohort.cluster", "kohort.coordinator", "kohort.groups", "kohort.log",
     "kohort.transactions", "asyncio",
 )  # fmt: skip
-"""Whose lines are counted; the event loop's are faults in what it calls."""
+"""Loggers whose lines are limited. Those of the event loop are exceptions in its callbacks."""
 KIND_BURST, KIND_PAUSE_S = 100, 5.0
-"""Lines of one kind at once, and the time after which one more may follow."""
+"""Lines of one kind in a burst, and the time after which one more is allowed."""
 LEVEL_BURST, LEVEL_PAUSE_S = 500, 1.0
-"""The same for all lines of one level: what matters less can't use up the room of what matters more."""
+"""The same limit for all lines of one level, so that unimportant lines can't crowd out important ones."""
 KINDS_MAX = 1_000
-"""Kinds remembered: those seen last."""
+"""The most kinds remembered, which are the most recent."""
 LINE_CHARS_MAX = 1_000
-"""Names that clients choose can have 32,767 bytes."""
+"""The longest line. Clients choose names of up to 32,767 bytes."""
 NAMED_KINDS = 5
-"""Kinds told apart when it is said what was left out."""
+"""Kinds listed individually in the report of suppressed lines."""
 
 Kind: TypeAlias = tuple[str, str]
 
@@ -36,7 +36,7 @@ log = logging.getLogger("kohort.broker")
 
 
 class Allowance:
-    """So many at once, then one after each pause."""
+    """A token bucket: a burst, then one line per pause."""
 
     __slots__ = ("_at", "_burst", "_left", "_pause_s")
 
@@ -45,18 +45,18 @@ class Allowance:
         self._left, self._at = float(burst), now
 
     def has_room(self, now: float) -> bool:
-        """Whether one more is allowed."""
+        """Return whether one more line is allowed."""
         self._left = min(self._burst, self._left + (now - self._at) / self._pause_s)
         self._at = now
         return self._left >= 1
 
     def take(self) -> None:
-        """It was written."""
+        """Count a written line."""
         self._left -= 1
 
 
-class LogLines(logging.Filter):
-    """Bounds how many lines are written and how long they are."""
+class LogThrottle(logging.Filter):
+    """A logging filter that limits the number and length of lines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class LogLines(logging.Filter):
         self._left_out: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Return whether the line is written."""
         if record.msg is _LEFT_OUT:
             return True
         now = self._clock()
@@ -86,8 +86,8 @@ class LogLines(logging.Filter):
             record.msg, record.args = _tidy(text), ()
         return True
 
-    def say_what_is_missing(self) -> None:
-        """Say how many lines of which kinds were left out since the last time."""
+    def report_suppressed(self) -> None:
+        """Log how many lines of which kinds were suppressed since the last report."""
         left_out, self._left_out = self._left_out, Counter()
         if not left_out:
             return
@@ -99,19 +99,19 @@ class LogLines(logging.Filter):
         log.warning(_LEFT_OUT, ", ".join(parts))
 
     def begin(self) -> None:
-        """Hold for the lines of `LOGGERS` from now on."""
+        """Install the filter on `LOGGERS`."""
         for name in LOGGERS:
             logging.getLogger(name).addFilter(self)
 
     def end(self) -> None:
-        """Say what is missing, and hold no longer."""
-        self.say_what_is_missing()
+        """Report suppressed lines, and remove the filter."""
+        self.report_suppressed()
         for name in LOGGERS:
             logging.getLogger(name).removeFilter(self)
 
 
 def _tidy(text: str) -> str:
-    """One line of bearable length: a name with a line break in it must not look like a line of ours."""
+    """Escape line breaks and shorten the text: a name with a line break must not look like a log line of the broker."""
     more = len(text) - LINE_CHARS_MAX
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:LINE_CHARS_MAX])
     return f"{shown} … ({more} characters more)" if more > 0 else shown

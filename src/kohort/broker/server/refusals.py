@@ -1,4 +1,4 @@
-"""Answers that refuse a whole request, whatever its api: every error code in the answer is the refusal's."""
+"""Error responses to a whole request of any API, with the error code in every error field."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ITEMS = {
     "topic_names": "responses",
     "v3_and_below_topics": "results_by_topic_v3_and_below",
 }
-"""What a request lists, and under which name its response lists the results; others are tried under the same name."""
+"""Request field to the response field that lists its results. Other fields have the same name in both."""
 _INDEX = {"partition", "index", "partition_index"}
 
 
 def refusal(request: Request[Message], error: ErrorCode, text: str | None = None) -> Message:
-    """The answer to `request` that carries `error` wherever it can: on top, and for each thing asked."""
+    """Build the response to `request` with `error` in every error field, at the top and for each requested item."""
     response = APIS[request.key].response()
     _fill(request.message, response, error, text)
     return response
@@ -46,7 +46,7 @@ def _fill(asked: Struct, answer: Struct, error: ErrorCode, text: str | None) -> 
         if isinstance(value, list):
             listed = fields.get(_ITEMS.get(field.name, field.name)) or fields.get("results") or fields.get("responses")
             if listed is not None and listed.element is not None and listed.element.struct is not None:
-                setattr(answer, listed.name, [_item(each, listed.element.struct, error, text) for each in value])
+                setattr(answer, listed.name, [_item(item, listed.element.struct, error, text) for item in value])
         elif target is not None and target.struct is None and field.name != "throttle_time_ms":
             setattr(answer, field.name, value)
         elif field.name in _INDEX:

@@ -1,4 +1,4 @@
-"""One request between its arrival and its answer."""
+"""Requests from their arrival to their response."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from kohort.wire.push import (
     framed,
 )
 
-# -- One request of a push consumer between its arrival and its answer, as `Request` is for Kafka's own
+# -- Requests of push consumers, the counterpart of `Request`
 #
-# It has no correlation id and no version. An error that its answer can hold is told, then the connection ends.
+# They have no correlation id and no version. An error is sent if the response has an error field; then the connection
+# is closed.
 
 log = logging.getLogger("kohort.broker")
 
 
 class PushRequest:
-    """One request; also the place of its answer in its connection's order.
+    """A request of a push consumer, and the place of its response in the connection's order.
 
     Attributes:
-        client: who sent it.
-        client_id: the consumer's id, once it is known: these have no header that says one.
-        principal: who that was by its authentication, when the request came.
-        message: what it asks; there once it is read.
+        client: the client that sent the request.
+        client_id: the consumer's id once it is known, because push frames have no header with a client id.
+        principal: the client's principal when the request arrived.
+        message: the decoded request; set by `begin`.
     """
 
     __slots__ = (
@@ -66,7 +67,7 @@ class PushRequest:
         connection.pending.append(self)
 
     def begin(self, message: ClusterMetadataRequest | RegisterConsumerRequest, figures: ApiMetrics) -> None:
-        """It is read: it counts, and is timed from here."""
+        """Record the decoded message, count the request, and start its latency measurement."""
         self.message = message
         if isinstance(message, RegisterConsumerRequest):
             self.client_id = message.consumer_id
@@ -76,20 +77,20 @@ class PushRequest:
 
     @property
     def api(self) -> str:
-        """Its name."""
+        """The API's name."""
         return self.kind.api
 
     @property
     def name(self) -> str:
-        """The request for log lines, as `RegisterConsumer from 127.0.0.1:4711`."""
+        """The request's name for log lines, such as `RegisterConsumer from 127.0.0.1:4711`."""
         return f"{self.kind.api} from {self.connection.name}"
 
     def answer(self, body: bytes) -> None:
-        """Send it."""
+        """Send an encoded response."""
         self.send([framed(body)])
 
     def send(self, parts: Parts) -> None:
-        """Answer with a frame."""
+        """Send a response frame."""
         if self.connection.closed or (self.on_reply is not None and not self.on_reply(parts)):
             return
         self.parts = parts
@@ -98,17 +99,17 @@ class PushRequest:
         self.connection.ready(self)
 
     def unreadable(self) -> Parts:
-        """An answer that no client can read: it ends within its error code."""
+        """Return a response that no client can decode: it ends within its error code."""
         return [framed(b"\xff")]
 
     def fail(self, error: ErrorCode, why: str) -> None:
-        """Refuse it with an error alone."""
+        """Reject the request with only an error code."""
         is_metadata = self.kind is PushType.CLUSTER_METADATA
         body = ClusterMetadataResponse(error).encode() if is_metadata else ErrorResponse(error).encode()
         self.refuse(body, f"{self.api}: {why}")
 
     def refuse(self, body: bytes, why: str) -> None:
-        """Send it, and end the connection."""
+        """Send an error response, and close the connection."""
         log.warning("closing the connection from %s: %s", self.connection.name, why)
         self.answer(body)
         self.connection.finish()
@@ -120,12 +121,12 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 
 
 class Request(Generic[M_co]):
-    """One request from its arrival until its answer is on its way; also the answer's place in its connection.
+    """A request until its response is sent, and the place of the response in the connection's order.
 
     Attributes:
-        client: who sent it.
-        principal: who that was by its authentication, when the request came.
-        message: what it asks; there once it is read, which comes before its handler.
+        client: the client that sent the request.
+        principal: the client's principal when the request arrived.
+        message: the decoded request; set before its handler runs.
     """
 
     __slots__ = (
@@ -163,32 +164,32 @@ class Request(Generic[M_co]):
 
     @property
     def done(self) -> bool:
-        """Whether an answer is no longer wanted: given already, or the client is gone."""
+        """Whether a response is no longer needed: it was sent, or the client has disconnected."""
         return self.parts is not None or self.connection.closed
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other request of its connection waits for an answer."""
+        """Whether no other request of the connection waits for a response."""
         return len(self.connection.pending) <= 1
 
     @property
     def api(self) -> str:
-        """Kafka's name of it."""
+        """Kafka's name of the API."""
         return APIS[self.key].name
 
     def unreadable(self) -> Parts:
-        """An answer that no client can read: too short for any, and no beginning of one."""
+        """Return a response that no client can decode: it is too short for any."""
         body = self.correlation_id.to_bytes(4, "big", signed=True) + b"\xff" * 3
         return [len(body).to_bytes(4, "big") + body]
 
     @property
     def name(self) -> str:
-        """The request for log lines, as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
+        """The request's name for log lines, such as `JoinGroup 9 from 127.0.0.1:4711 (client)`."""
         api = APIS.get(self.key)
         return f"{api.name if api else self.key} {self.version} from {self.connection.name} ({self.client_id})"
 
     def reply(self, message: Message) -> None:
-        """Answer with a message, encoded at the request's version."""
+        """Send a response message, encoded in the request's version."""
         if self.connection.closed:
             return
         parts: Parts
@@ -197,7 +198,7 @@ class Request(Generic[M_co]):
                 parts = encode_response(message, self.version, self.correlation_id)
             else:
                 parts = [encode_response_frame(message, self.version, self.correlation_id)]
-        except InvalidInputError:  # ours to mend; the others who wait for the same step must get their answers
+        except InvalidInputError:  # a bug of the broker; other requests of the same step must get their responses
             log.exception(
                 "a fault in the broker: the answer to %s can't be encoded; its connection is closed", self.name
             )
@@ -206,7 +207,7 @@ class Request(Generic[M_co]):
         self.send(parts)
 
     def send(self, parts: Parts) -> None:
-        """Answer with a frame's parts: buffers and file ranges."""
+        """Send the parts of a response frame: buffers and file ranges."""
         if self.on_reply is not None and not self.on_reply(parts):
             return
         self.parts = parts
@@ -215,5 +216,5 @@ class Request(Generic[M_co]):
         self.connection.ready(self)
 
     def skip(self) -> None:
-        """Answer nothing (acks=0)."""
+        """Send no response (acks=0)."""
         self.send([])

@@ -1,1 +1,1 @@
-"""The coordinator of transactions, its log, and producer ids."""
+"""The transaction coordinator, its log, and producer ids."""

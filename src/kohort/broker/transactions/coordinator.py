@@ -1,16 +1,18 @@
-"""The transaction coordinator: who may write under a transactional id, and how its transactions end.
+"""The transaction coordinator: it assigns producer epochs to transactional ids and ends their transactions.
 
 | status | init | add partitions | end |
 |---|---|---|---|
-| EMPTY, COMPLETE_* | next epoch, EMPTY | ONGOING | the same outcome again: done; else refused |
-| ONGOING | epoch bumped, transaction aborted, then as after that | more partitions | PREPARE_*, markers, COMPLETE_* |
-| PREPARE_* | waits for the end | CONCURRENT_TRANSACTIONS | the same outcome: waits for the end; else refused |
+| EMPTY, COMPLETE_* | next epoch, EMPTY | ONGOING | success if the outcome is the same, else an error |
+| ONGOING | bump the epoch, abort, then as after COMPLETE_* | more partitions | PREPARE_*, markers, COMPLETE_* |
+| PREPARE_* | wait for the end | CONCURRENT_TRANSACTIONS | wait if the outcome is the same, else an error |
 
-A state is written to the log before it counts. What ends a transaction is the record PREPARE_*: a crash after it goes
-on with the markers, which may be written twice and do nothing the second time. Who ends a transaction is answered when
-all of them are there; when that takes long, that it has ended, as by Kafka, which waits for none. Where an offsets'
-marker can't be written for damage, the state stays PREPARE_* until a start after the repair, and who would go on is
-told an error meanwhile. A transaction past its timeout is aborted with a new epoch, so that its producer is fenced.
+A state is written to the log before it takes effect. The record PREPARE_* decides a transaction. After a crash the
+coordinator continues with the markers, which may be written twice and have no effect the second time.
+
+EndTxn is answered when all markers are written. If that takes long, it is answered earlier, as Kafka always does. If
+damage prevents an offsets marker, the state stays PREPARE_* until a restart after the repair. Requests get an error in
+the meantime. A transaction past its timeout is aborted with a new epoch, which fences its producer.
+
 Source: KIP-98, KIP-360, KIP-890.
 """
 
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.purgatory import Waits
+from kohort.broker.purgatory import Purgatory
 from kohort.broker.shards import GroupShards
 from kohort.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics
 from kohort.broker.transactions.log import Status, Transaction, TransactionLog
@@ -39,17 +41,17 @@ from kohort.log.markers import Marker
 from kohort.wire.batch import parse_header
 from kohort.wire.schema import Buffer
 
-# -- Producer ids: never given out twice, across restarts and losses of power too
+# -- Producer ids: unique, also across restarts and power losses
 #
-# A block is reserved on disk before its first id is used.
+# A block of ids is reserved on disk before its first id is used.
 
 FILE = "producer-ids"
 BLOCK = 1_000
-"""Ids reserved at once: a crash loses at most so many, and one small write serves so many producers."""
+"""Ids reserved by one write. A crash loses at most this many."""
 
 
 class ProducerIds:
-    """Gives out ids."""
+    """The allocator of producer ids."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -57,7 +59,7 @@ class ProducerIds:
         self._reserved = self._next
 
     def take(self) -> int:
-        """An id that no one had before."""
+        """Allocate an unused id."""
         if self._next >= self._reserved:
             self._reserve()
         self._next += 1
@@ -69,15 +71,15 @@ class ProducerIds:
         self._reserved = reserved
 
 
-# -- Requests that wait until all markers of a transaction are written, for some time and in bounded number
+# -- Requests that wait until all markers of a transaction are written, limited in time and number
 
 WAIT_S = 5.0
-"""How long requests wait for markers that fail.
+"""How long a request waits for markers that fail.
 
-It is well below clients' request timeouts, and longer than a coordinator loads.
+The time is well below clients' request timeouts, and longer than a coordinator takes to load.
 """
 WAITING_MAX = 100
-"""Requests that wait for the end of one transaction: more are clients that try again, and are told to do so later."""
+"""The most requests that wait for the end of one transaction. Further ones are retries, which get a retriable error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +90,20 @@ class _Wait:
 
 
 class MarkerWaits:
-    """Who waits for the ends of transactions, by transactional id."""
+    """Requests that wait for the ends of transactions, by transactional id."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[_Wait]] = {}
         self._stuck: set[str] = set()
 
     def add(self, transactional_id: str, ended: Callable[[], None], otherwise: Callable[[ErrorCode], None]) -> None:
-        """Wait for a transaction that is ending.
+        """Wait for the end of a transaction that is being ended.
 
         Args:
-            transactional_id: whose transaction.
-            ended: called when all markers are there.
-            otherwise: called instead when that is not waited for, perhaps before this returns; takes `refusal`.
+            transactional_id: the transaction's id.
+            ended: called when all markers are written.
+            otherwise: called instead if the wait fails, perhaps before this method returns; takes the code from
+                `refusal`.
         """
         waiting = self._waiting.get(transactional_id, [])
         if transactional_id in self._stuck or len(waiting) >= WAITING_MAX:
@@ -110,61 +113,61 @@ class MarkerWaits:
         self._waiting[transactional_id] = waiting
 
     def refusal(self, transactional_id: str) -> ErrorCode:
-        """What who wants to go on is told while markers are missing: to try again, unless that is of no use."""
+        """Return the error code while markers are missing: retriable, unless a retry can't succeed."""
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
     def failed(self, transactional_id: str, *, stuck: bool) -> None:
-        """Some markers could not be written: answer who has waited long.
+        """Handle a failure to write markers: answer requests that have waited long.
 
-        Everyone is answered when no later attempt of this process can do it.
+        If no later attempt of this process can succeed (`stuck`), answer all requests.
         """
         if stuck:
             self._stuck.add(transactional_id)
         before_s = time.monotonic() - (0.0 if stuck else WAIT_S)
         waiting = self._waiting.pop(transactional_id, [])
-        left = [each for each in waiting if each.since_s > before_s]
+        left = [wait for wait in waiting if wait.since_s > before_s]
         if left:
             self._waiting[transactional_id] = left
-        for each in waiting:
-            if each.since_s <= before_s:
-                each.otherwise(self.refusal(transactional_id))
+        for wait in waiting:
+            if wait.since_s <= before_s:
+                wait.otherwise(self.refusal(transactional_id))
 
     def ended(self, transactional_id: str) -> None:
-        """All markers are there: answer everyone who waits."""
+        """Answer all waiting requests, because all markers are written."""
         self._stuck.discard(transactional_id)
-        for each in self._waiting.pop(transactional_id, ()):
-            each.ended()
+        for wait in self._waiting.pop(transactional_id, ()):
+            wait.ended()
 
 
 log = logging.getLogger("kohort.transactions")
 
 Done: TypeAlias = Callable[[ErrorCode, int, int], None]
-"""Takes the error, producer id and epoch that answer a request."""
+"""Callback that takes the error, producer id and epoch of a response."""
 
 EPOCH_MAX = 32_766
-"""The last epoch a producer gets; the one above is for fencing it."""
+"""The last epoch of a producer. The one above is for fencing it."""
 COORDINATOR_EPOCH = 0
 RETRY_S = 0.5
 IDS_MAX = 100_000
-"""Transactional ids known at once: bounds the memory."""
+"""The most transactional ids known at once, which bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionHost:
-    """What the coordinator needs of the broker."""
+    """The services of the broker that the transaction coordinator uses."""
 
     loop: asyncio.AbstractEventLoop
     store: LogStore
     config: BrokerConfig
     topics: Topics
     groups: GroupShards
-    waits: Waits
+    waits: Purgatory
     fresh_producer_id: Callable[[], int]
     token: Callable[[], int]
 
 
 class Transactions:
-    """Every transactional id of this broker. All methods run on the loop."""
+    """The transaction coordinator of this broker. All methods run on the loop."""
 
     def __init__(self, host: TransactionHost) -> None:
         self._host = host
@@ -176,7 +179,7 @@ class Transactions:
         self._closed = False
 
     def start(self) -> None:
-        """Load the log, go on with what was being ended, and begin to look for timeouts."""
+        """Load the log, resume transactions that were being ended, and start the timeout checks."""
         if TRANSACTIONS_TOPIC in self._host.store.topics:
             for transactional_id, transaction in self._log.read():
                 if transaction is None:
@@ -190,23 +193,27 @@ class Transactions:
         self._host.loop.call_later(self._host.config.transactional_id_check_ms / 1000, self._expire)
 
     def close(self) -> None:
-        """Stop; what is not done is gone on with at the next start."""
+        """Stop. Unfinished transactions are resumed at the next start."""
         self._closed = True
 
     def all(self) -> Iterable[Transaction]:
-        """Every id, for tools."""
+        """Return all transactional ids, for admin requests."""
         return self._known.values()
 
     def get(self, transactional_id: str) -> Transaction | None:
-        """One id's state."""
+        """Return the state of one transactional id."""
         return self._known.get(transactional_id)
 
     def serves(self, transactional_id: str) -> bool:
-        """Whether anything can be said of an id: not where its partition of the log is damaged."""
+        """Return whether an id's partition of the log is readable."""
         return self._log.serves(transactional_id)
 
     def _save(self, transaction: Transaction) -> Transaction:
-        """Make a state durable and current. Raises OSError."""
+        """Make a state durable, then current.
+
+        Raises:
+            OSError: the state could not be written.
+        """
         if TRANSACTIONS_TOPIC not in self._host.store.topics:
             config = self._host.config
             configs = {"cleanup.policy": "compact", "segment.bytes": str(config.transaction_segment_bytes)}
@@ -220,13 +227,13 @@ class Transactions:
     # -- beginning
 
     def init(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
-        """Give a producer its id and epoch; an unfinished transaction of an older one is aborted first.
+        """Assign a producer id and epoch. An unfinished transaction of an older producer is aborted first.
 
         Args:
-            transactional_id: what the producer calls itself.
-            timeout_ms: of its transactions.
-            producer: the id and epoch it has, to go on with the next epoch; (-1, -1): none.
-            done: called once.
+            transactional_id: the producer's transactional id.
+            timeout_ms: the timeout of its transactions.
+            producer: the current id and epoch, to continue with the next epoch; (-1, -1): none.
+            done: called once with the result.
         """
         if not 0 < timeout_ms <= self._host.config.transaction_timeout_max_ms:
             done(ErrorCode.INVALID_TRANSACTION_TIMEOUT, -1, -1)
@@ -256,12 +263,12 @@ class Transactions:
             return
         known = self._known[transactional_id]
         if producer[0] != -1 and producer != (known.producer_id, known.epoch):
-            done(ErrorCode.NONE, known.producer_id, known.epoch)  # the answer was lost; nothing was written since
+            done(ErrorCode.NONE, known.producer_id, known.epoch)  # the response was lost; nothing was written since
             return
         self._answer(self._bumped(replace(known, timeout_ms=timeout_ms)), done)
 
     def _bumped(self, known: Transaction) -> Transaction:
-        """The producer's next epoch, or the next producer id when epochs have run out."""
+        """Return the state with the producer's next epoch, or with another producer id when epochs are used up."""
         fresh = replace(known, status=Status.EMPTY, partitions=(), start_ms=-1, next_producer_id=-1)
         if known.epoch < EPOCH_MAX:
             return replace(fresh, epoch=known.epoch + 1)
@@ -281,7 +288,7 @@ class Transactions:
     # -- writing
 
     def add(self, transactional_id: str, producer: tuple[int, int], partitions: Iterable[TopicPartition]) -> ErrorCode:
-        """Take partitions into the transaction, which begins with the first."""
+        """Add partitions to the transaction, which begins with the first one."""
         known, error = self._check(transactional_id, producer)
         if known is None or error:
             return error
@@ -305,10 +312,11 @@ class Transactions:
         return ErrorCode.NONE
 
     def check_produce(self, transactional_id: str, partition: TopicPartition, records: Buffer, adds: bool) -> None:
-        """Whether a producer may write these batches; takes the partition in if the request's version says so.
+        """Check that a producer may write these batches; add the partition if the request's version does so.
 
         Raises:
-            KafkaError: it may not.
+            KafkaError: the producer may not.
+
         """
         header = parse_header(records)
         producer = (header.producer_id, header.producer_epoch)
@@ -324,7 +332,7 @@ class Transactions:
             raise KafkaError(f"transaction {transactional_id}: {error.text}", error)
 
     def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
-        """Whether a partition is part of the producer's transaction."""
+        """Check that a partition is part of the producer's transaction."""
         known, error = self._check(transactional_id, producer)
         if known is None or error:
             return error
@@ -349,14 +357,14 @@ class Transactions:
     # -- ending
 
     def end(self, transactional_id: str, producer: tuple[int, int], commit: bool, new_epoch: bool, done: Done) -> None:
-        """Commit or abort; answered when all markers are written.
+        """Commit or abort a transaction; answered when all markers are written.
 
         Args:
-            transactional_id: whose transaction.
-            producer: its id and epoch.
-            commit: else abort.
-            new_epoch: the producer goes on with the next epoch (KIP-890).
-            done: called once.
+            transactional_id: the transaction's id.
+            producer: the producer's id and epoch.
+            commit: True to commit, False to abort.
+            new_epoch: whether the producer continues with the next epoch (KIP-890).
+            done: called once with the result.
         """
         known = self._known.get(transactional_id)
         if known is None or producer[0] not in (known.producer_id, known.previous_producer_id):
@@ -375,7 +383,7 @@ class Transactions:
             done(ErrorCode.PRODUCER_FENCED, -1, -1)
             return
         if known.status in outcome and (again or not new_epoch):
-            self._tell_when_ended(transactional_id, done)
+            self._answer_when_ended(transactional_id, done)
         elif again:
             fenced = known.status in (Status.ONGOING, Status.EMPTY)
             done(ErrorCode.PRODUCER_FENCED if fenced else ErrorCode.INVALID_TXN_STATE, -1, -1)
@@ -386,8 +394,8 @@ class Transactions:
         else:
             done(ErrorCode.INVALID_TXN_STATE, -1, -1)
 
-    def _tell_when_ended(self, transactional_id: str, done: Done) -> None:
-        """The outcome is durable: that is the answer, also where markers have to be written later."""
+    def _answer_when_ended(self, transactional_id: str, done: Done) -> None:
+        """Answer EndTxn when the markers are written or the wait is over: the outcome is durable in both cases."""
 
         def tell(_: ErrorCode = ErrorCode.NONE) -> None:
             known = self._known[transactional_id]
@@ -399,7 +407,7 @@ class Transactions:
         self._when_ended(transactional_id, tell, tell)
 
     def _end(self, known: Transaction, commit: bool, new_epoch: bool, done: Done) -> None:
-        """Make the outcome durable and write the markers."""
+        """Make the outcome durable, then write the markers."""
         prepared = replace(
             known,
             status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
@@ -418,10 +426,14 @@ class Transactions:
             done(ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, -1)
             return
         self._begin_markers(prepared)
-        self._tell_when_ended(known.id, done)
+        self._answer_when_ended(known.id, done)
 
     def _fence(self, known: Transaction) -> bool:
-        """Abort under a new epoch: the producer of the old one can't write any more. False: it can't be written."""
+        """Abort under a new epoch, which fences the producer of the old one.
+
+        Returns:
+            False if the abort could not be written.
+        """
         aborted = replace(known, status=Status.PREPARE_ABORT, epoch=known.epoch + 1)
         try:
             self._begin_markers(self._save(aborted))
@@ -445,7 +457,7 @@ class Transactions:
         self._write_markers(transaction.id)
 
     def _write_markers(self, transactional_id: str) -> None:
-        """Write the markers that are missing, then complete; try again later where something failed."""
+        """Write the missing markers, then complete the transaction; retry later after a failure."""
         transaction = self._known[transactional_id]
         retry = self._retries.pop(transactional_id, None)
         if retry is not None:
@@ -454,7 +466,7 @@ class Transactions:
             return
         unmarked = self._unmarked[transactional_id]
         failed = False
-        for tp in [each for each in transaction.partitions if each in unmarked]:
+        for tp in [partition for partition in transaction.partitions if partition in unmarked]:
             if tp.topic == OFFSETS_TOPIC:
                 self._mark_offsets(transaction, tp)
             elif self._mark(transaction, tp):
@@ -467,7 +479,7 @@ class Transactions:
             self._retry_markers(transactional_id)
 
     def _retry_markers(self, transactional_id: str) -> None:
-        """Write what is missing later: once, however many of its markers failed. Who has waited long is answered."""
+        """Schedule one retry of the missing markers, however many failed, and answer requests that have waited long."""
         unmarked = self._unmarked.get(transactional_id)
         stuck = bool(unmarked) and all(map(self._is_damaged, unmarked or ()))
         if stuck:
@@ -479,12 +491,12 @@ class Transactions:
         self._waits.failed(transactional_id, stuck=stuck)
 
     def _is_damaged(self, tp: TopicPartition) -> bool:
-        """Whether a partition is one of group offsets that is not served until it is repaired."""
+        """Return whether this is an offsets partition that is not served until it is repaired."""
         return tp.topic == OFFSETS_TOPIC and self._host.groups.is_damaged(tp.partition)
 
     def _mark(self, transaction: Transaction, tp: TopicPartition) -> bool:
         target = self._host.store.get(*tp)
-        if target is None:  # deleted since: nothing is left to mark
+        if target is None:  # the partition was deleted: there is nothing to mark
             return True
         commit = transaction.status is Status.PREPARE_COMMIT
         try:
@@ -500,7 +512,7 @@ class Transactions:
         return True
 
     def _mark_offsets(self, transaction: Transaction, tp: TopicPartition) -> None:
-        """Have a group shard write the marker: the offsets of the transaction count with it."""
+        """Let a group shard write the marker, which makes the transaction's offsets effective."""
         transactional_id = transaction.id
         commit = transaction.status is Status.PREPARE_COMMIT
 
@@ -521,7 +533,7 @@ class Transactions:
         self._host.groups.ask_at(tp.partition, event, marked)
 
     def _complete(self, transaction: Transaction) -> bool:
-        """All markers are there."""
+        """Complete a transaction whose markers are all written."""
         commit = transaction.status is Status.PREPARE_COMMIT
         done = replace(transaction, status=Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT, partitions=())
         if done.next_producer_id != -1:
@@ -574,7 +586,7 @@ class Transactions:
 
 
 def _is_producer(known: Transaction, producer_id: int, epoch: int) -> bool:
-    """Whether someone who names this id and epoch is the current producer, or was it just before."""
+    """Return whether this id and epoch belong to the current producer or its direct predecessor."""
     if producer_id == known.producer_id:
         return epoch in (known.epoch, known.epoch - 1)
     return producer_id == known.previous_producer_id and known.epoch == 0

@@ -1,4 +1,4 @@
-"""Where transactions are kept: the partitions of `__transaction_state`, in Kafka's own record schemas."""
+"""The transaction log: the partitions of `__transaction_state`, in Kafka's own record schemas."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ log = logging.getLogger("kohort.transactions")
 READ_BYTES = 1 << 20
 _KEY_VERSION = b"\0\0"
 VALUE_VERSION = 1
-"""1 carries the producer id's history (KIP-890)."""
+"""Version 1 has the history of the producer id (KIP-890)."""
 
 
 class Status(IntEnum):
-    """Where a transaction is, with the numbers that Kafka's records use.
+    """The state of a transaction, with the numbers of Kafka's records.
 
-    EMPTY: nothing was written since the id was made. ONGOING: partitions were added. PREPARE_COMMIT, PREPARE_ABORT: the
-    outcome is durable, markers are being written; survives a crash, and is then gone on with. COMPLETE_COMMIT,
-    COMPLETE_ABORT: all markers are written.
+    EMPTY: nothing was written since the id was created. ONGOING: partitions were added. PREPARE_COMMIT, PREPARE_ABORT:
+    the outcome is durable and markers are being written; a restart resumes this. COMPLETE_COMMIT, COMPLETE_ABORT: all
+    markers are written.
     """
 
     EMPTY = 0
@@ -49,7 +49,7 @@ class Status(IntEnum):
 
     @property
     def shown(self) -> str:
-        """The name that tools show."""
+        """The name that admin tools show."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
@@ -58,13 +58,13 @@ class Transaction:
     """A transactional id and its latest transaction.
 
     Attributes:
-        previous_producer_id: the id before the current one, when its epochs ran out; -1: none.
-        next_producer_id: the id that the producer has after this transaction; -1: the same.
-        epoch: the producer's current one; while a transaction is being ended, that of its markers.
-        partitions: in the order they were added.
-        start_ms: wall clock of the first partition; -1: none yet.
-        update_ms: wall clock of this state.
-        client_version: 2: partitions were added by producing to them, and each end brings a new epoch (KIP-890).
+        previous_producer_id: the id before the current one, if that ran out of epochs; -1: none.
+        next_producer_id: the producer's id after this transaction; -1: the same.
+        epoch: the producer's current epoch; while a transaction is being ended, the epoch of its markers.
+        partitions: the partitions in the order in which they were added.
+        start_ms: wall-clock time of the first partition; -1: none yet.
+        update_ms: wall-clock time of this state.
+        client_version: 2: partitions are added by producing to them, and each end brings a new epoch (KIP-890).
     """
 
     id: str
@@ -81,14 +81,14 @@ class Transaction:
 
 
 class TransactionLog:
-    """Writes and reads the topic's partitions."""
+    """A reader and writer of the topic's partitions."""
 
     def __init__(self, store: LogStore, *, older_values: bool = False) -> None:
-        """Stand on the topic's partitions.
+        """Use the topic's partitions in a store.
 
         Args:
-            store: has them.
-            older_values: go on without what is damaged; otherwise a damaged partition is not served.
+            store: the store.
+            older_values: whether to skip damage; otherwise a damaged partition is not served.
         """
         self._store = store
         self._older_values = older_values
@@ -96,18 +96,22 @@ class TransactionLog:
 
     @property
     def partitions(self) -> int:
-        """How many partitions the topic has."""
+        """The number of the topic's partitions."""
         return self._store.topics[TRANSACTIONS_TOPIC].partitions
 
     def _log(self, index: int) -> PartitionLog:
         return self._store.partition(TopicPartition(TRANSACTIONS_TOPIC, index))
 
     def write(self, transaction: Transaction, now_ms: int) -> None:
-        """Make a state durable. Raises OSError: it is not."""
+        """Make a state durable.
+
+        Raises:
+            OSError: the state could not be written.
+        """
         self._append(transaction.id, _encode(transaction), now_ms)
 
     def forget(self, transactional_id: str, now_ms: int) -> None:
-        """Make it durable that an id is not known any more."""
+        """Record durably that an id is forgotten."""
         self._append(transactional_id, None, now_ms)
 
     def _append(self, transactional_id: str, value: bytes | None, now_ms: int) -> None:
@@ -116,10 +120,12 @@ class TransactionLog:
         self._log(java_hash(transactional_id) % self.partitions).append(bytearray(batch), now_ms, from_client=False)
 
     def read(self) -> Iterator[tuple[str, Transaction | None]]:
-        """Every state written, oldest first; None: the id was forgotten. A partition not served has none.
+        """Yield every written state, oldest first.
+
+        None means that the id was forgotten. Partitions that are not served are skipped.
 
         Raises:
-            OSError: a state that an earlier end left unflushed can't be made as durable as one that is written.
+            OSError: a state from before a restart could not be flushed.
         """
         for index in range(self.partitions):
             source = self._log(index)
@@ -133,13 +139,13 @@ class TransactionLog:
                 log.error("%s: its transactional ids are not served. %s", source.path.name, WHAT_TO_DO)
 
     def _read_partition(self, source: PartitionLog, found: list[tuple[str, Transaction | None]]) -> bool:
-        """Add what a partition says; whether all of it can be read. What can't is told."""
+        """Read the states of a partition; return whether it is undamaged. Damage is logged."""
         whole = True
-        for each in checked_batches(source, source.log_start_offset, READ_BYTES):
-            if isinstance(each, Damage):
+        for batch_or_damage in checked_batches(source, source.log_start_offset, READ_BYTES):
+            if isinstance(batch_or_damage, Damage):
                 whole = False
                 continue
-            _, header, batch = each
+            _, header, batch = batch_or_damage
             if not header.is_control:
                 try:
                     found += _read_batch(header, batch)
@@ -154,12 +160,12 @@ class TransactionLog:
         return whole
 
     def serves(self, transactional_id: str) -> bool:
-        """Whether an id's partition could be read."""
+        """Return whether an id's partition is readable."""
         return not self._refused or java_hash(transactional_id) % self.partitions not in self._refused
 
 
 def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
-    """The states in a batch."""
+    """Return the states in a batch."""
     try:
         return [_decode(record) for record in read_records(batch)]
     except ValueError as error:
@@ -167,7 +173,7 @@ def _read_batch(_header: BatchHeader, batch: memoryview) -> list[tuple[str, Tran
 
 
 def _id_of(key: bytes) -> str | None:
-    """Whose record has this key."""
+    """Return the transactional id of a record's key."""
     return TransactionLogKey.decode(key[2:], 0).transactional_id if key[:2] == _KEY_VERSION else None
 
 
@@ -205,9 +211,9 @@ def _decode(record: BatchRecord) -> tuple[str, Transaction | None]:
         timeout_ms=value.transaction_timeout_ms,
         status=Status(value.transaction_status),
         partitions=tuple(
-            TopicPartition(each.topic, partition)
-            for each in value.transaction_partitions or ()
-            for partition in each.partition_ids
+            TopicPartition(topic.topic, partition)
+            for topic in value.transaction_partitions or ()
+            for partition in topic.partition_ids
         ),
         start_ms=value.transaction_start_timestamp_ms,
         update_ms=value.transaction_last_update_timestamp_ms,
