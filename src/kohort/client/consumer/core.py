@@ -1,7 +1,7 @@
-"""The consumer without I/O: subscription, group, positions, fetches and commits, tied together. Both faces drive this.
+"""The consumer without I/O: subscription, group, positions, fetches and commits. Both facades drive it.
 
-What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns
-at once. Source: spec 2.1–2.7, 3.4, 3.11.
+A method that can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the
+others return at once. Source: spec 2.1–2.7, 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = logging.getLogger("kohort.client")
 
 
 class WakeupError(KafkaError):
-    """`wakeup()` was called: the poll it interrupted returned nothing and moved nothing."""
+    """Error of the poll that `wakeup()` interrupted; that poll returned nothing and moved no position."""
 
 
 class ConsumerCore:
-    """See the module's text."""
+    """The consumer without I/O: subscription, group, positions, fetches and commits."""
 
     def __init__(self, cluster: Cluster, config: ConsumerConfig) -> None:
         self.cluster = cluster
@@ -70,7 +70,7 @@ class ConsumerCore:
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
-    # What to read.
+    # Subscription and assignment.
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: RebalanceListener | None = None
@@ -78,7 +78,7 @@ class ConsumerCore:
         """Join the group for these topics.
 
         Raises:
-            InvalidInputError: no group id, partitions were assigned by hand, or no topic can have such a name.
+            InvalidInputError: No group id, partitions were assigned by hand, or a topic name is not allowed.
         """
         if self.config.group_id is None:
             raise InvalidInputError(
@@ -94,10 +94,10 @@ class ConsumerCore:
         self.membership.subscribe(subscription)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, without the group's say.
+        """Read these partitions without a group's assignment.
 
         Raises:
-            InvalidInputError: a subscription exists, or no topic can have such a name.
+            InvalidInputError: A subscription exists, or a topic name is not allowed.
         """
         if self.membership is not None:
             raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
@@ -110,7 +110,7 @@ class ConsumerCore:
         self._moved()
 
     def unsubscribe(self) -> Script[None]:
-        """Leave the group, or drop what was assigned by hand."""
+        """Leave the group, or drop the partitions assigned by hand."""
         if self.membership is not None:
             yield from self._leave("the application unsubscribed")
         self._manual = False
@@ -118,13 +118,13 @@ class ConsumerCore:
         self._moved()
 
     def subscription(self) -> tuple[str, ...]:
-        """The topics subscribed to, as far as metadata tells."""
+        """Return the subscribed topics, as far as they are in the metadata."""
         return () if self.membership is None else self.membership.topics()
 
     # Polling.
 
     def poll_now(self, limit: int) -> list[Slice]:
-        """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
+        """Return a poll's records if enough are decoded and nothing else has to happen first; else nothing."""
         if self.handing_out.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
@@ -152,10 +152,10 @@ class ConsumerCore:
             self.commits.auto(self.partitions.positions)
 
     def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
-        """Records, as soon as there are any; at most `limit`; None: one fetch's worth.
+        """Return records as soon as there are any, at most `limit`; None: those of one fetch.
 
         Raises:
-            KafkaError: the group can't be joined, a partition can't be read on.
+            KafkaError: The group can't be joined, or a partition can't be read.
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
@@ -178,12 +178,12 @@ class ConsumerCore:
                 return []
 
     def wakeup(self) -> None:
-        """Make the poll that runs, or the next one, raise WakeupError."""
+        """Make the running poll, or the next one, raise WakeupError."""
         self._woken = True
         self._changed()
 
     def _follow_metadata(self, metadata: Metadata) -> None:
-        """A topic that was deleted and made again is another one: no position of the old one holds in it."""
+        """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
         self._missing.look(metadata, self.subscription(), self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
@@ -198,7 +198,7 @@ class ConsumerCore:
         self.pump()
 
     def pump(self) -> None:
-        """Send whatever fetches are due."""
+        """Send the fetches that are due."""
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
@@ -234,7 +234,7 @@ class ConsumerCore:
         decoded.drop_bytes()
 
     def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
-        """A limit of the decoder ended it within the answer: the rows so far count, the rest is decoded next."""
+        """Keep the records so far and queue the rest, after a limit of the decoder ended it within a response."""
         rest = Fetched(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
@@ -278,7 +278,7 @@ class ConsumerCore:
         return member is not None and (member.sequence != self._seen or member.error is not None)
 
     def _follow_group(self) -> Script[None]:
-        """Carry out what the group decided since: give up, take on, and tell the listener."""
+        """Apply the group's decisions since the last call: revoke and assign partitions, and call the listener."""
         member = self.membership
         while member is not None and member.sequence != self._seen:
             self._seen = member.sequence
@@ -300,11 +300,11 @@ class ConsumerCore:
                 self.partitions.note_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
-                if added or member.holding:  # when it joins anew already, it has what it was given all the same
+                if added or member.holding:  # a member that already rejoins has its assignment nevertheless
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
-        """Give up what the group wants back; False: nothing is held any more."""
+        """Release the partitions that the group revokes; return False when none are held any more."""
         member = self.membership
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
@@ -314,7 +314,7 @@ class ConsumerCore:
         return True
 
     def _give_up(self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None) -> Script[None]:
-        """`staying`: as a member of the group, which may carry the last positions itself."""
+        """Give partitions up; `staying` is the membership, which may carry the last positions itself."""
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
             staying.take_positions({part: positions[part].offset for part in gone if part in positions})
@@ -330,7 +330,7 @@ class ConsumerCore:
             self._moved()
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
-        """Commit before partitions go; False when they are someone else's already."""
+        """Commit before partitions are given up; return False when other members own them already."""
         limit_ms = min(self.config.default_api_timeout_ms, self._closing.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE))
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
@@ -357,7 +357,7 @@ class ConsumerCore:
             yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit what was returned, but nothing `unfinished`; tell the listener, and leave. `Closing` has the time."""
+        """Commit all returned but `unfinished` records, call the listener, leave. `Closing` limits the time."""
         if self._closed:
             return
         self._closed = True
@@ -377,7 +377,7 @@ class ConsumerCore:
             self.positions.close()
 
     async def goodbye(self) -> None:
-        """Leave the group without commit and without a word to the listener."""
+        """Leave the group without a commit and without calling the listener."""
         self._closed = True
         self.fetcher.close()
         self.positions.close()
@@ -387,14 +387,14 @@ class ConsumerCore:
     # Offsets.
 
     def seek(self, partition: TopicPartition, position: Position) -> None:
-        """Go on from there; what was fetched is thrown away."""
+        """Continue from a position; fetched records are dropped."""
         if position.offset < 0:
             raise InvalidInputError(f"{partition}: offset {position.offset} is negative")
         self.partitions.place(partition, position)
         self._moved()
 
     def seek_to(self, partitions: Iterable[TopicPartition], policy: str) -> None:
-        """`earliest` or `latest`, found when first needed; no partitions: all."""
+        """Continue from the `earliest` or `latest` offset, looked up when first needed; no partitions: all."""
         for partition in list(partitions) or list(self.partitions):
             self.partitions.forget(partition, policy)
         self._moved()
@@ -409,7 +409,7 @@ class ConsumerCore:
         self._moved()
 
     def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:
-        """The offset of the next record to return, waiting until it is known."""
+        """Return the offset of the next record, waiting until it is known."""
         state = self.partitions.of(partition)
         if not (
             yield Wait(
@@ -427,7 +427,7 @@ class ConsumerCore:
         return TimedOutError(f"the position of {partition} is not known yet: {why}")
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the end, as the last fetch told it; None before that."""
+        """Return the records between the position and the end, as of the last fetch; None before that."""
         state = self.partitions.of(partition)
         end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
@@ -435,7 +435,7 @@ class ConsumerCore:
     def to_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a commit call means: None is all positions."""
+        """Return the offsets for a commit call; None: all positions."""
         if offsets is None:
             return offsets_of(self.partitions.positions())
         return {
@@ -444,7 +444,7 @@ class ConsumerCore:
         }
 
     def figures(self) -> ConsumerFigures:
-        """Counters."""
+        """Return the metrics."""
         links, member = self.cluster.links, self.membership
         return ConsumerFigures(
             polls=self.polls,
@@ -461,10 +461,10 @@ class ConsumerCore:
         )
 
     def group_metadata(self) -> GroupMetadata:
-        """This consumer's place in its group.
+        """Return this consumer's group metadata.
 
         Raises:
-            InvalidInputError: no group id.
+            InvalidInputError: No group id.
         """
         group = self.config.group_id
         if group is None:
@@ -474,16 +474,16 @@ class ConsumerCore:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None
     ) -> None:
-        """Commit in the background, in order with the others."""
+        """Commit in the background, in order with the other commits."""
         values = self.to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
             task.on_done(partial(tell, callback, values))
 
-    # Inside.
+    # Internals.
 
     def _moved(self) -> None:
-        """The set of partitions or a position changed."""
+        """React to a changed set of partitions, or a changed position."""
         self.buffer.drop_void()
         self.positions.look()
         self.pump()
@@ -495,5 +495,5 @@ class ConsumerCore:
 
 
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Positions as offsets to commit."""
+    """Return the positions as offsets to commit."""
     return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}

@@ -1,8 +1,7 @@
-"""What the log is told of failures that no caller is told of: at once, and then sparingly.
+"""Throttled log of failures that no caller receives.
 
-Who holds a client can see what goes wrong in the background (heartbeats, refreshes, connections) only here. A failure
-that lasts must not fill the log either: the same kind is told again after 10 s, then after twice as long each time, at
-most every 10 minutes.
+Heartbeats, refreshes and connections fail in the background, and only this log shows it. A lasting failure must not
+fill the log: the same kind is logged again after 10 s, then after twice as long each time, at most every 10 minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ log = logging.getLogger("kohort.client")
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
 _KINDS_MAX = 1_000
-"""Kinds of failures that are remembered: more addresses and groups than one client deals with."""
+"""Limit on the kinds of failures remembered: more addresses and groups than one client deals with."""
 
 
 @dataclass(slots=True)
@@ -27,14 +26,14 @@ class _Told:
 
 
 class Sparingly:
-    """Which failures are due to be told, by kind."""
+    """Throttle by kind of failure."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._told: dict[object, _Told] = {}
 
     def due(self, kind: object) -> bool:
-        """Whether a failure of this kind is to be told now; if so, it counts as told."""
+        """Return whether a failure of this kind is due to be logged; if so, it counts as logged."""
         now_ms = self._runtime.now_ms
         told = self._told.get(kind)
         if told is None:
@@ -49,18 +48,18 @@ class Sparingly:
         return True
 
     def over(self, kind: object) -> bool:
-        """A failure of this kind is over, the next one is told at once; whether one had been told."""
+        """End a kind of failure, so that the next one is logged at once; return whether one had been logged."""
         return self._told.pop(kind, None) is not None
 
 
 class FailureLog:
-    """Tells the log of tasks whose error no one awaits."""
+    """Log of tasks whose error no one awaits."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._sparingly = Sparingly(runtime)
 
     def __call__(self, task: Steppable, error: Exception) -> None:
-        """One task has failed."""
+        """Log a failed task."""
         if not isinstance(error, KafkaError):
             log.error("%s: a fault in the background", task.name, exc_info=error)
         elif self._sparingly.due((task.name, error.code)):
@@ -68,7 +67,7 @@ class FailureLog:
 
 
 def fault(what: str, error: Exception) -> KafkaError:
-    """What the caller gets for an error that no one foresaw, ours or of code the application plugged in.
+    """Return the error for the caller of code that failed unexpectedly, kohort's or the application's.
 
     The traceback is logged.
     """

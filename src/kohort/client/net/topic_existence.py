@@ -1,4 +1,4 @@
-"""Whether topics are there: a broker that does not know one may only not have heard of it yet."""
+"""Existence of topics: a broker that does not know a topic may not have learned of it yet."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kohort.ids import TOPIC_NAME_RULE, TopicPartition, topic_name_allowed
 log = logging.getLogger("kohort.client")
 
 ASKED = 3
-"""How often a topic that no broker knows is asked for: a new one is known to one broker after the other, and each
-question goes to any of them."""
+"""Number of requests for an unknown topic: brokers learn of a new topic one after the other, and each request may go
+to another."""
 BETWEEN_MS = 100.0
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
-    """Those of an answer that exist.
+    """Return the topics of a response that exist.
 
     Raises:
-        KafkaError: a topic can't be seen for another reason than that it does not exist.
+        KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     for name, info in found.items():
         if info.error and info.error not in _NOT_THERE:
@@ -36,10 +36,10 @@ def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
 async def present_topics(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, TopicInfo]:
-    """The topics that exist, asked now; one that is left out was unknown `ASKED` times in a row.
+    """Return the topics that exist, asked now; a topic left out was unknown `ASKED` times in a row.
 
     Raises:
-        KafkaError: a topic can't be seen for another reason than that it does not exist.
+        KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     wanted = set(topics)
     found: dict[str, TopicInfo] = {}
@@ -66,13 +66,13 @@ def check_topic_names(topics: Iterable[str]) -> None:
 
 
 class MissingTopics:
-    """Warns of topics and partitions that are to be read and are not there: at once, and then sparingly."""
+    """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._sparingly = Sparingly(runtime)
 
     def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
-        """Compare what is to be read with what the brokers said last."""
+        """Compare the topics and partitions to read with the latest metadata."""
         topics = {*subscribed, *(partition.topic for partition in partitions)}
         known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}
         for topic, info in known.items():
