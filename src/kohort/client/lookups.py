@@ -1,4 +1,4 @@
-"""What partitions there are and where they begin and end: one function for each face that asks (`client.net.faces`)."""
+"""Look-ups of partitions and offsets: one function for each facade (`client.net.facades`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Asking(Protocol):
-    """Whoever asks: over which connections, and how it reads."""
+    """The connections and settings for a look-up."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -31,7 +31,7 @@ class Asking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks and does nothing else."""
+    """A minimal `Asking`: connections and settings, and nothing else."""
 
     cluster: Cluster
     config: ConsumerConfig
@@ -40,26 +40,26 @@ class Asker:
 async def partitions_of(
     core: Asking, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Partition numbers of topics, asked now; unknown topics are left out."""
+    """Return the partition numbers of topics, asked now; unknown topics are left out."""
     return await offsets.partitions_of(core.cluster, topics, timeout_ms)
 
 
 async def partitions_for_topic(core: Asking, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-    """A topic's partition numbers, asked now; empty when there is no such topic."""
+    """Return a topic's partition numbers, asked now; empty when the topic does not exist."""
     return set((await offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
 
 
 async def beginning_offsets(
     core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
-    """First offsets that can be read."""
+    """Look up the first offsets that can be read."""
     return await offsets.beginning_offsets(core.cluster, partitions, timeout_ms)
 
 
 async def end_offsets(
     core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
-    """Offsets after the last one that can be read (the last stable one with read_committed)."""
+    """Look up the offsets after the last ones that can be read (the last stable ones with read_committed)."""
     committed = core.config.isolation_level == "read_committed"
     return await offsets.end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed)
 
@@ -67,13 +67,13 @@ async def end_offsets(
 async def offsets_for_times(
     core: Asking, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first record at or after each time (ms since the epoch); None where there is none."""
+    """Look up the first record at or after each time (ms since the epoch); None for a partition without one."""
     return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 
 @checked
 class Lookups:
-    """Questions to the cluster that need no group and move no position, of every face over a thread."""
+    """Look-ups that need no group and move no position, for every facade over a thread."""
 
     config: ConsumerConfig
     _core: Asking

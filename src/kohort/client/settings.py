@@ -1,4 +1,4 @@
-"""The client's settings: Kafka's names, with `_` for `.` as keyword arguments."""
+"""Settings of the client: Kafka's names, with `_` for `.` as keyword arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = TypeVar("C", bound="ConnectionConfig")
 
 
 def check_offset_reset(value: str) -> None:
-    """Raises ValueError unless `value` is a reset policy."""
+    """Raise ValueError unless `value` is a reset policy."""
     if value in ("earliest", "latest", "none"):
         return
     if value.startswith("by_duration:"):
@@ -27,10 +27,10 @@ def check_offset_reset(value: str) -> None:
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`).
+    """Convert an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`) to milliseconds.
 
     Raises:
-        ValueError: not such a duration.
+        ValueError: The text is not such a duration.
     """
     match = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", text)
     if match is None or not any(match.groups()):
@@ -41,7 +41,7 @@ def duration_ms(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """What consumer, producer, admin and group member have in common: reaching the cluster."""
+    """Settings for connections, common to consumer, producer, admin and group member."""
 
     bootstrap_servers: tuple[str, ...] = knob(
         "bootstrap.servers",
@@ -224,7 +224,7 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConsumerConfig(ConnectionConfig):
-    """A consumer's settings."""
+    """Settings of a consumer."""
 
     group_id: str | None = knob(
         "group.id", None, why="the group this consumer is a member of; None: no group, no commits"
@@ -342,14 +342,14 @@ class ConsumerConfig(ConnectionConfig):
 
 
 Servers: TypeAlias = str | Sequence[str] | None
-"""Where a client begins: HOST:PORT, several with commas between or as a list; None: 127.0.0.1:9092."""
+"""Bootstrap servers: HOST:PORT, several with commas between or as a list; None: 127.0.0.1:9092."""
 
 
 def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[str, Any]) -> C:
-    """A configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
+    """Make a configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
 
     Raises:
-        InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
+        InvalidInputError: An unknown setting (naming the nearest), or an invalid value.
     """
     given = dict(settings)
     if isinstance(bootstrap_servers, Mapping):
@@ -364,7 +364,7 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
 
 
 def _by_name(cls: type, given: Mapping[str, Any]) -> str:
-    """What was given in a dict, as arguments."""
+    """Format a dict of settings as keyword arguments, for an error."""
     known = config_settings(cls)
     words = []
     for key, value in given.items():

@@ -27,7 +27,7 @@ _SOURCE_DEFAULT = 5
 async def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], *, timeout_ms: float | None = None
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-    """The properties of topics, brokers and groups, by name."""
+    """Describe the properties of topics, brokers and groups, by name."""
 
     async def ask(
         target: Target, wanted: list[ConfigResource]
@@ -53,7 +53,7 @@ async def incremental_alter_configs(
     validate_only: bool = False,
     timeout_ms: float | None = None,
 ) -> Results[ConfigResource, None]:
-    """Sets the properties given, and those given as None back to their default; leaves the others."""
+    """Set the given properties, and reset those given as None to their default; the others stay."""
 
     def entries(resource: ConfigResource) -> list[IncrementalAlterConfigsRequest.AlterConfigsResource.AlterableConfig]:
         return [
@@ -86,7 +86,7 @@ async def _at_places(
     what: str,
     timeout_ms: float | None,
 ) -> Results[ConfigResource, V]:
-    """A broker's own configuration is asked of that broker, everything else of any."""
+    """Send a request for a broker's own configuration to that broker, and everything else to any."""
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def attempt() -> None:

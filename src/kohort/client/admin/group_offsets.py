@@ -27,7 +27,7 @@ _Fetched: TypeAlias = (
 _Topic: TypeAlias = OffsetCommitResponse.OffsetCommitResponseTopic | OffsetDeleteResponse.OffsetDeleteResponseTopic
 _NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _STABLE_SINCE = 7
-"""OffsetFetch from here on can wait for open transactions."""
+"""The first version of OffsetFetch that can wait for open transactions."""
 
 
 async def list_consumer_group_offsets(
@@ -38,7 +38,7 @@ async def list_consumer_group_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> PartitionResults[OffsetAndMetadata | None]:
-    """A group's committed offsets; None: of all partitions that have one. A partition without one gives None."""
+    """List a group's committed offsets; None: of all partitions that have one. A partition without one has None."""
     if partitions is not None:
         partitions = list(partitions)
 
@@ -79,7 +79,7 @@ async def alter_consumer_group_offsets(
     *,
     timeout_ms: float | None = None,
 ) -> PartitionResults[None]:
-    """Commits offsets for a group that has no members."""
+    """Commit offsets for a group that has no members."""
 
     def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
         given = offsets[partition]
@@ -112,7 +112,7 @@ async def alter_consumer_group_offsets(
 async def delete_consumer_group_offsets(
     cluster: Cluster, group: str, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> PartitionResults[None]:
-    """Deletes committed offsets of partitions whose topics no member subscribes to (KIP-496).
+    """Delete committed offsets of partitions whose topics no member subscribes to (KIP-496).
 
     A partition without a committed offset is no error. When the call fails for the whole group, every partition has
     that error.
@@ -151,7 +151,7 @@ async def list_offsets(
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
     timeout_ms: float | None = None,
 ) -> PartitionResults[ListedOffset]:
-    """First, end, or by-time offsets of partitions."""
+    """Look up first, end, or by-time offsets of partitions."""
     times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
     async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset | KafkaError]:
@@ -184,7 +184,7 @@ async def list_offsets(
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
-    """The error that says to look for the coordinator again, when the answer has one."""
+    """Return the error after which the coordinator has to be looked up again, if the response has one."""
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
         for part in topic.partitions:

@@ -28,13 +28,13 @@ _CONSUMER = "consumer"
 _DEAD = "Dead"
 _REMOVED_BY_ADMIN = "member was removed by an administrator"
 _SEVERAL_LEAVE_SINCE = 3
-"""LeaveGroup from here on names several members, and by instance."""
+"""The first version of LeaveGroup that names several members, and static ones by instance id."""
 
 
 async def list_groups(
     cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
-    """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
+    """List groups of every coordinator, sorted; only of these states and types if given (letter case is ignored)."""
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
@@ -62,7 +62,7 @@ async def list_groups(
 async def describe_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, GroupDescription]:
-    """State, assignor and members of groups, of either protocol."""
+    """Describe state, assignor and members of groups, of either protocol."""
 
     async def ask(node: int, names: list[str]) -> _Described:
         outcomes = await _describe_consumer(cluster, node, names)
@@ -75,7 +75,7 @@ async def describe_consumer_groups(
 
 
 async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> _Described:
-    """The KIP-848 groups among `names`; the others are left out, all of them when the broker knows no such groups."""
+    """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
         answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), Node(node))
     except KafkaError as error:
@@ -168,16 +168,16 @@ def _classic_member(
 
 
 def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
-    """The partitions in the bytes that a classic leader assigned; None when they are not a consumer's.
+    """Decode an assignment by a classic leader; None when its bytes are not a consumer's.
 
-    No bytes at all is no partition: the member has not been assigned anything yet.
+    Empty bytes are no partitions: the member has no assignment yet.
     """
     assignment = read_assignment(data)
     return None if assignment is None else tuple(sorted(assignment.partitions))
 
 
 def subscription_of(data: bytes) -> tuple[str, ...] | None:
-    """The topics in the bytes that a classic member joined with; None when they are not a consumer's."""
+    """Decode the topics of a classic member's subscription; None when its bytes are not a consumer's."""
     said = read_subscription(data)
     return None if said is None else tuple(sorted(said.topics))
 
@@ -189,7 +189,7 @@ def _member_order(member: MemberDescription) -> tuple[str, str]:
 async def delete_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Deletes groups without members, with their offsets."""
+    """Delete groups without members, with their offsets."""
 
     async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(DeleteGroupsRequest(groups_names=names), Node(node))
@@ -204,7 +204,7 @@ async def delete_consumer_groups(
 async def remove_members_from_consumer_group(
     cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Removes static members from a group, by instance id; None: all its members, which gives outcomes by member id."""
+    """Remove static members from a group, by instance id; None: all its members, with outcomes by member id."""
     if group_instance_ids is None:
         described = (await describe_consumer_groups(cluster, [group], timeout_ms=timeout_ms)).result(group)
         wanted: list[tuple[str, str | None]] = [(member.member_id, None) for member in described.members]

@@ -1,4 +1,4 @@
-"""The producer's settings: Kafka's names and, but for the batch size, Kafka's defaults."""
+"""Settings of the producer: Kafka's names and, except for the batch size, Kafka's defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ProducerConfig(ConnectionConfig):
-    """A producer's settings."""
+    """Settings of a producer."""
 
     acks: str = knob(
         "acks",
@@ -112,10 +112,10 @@ class ProducerConfig(ConnectionConfig):
         return -1 if self.acks == "all" else int(self.acks)
 
     def check(self) -> ProducerConfig:
-        """This configuration.
+        """Check the settings together, and return this configuration.
 
         Raises:
-            InvalidInputError: settings that contradict one another.
+            InvalidInputError: Settings contradict each other.
         """
         if self.enable_idempotence and self.acks_number != -1:
             raise InvalidInputError("enable.idempotence needs acks=all: set acks=all, or enable_idempotence=False")
