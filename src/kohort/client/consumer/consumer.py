@@ -54,7 +54,7 @@ class Consumer(Lookups, Steering):
     `group.disconnect.lease.ms`. Polls then return nothing (a warning is logged, `figures.lapses` counts it) and
     positions stay. The next answer resumes the consumer.
 
-    While no broker can be reached, polls return nothing and the connections are retried: a broker that restarts can't
+    While no broker can be reached, polls return nothing and the connections are retried. A broker that restarts can't
     be told from an address that never had one. The log `kohort.client` has a warning at once, then less and less often.
     Calls that need an answer (`committed`, `position`, `commit` …) raise TimedOutError when their time is over. Its
     text has addresses and causes.

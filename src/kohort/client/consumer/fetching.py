@@ -119,21 +119,19 @@ def add_partition(cluster: Cluster, topics: Topics, entry: FetchEntry) -> None:
     topic.partitions.append(part)
 
 
-# -- Fetch sessions: a request names only what changed since the last one (KIP-227). No I/O
+# -- Fetch sessions
 #
-# | epoch | the next request |
-# |---|---|
-# | 0 | full: every partition; closes the named session, if any, and requests a new one. |
-# | n > 0 | incremental: partitions that are new or moved, and those to forget. |
+# A request names only what changed since the last one (KIP-227). No I/O.
 #
-# A broker without room for a session responds with id 0; requests then stay full.
+# Epoch 0: The next request is full. It has every partition, closes the named session, if any, and requests a new one.
+# Epoch n > 0: The next request is incremental. It has the partitions that are new or moved, and those to forget.
 #
-# | response | id | epoch |
-# |---|---|---|
-# | in order, with a session | the broker's | the next one. |
-# | in order, without one | 0 | 0. |
-# | FETCH_SESSION_ID_NOT_FOUND | 0 | 0. |
-# | another error of the session, or no response | kept, to be closed | 0. |
+# A broker without room for a session responds with id 0; requests then stay full. After a response:
+#
+# In order, with a session: `id` is the broker's, `epoch` the next one.
+# In order, without a session: `id` and `epoch` are 0.
+# FETCH_SESSION_ID_NOT_FOUND: `id` and `epoch` are 0.
+# Another error of the session, or no response: `id` is kept, to be closed, and `epoch` is 0.
 #
 # Source: KIP-227, "Fetch Session Epoch", "Fetch Session Errors"; KIP-516 for topics by id.
 

@@ -18,11 +18,11 @@ from kohort.client.settings import ConsumerConfig, duration_ms
 from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
-# -- Verification of a broker's claim that it does not have an offset
+# -- Verification of a missing offset
 #
 # A stalled leader still answers as leader for a moment after it wakes, when another has led for long. It lacks what the
 # new leader has taken, and a reset would start the partition over. The leader epoch tells the two apart where both the
-# position and the metadata have one (KIP-320): a later epoch in the position shows that the metadata is outdated. Where
+# position and the metadata have one (KIP-320). A later epoch in the position shows that the metadata is outdated. Where
 # a position has no epoch, the claim has to last.
 
 CONFIRM_MS: Final = 1_000

@@ -6,7 +6,7 @@ state      meaning                                                  left by
 IDLE       no subscription, or left because of a missing poll.      subscribe; poll.
 JOINING    a heartbeat with epoch 0 is sent, or with the last epoch its response.
            if the coordinator may still know the member.
-HOLDING    an epoch is held; heartbeats at the interval that the    an assignment that lacks held partitions; fenced;
+HOLDING    an epoch is held. Heartbeats at the interval that the    an assignment that lacks held partitions; fenced;
            coordinator sets, and at once after a change.            session over by the own clock; poll overdue.
 REVOKING   waits for the application to release partitions.         release: acknowledged at once; fenced meanwhile.
 LEFT       closed.                                                  -

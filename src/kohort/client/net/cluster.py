@@ -74,12 +74,11 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.message import Message, Request
 
-# -- Coordinators of groups and transactional ids
+# -- Look-up of coordinators
 #
-# | bootstrap servers | groups are looked up at | transactional ids, topics, data |
-# |---|---|---|
-# | brokers | any broker | brokers |
-# | kohort's coordinators over a Kafka cluster | coordinators | Kafka's brokers |
+# With brokers as bootstrap servers, groups are looked up at any broker, and so is everything else. With kohort's
+# coordinators over a Kafka cluster as bootstrap servers, groups are looked up at the coordinators. Transactional ids,
+# topics and data are looked up at Kafka's brokers.
 #
 # A broker of that cluster is never asked for a group: it would return Kafka's own coordinator.
 #

@@ -1,7 +1,7 @@
 """Throttled log of failures that no caller receives.
 
 Heartbeats, refreshes and connections fail in the background, and only this log shows it. A lasting failure must not
-fill the log: the same kind is logged again after 10 s, then after twice as long each time, at most every 10 minutes.
+fill the log. The same kind is logged again after 10 s, then after twice as long each time, at most every 10 minutes.
 """
 
 from __future__ import annotations
