@@ -192,7 +192,7 @@ def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
     world.run()
     assert world.ports("Heartbeat") == [SECOND]
     assert not world.sent("SaslHandshake")
-    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).will_hear()
+    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).mark_handled()
     world.run()
     assert world.ports("SaslHandshake") == [BROKER]
     assert {each.address.port for each in world.opened if each.plain} == {FIRST, SECOND}

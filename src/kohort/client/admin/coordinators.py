@@ -8,12 +8,12 @@ from kohort.client.net.cluster import Cluster, Node
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
-ASKED_MS = 3_000
+DESCRIBE_TIMEOUT_MS = 3_000
 """A coordinator that does not answer within this time is shown as silent."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSeen:
+class CoordinatorStatus:
     """The state of one coordinator.
 
     Attributes:
@@ -33,7 +33,7 @@ class CoordinatorSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSeen:
+class ShardStatus:
     """The state of one shard; None and -1 mean unknown.
 
     Attributes:
@@ -50,7 +50,9 @@ class ShardSeen:
     )
 
 
-async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[list[CoordinatorSeen], list[ShardSeen]]:
+async def describe_coordinators(
+    cluster: Cluster, timeout_ms: float
+) -> tuple[list[CoordinatorStatus], list[ShardStatus]]:
     """Describe all coordinators, and all shards.
 
     Raises:
@@ -65,7 +67,7 @@ async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[li
     trouble: dict[int, str] = {}
     for node in nodes:
         try:
-            answer = await cluster.send(DescribeCoordinatorsRequest(), Node(node), timeout_ms=ASKED_MS)
+            answer = await cluster.send(DescribeCoordinatorsRequest(), Node(node), timeout_ms=DESCRIBE_TIMEOUT_MS)
         except KafkaError as error:
             trouble[node] = str(error)
             continue
@@ -74,7 +76,7 @@ async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[li
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no coordinator answers: {'; '.join(trouble.values())}")
     newest = max(said.values(), key=_standing)
     coordinators = [
-        CoordinatorSeen(
+        CoordinatorStatus(
             coordinator.node_id,
             f"{coordinator.host}:{coordinator.port}",
             coordinator.rack,
@@ -89,7 +91,7 @@ async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[li
     shards = []
     for index, owner in enumerate(newest.owners):
         found = figures.get((owner, index))
-        shards.append(ShardSeen(index, owner) if found is None else ShardSeen(index, owner, found.phase, found))
+        shards.append(ShardStatus(index, owner) if found is None else ShardStatus(index, owner, found.phase, found))
     return coordinators, shards
 
 

@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Answer(Protocol):
+class HasErrorCode(Protocol):
     """A part of a response with an error code, and possibly a message."""
 
     error_code: int
@@ -95,7 +95,7 @@ async def at_controller(
     return Results.of(done)
 
 
-def refused(result: Answer, what: str) -> KafkaError:
+def refused(result: HasErrorCode, what: str) -> KafkaError:
     """Make the error of one outcome: with the broker's message if it has one, which may name the resource itself."""
     code = ErrorCode.of(result.error_code)
     said: str | None = getattr(result, "error_message", None)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import Steering
+from kohort.client.consumer.sync_methods import SyncMethods
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
@@ -35,7 +35,7 @@ _DECODE_HERE_BYTES = 64 * 1024
 
 @checked
 @documented(ConsumerConfig)
-class AsyncConsumer(Steering):
+class AsyncConsumer(SyncMethods):
     """A consumer of topics on the running event loop. Listener methods may be coroutine functions.
 
     async with AsyncConsumer("127.0.0.1:9092", group_id="etl") as consumer:
@@ -89,7 +89,7 @@ class AsyncConsumer(Steering):
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for record in self._core.handing_out.give(
+            for record in self._core.record_iterator.give(
                 await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
             ):
                 self._iterating = asyncio.current_task()
@@ -127,7 +127,7 @@ class AsyncConsumer(Steering):
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        in_hand = self._core.handing_out.giving and asyncio.current_task() is not self._iterating
+        in_hand = self._core.record_iterator.giving and asyncio.current_task() is not self._iterating
         await self._close(timeout_ms, unfinished=in_hand)
 
     async def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
@@ -162,7 +162,7 @@ class AsyncConsumer(Steering):
         finally:
             self._client.wake()
 
-    def _look(self, question: Callable[[ConsumerCore], T]) -> T:
+    def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         return question(self._core)
 
     async def _run(self, script: Script[T]) -> T:
@@ -171,7 +171,7 @@ class AsyncConsumer(Steering):
             raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
         self._polling = True
         try:
-            running = Running(script)
+            running = RunningScript(script)
             while True:
                 effect = self._do(lambda _: running.step())
                 if effect is None:
@@ -184,7 +184,7 @@ class AsyncConsumer(Steering):
             self._polling = False
 
     async def _effect(self, effect: Effect) -> Any:
-        if isinstance(effect, Wait):
+        if isinstance(effect, WaitUntil):
             return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
         if isinstance(effect, Decode):
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:

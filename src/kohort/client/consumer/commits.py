@@ -38,7 +38,7 @@ KEPT_TO_LEAVE = 0.25
 answer the leave."""
 
 
-class Closing:
+class CloseDeadline:
     """Time limits of a close: each step's own limit, or less when the close has less left."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -69,7 +69,7 @@ OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None]
 
 
 @dataclass(slots=True)
-class _Turn:
+class _QueuedCommit:
     """A commit's place in the queue of commits.
 
     Attributes:
@@ -123,8 +123,8 @@ class Commits:
         """Begin a commit in the background, after all earlier ones."""
         ids = known_ids(self._cluster, offsets, self._partitions.ids)
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        turn = _Turn(self._tail, self._cluster.runtime.now_ms + limit_ms)
-        self._tail = self._cluster.runtime.spawn(self._one(turn, dict(offsets), ids), "commit")
+        turn = _QueuedCommit(self._tail, self._cluster.runtime.now_ms + limit_ms)
+        self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids), "commit")
         return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
@@ -154,7 +154,7 @@ class Commits:
         if self._tail is not None:
             await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
 
-    async def _in_time(self, turn: _Turn, commit: Task[None], limit_ms: float) -> None:
+    async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
         """Wait for a commit, but for those before it only within its own time limit."""
         if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
@@ -162,7 +162,9 @@ class Commits:
             raise TimedOutError(f"nothing was committed within {limit_ms:g} ms: {why}")
         await commit
 
-    async def _one(self, turn: _Turn, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]) -> None:
+    async def _commit_in_turn(
+        self, turn: _QueuedCommit, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]
+    ) -> None:
         """Commit after the commits before it: a retried commit must not undo a later one."""
         runtime = self._cluster.runtime
         if turn.before is not None:
@@ -191,11 +193,11 @@ class Commits:
 def tell(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
     """Call the application's callback. Log its exception, which must not end the client's thread."""
     error = done.error
-    told = fault("commit", error) if isinstance(error, Exception) else None
-    if error is not None and told is None:
-        told = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
+    failure = fault("commit", error) if isinstance(error, Exception) else None
+    if error is not None and failure is None:
+        failure = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
     try:
-        callback(offsets, told)
+        callback(offsets, failure)
     except Exception:
         log.exception("a commit callback failed")
 

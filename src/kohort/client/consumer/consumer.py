@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import Steering
+from kohort.client.consumer.sync_methods import SyncMethods
 from kohort.client.lookups import Lookups
 from kohort.client.net.facades import blocking
 from kohort.client.net.thread_driver import ThreadClient, for_application
@@ -37,7 +37,7 @@ _OTHER_THREAD_S = 10.0
 
 @checked
 @documented(ConsumerConfig)
-class Consumer(Lookups, Steering):
+class Consumer(Lookups, SyncMethods):
     """A consumer of topics, as a group member or with partitions assigned by hand.
 
         with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
@@ -125,7 +125,7 @@ class Consumer(Lookups, Steering):
     def __iter__(self) -> Iterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            yield from self._core.handing_out.give(self._poll(self._limit, _ITERATION_POLL_MS))
+            yield from self._core.record_iterator.give(self._poll(self._limit, _ITERATION_POLL_MS))
 
     # Offsets.
 
@@ -173,7 +173,7 @@ class Consumer(Lookups, Steering):
             timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        self._close(timeout_ms, unfinished=self._core.handing_out.giving)
+        self._close(timeout_ms, unfinished=self._core.record_iterator.giving)
 
     def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed or self._client.is_of_another_process():
@@ -288,7 +288,7 @@ class Consumer(Lookups, Steering):
         self._user.release()
 
     def _carry_out(self, script: Script[T]) -> T:
-        running = Running(script)
+        running = RunningScript(script)
         while True:
             effect = self._do(lambda _: running.step())
             if effect is None:
@@ -299,7 +299,7 @@ class Consumer(Lookups, Steering):
                 running.failed(error)
 
     def _effect(self, effect: Effect) -> Any:
-        if isinstance(effect, Wait):
+        if isinstance(effect, WaitUntil):
             return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
         if isinstance(effect, Decode):
             return decode(effect.sets, effect.options)

@@ -10,13 +10,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from kohort.client.consumer.commits import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing, Commits, OnCommit, tell
-from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
+from kohort.client.consumer.commits import (
+    GOODBYE_MS,
+    KEPT_TO_LEAVE,
+    LAST_COMMIT_MS,
+    CloseDeadline,
+    Commits,
+    OnCommit,
+    tell,
+)
+from kohort.client.consumer.effects import Await, CallUser, Decode, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
-from kohort.client.consumer.fetching import Fetched, Fetcher
+from kohort.client.consumer.fetching import CompletedFetch, Fetcher
 from kohort.client.consumer.metrics import ConsumerFigures
 from kohort.client.consumer.positions import PositionFinder
-from kohort.client.consumer.record_iterator import HandingOut
+from kohort.client.consumer.record_iterator import RecordIterator
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
@@ -59,13 +67,13 @@ class ConsumerCore:
             check_crcs=config.check_crcs,
             max_bytes=min(DECODED_BYTES, config.queued_max_bytes),
         )
-        self.handing_out = HandingOut(self.partitions, config)
+        self.record_iterator = RecordIterator(self.partitions, config)
         self._seen = self._rebalances_seen = 0
         self._rebalances_before = self._lapses_before = 0
         self._manual = False
         self._woken = False
         self._closed = False
-        self._closing = Closing(cluster.runtime)
+        self._close_deadline = CloseDeadline(cluster.runtime)
         self._missing = MissingTopics(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
@@ -105,7 +113,7 @@ class ConsumerCore:
         check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
         self.partitions.set(wanted)
-        self.partitions.note_ids(self.cluster.metadata.topic_id)
+        self.partitions.store_ids(self.cluster.metadata.topic_id)
         self.cluster.want_topics(self, {part.topic for part in wanted})
         self._moved()
 
@@ -125,7 +133,7 @@ class ConsumerCore:
 
     def poll_now(self, limit: int) -> list[Slice]:
         """Return a poll's records if enough are decoded and nothing else has to happen first; else nothing."""
-        if self.handing_out.open or self._closed or self._woken or self._group_news():
+        if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
             return []
@@ -140,12 +148,12 @@ class ConsumerCore:
 
     def _return(self, taken: list[Slice]) -> None:
         self.returned += sum(map(len, taken))
-        self.handing_out.returned(taken if self.config.enable_auto_commit else ())
+        self.record_iterator.returned(taken if self.config.enable_auto_commit else ())
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
         self.fetcher.unbounded = limit is None
-        self.handing_out.returned(())
+        self.record_iterator.returned(())
         if self.membership is not None:
             self.membership.polled()
         if self.config.enable_auto_commit:
@@ -159,7 +167,7 @@ class ConsumerCore:
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
-        self.handing_out.take_back()
+        self.record_iterator.take_back()
         self._begin_poll(limit)
         while True:
             self._raise_errors()
@@ -174,7 +182,7 @@ class ConsumerCore:
             if taken:
                 self._return(taken)
                 return taken
-            if not (yield Wait(self._newer_than(self.news), deadline_ms)):
+            if not (yield WaitUntil(self._newer_than(self.news), deadline_ms)):
                 return []
 
     def wakeup(self) -> None:
@@ -191,7 +199,7 @@ class ConsumerCore:
             log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
             self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
-        self.partitions.note_ids(metadata.topic_id, again)
+        self.partitions.store_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
         if again:
             self._moved()
@@ -219,7 +227,7 @@ class ConsumerCore:
     def _owns(self) -> bool:
         return self.membership is None or self.membership.owns
 
-    def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
+    def _keep(self, fetched: CompletedFetch, decoded: Decoded) -> None:
         self.fetcher.decoded(fetched)
         for index, given in enumerate(decoded.sets):
             partition = TopicPartition(given.topic, given.partition)
@@ -233,9 +241,9 @@ class ConsumerCore:
             self._keep_rest(fetched, decoded)
         decoded.drop_bytes()
 
-    def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
+    def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
         """Keep the records so far and queue the rest, after a limit of the decoder ended it within a response."""
-        rest = Fetched(fetched.node, [], [], [], 0)
+        rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
             self.buffer.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.versions[where])
@@ -297,7 +305,7 @@ class ConsumerCore:
                 added, _ = self.partitions.set(member.assignment.partitions)
                 for part in [part for part in added if part in member.starts]:
                     self.partitions.place(part, Position(member.starts[part]))
-                self.partitions.note_ids(self.cluster.metadata.topic_id)
+                self.partitions.store_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
                 if added or member.holding:  # a member that already rejoins has its assignment nevertheless
@@ -325,13 +333,15 @@ class ConsumerCore:
         try:
             yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
-            self._closing.leave_out(began_ms)
+            self._close_deadline.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
         """Commit before partitions are given up; return False when other members own them already."""
-        limit_ms = min(self.config.default_api_timeout_ms, self._closing.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE))
+        limit_ms = min(
+            self.config.default_api_timeout_ms, self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
+        )
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
@@ -354,24 +364,24 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
+            yield Await(member.leave(reason, self._close_deadline.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit all returned but `unfinished` records, call the listener, leave. `Closing` limits the time."""
+        """Commit all returned but `unfinished` records, call the listener, leave. `CloseDeadline` limits the time."""
         if self._closed:
             return
         self._closed = True
         if unfinished:
-            self.handing_out.step_back(self.commits.committed)
-        self._closing.begin(timeout_ms)
+            self.record_iterator.step_back(self.commits.committed)
+        self._close_deadline.begin(timeout_ms)
         self.fetcher.close()
         try:
             if self.membership is not None:
                 yield from self._leave("the consumer is closed")
             elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                 yield from self._last_commit(self.partitions.positions())
-            yield Await(self.commits.drain(self._closing.at_most(LAST_COMMIT_MS)))
-            yield Await(self.fetcher.end_sessions(self._closing.at_most(GOODBYE_MS)))
+            yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
+            yield Await(self.fetcher.end_sessions(self._close_deadline.at_most(GOODBYE_MS)))
         finally:
             self.buffer.clear()
             self.positions.close()
@@ -412,7 +422,7 @@ class ConsumerCore:
         """Return the offset of the next record, waiting until it is known."""
         state = self.partitions.of(partition)
         if not (
-            yield Wait(
+            yield WaitUntil(
                 lambda: state.position is not None or state.broken is not None or self.positions.error is not None,
                 deadline_ms,
             )
@@ -491,7 +501,7 @@ class ConsumerCore:
 
     def _changed(self) -> None:
         self.news += 1
-        self.handing_out.halted = self.membership is not None and self.membership.lapsed
+        self.record_iterator.halted = self.membership is not None and self.membership.lapsed
 
 
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:

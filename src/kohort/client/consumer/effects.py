@@ -41,18 +41,18 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitUntil:
     """Wait until `ready()` is true or the core's clock reads `deadline_ms`; the outcome is `ready()` at that time."""
 
     ready: Callable[[], bool]
     deadline_ms: float
 
 
-Effect: TypeAlias = Await | CallUser | Decode | Wait
+Effect: TypeAlias = Await | CallUser | Decode | WaitUntil
 Script: TypeAlias = Generator[Effect, Any, T]
 
 
-class Running(Generic[T]):
+class RunningScript(Generic[T]):
     """A running script: `step` runs it to its next effect, whose outcome goes into the next `step`.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from kohort.client.consumer.fetch_buffer import FetchBuffer
-from kohort.client.consumer.positions import patience_ms
+from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
 from kohort.client.net.cluster import Between, Cluster, Node
 from kohort.client.net.log_throttle import fault
@@ -142,11 +142,11 @@ _SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-_Facts: TypeAlias = tuple[Position, int, int, UUID]
+_SessionEntry: TypeAlias = tuple[Position, int, int, UUID]
 """A session's data of a partition: position, byte limit, leader epoch, topic id."""
 
 
-class FetchSession:
+class FetchSessionHandler:
     """The fetch session with one broker.
 
     Attributes:
@@ -158,25 +158,25 @@ class FetchSession:
         self.id = 0
         self.epoch = 0
         self._by_id = False
-        self._told: dict[TopicPartition, _Facts] = {}
+        self._in_session: dict[TopicPartition, _SessionEntry] = {}
 
     def request(
         self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]
     ) -> Between[FetchResponse]:
         """Make a Fetch for exactly these partitions, in this order if it is full."""
         by_id = by_id_possible(cluster, entries)
-        wanted = _facts(cluster, entries)
-        if by_id != self._by_id or _made_again(self._told, wanted):
+        wanted = _session_entries(cluster, entries)
+        if by_id != self._by_id or _recreated(self._in_session, wanted):
             self._by_id, self.epoch = by_id, 0
-        told = self._told if self.epoch else {}
+        in_session = self._in_session if self.epoch else {}
         topics: Topics = {}
         for entry in entries:
-            if told.get(entry.partition) != wanted[entry.partition]:
+            if in_session.get(entry.partition) != wanted[entry.partition]:
                 add_partition(cluster, topics, entry)
         request = bare_request(config, topics)
         request.session_id, request.session_epoch = self.id, self.epoch
-        request.forgotten_topics_data = _forgotten(told, wanted)
-        self._told = wanted
+        request.forgotten_topics_data = _forgotten(in_session, wanted)
+        self._in_session = wanted
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def answered(self, code: ErrorCode, session_id: int) -> bool:
@@ -202,8 +202,8 @@ class FetchSession:
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
 
 
-def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _Facts]:
-    facts: dict[TopicPartition, _Facts] = {}
+def _session_entries(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _SessionEntry]:
+    facts: dict[TopicPartition, _SessionEntry] = {}
     topics = cluster.metadata.topics
     for entry in entries:
         partition = entry.partition
@@ -214,20 +214,22 @@ def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartiti
     return facts
 
 
-def _made_again(told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]) -> bool:
+def _recreated(
+    in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
+) -> bool:
     """Return whether a topic has another id than in the session: by name, a request can't mean both."""
     for partition, facts in wanted.items():
-        before = told.get(partition)
+        before = in_session.get(partition)
         if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:
             return True
     return False
 
 
 def _forgotten(
-    told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]
+    in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
 ) -> list[FetchRequest.ForgottenTopic]:
     topics: dict[str, FetchRequest.ForgottenTopic] = {}
-    for partition, facts in told.items():
+    for partition, facts in in_session.items():
         if partition not in wanted:
             topic = topics.get(partition.topic)
             if topic is None:
@@ -245,7 +247,7 @@ _LARGE_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Fetched:
+class CompletedFetch:
     """The undecoded record sets of one response, with their partitions' position versions at the request."""
 
     node: int
@@ -256,7 +258,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PartitionFetch:
     """The position of one partition in one request."""
 
     position: Position
@@ -284,13 +286,13 @@ class Fetcher:
         self.config = config
         self.partitions = partitions
         self.buffer = buffer
-        self.ready: deque[Fetched] = deque()
+        self.ready: deque[CompletedFetch] = deque()
         self.unbounded = config.max_poll_records < 0
         self.fetches = 0
         self.fetched_bytes = 0
         self._changed = changed
         self.error: KafkaError | None = None
-        self._sessions: dict[int, FetchSession] = {}
+        self._sessions: dict[int, FetchSessionHandler] = {}
         self._busy: set[int] = set()
         self._order: dict[TopicPartition, None] = {}
         self._order_changes = -1
@@ -349,7 +351,7 @@ class Fetcher:
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
         return self.buffer.available() + self._undecoded_records - paused
 
-    def next_ready(self) -> Fetched | None:
+    def next_ready(self) -> CompletedFetch | None:
         """Take the oldest response for decoding, without partitions revoked or sought since; None without one."""
         while self.ready:
             fetched = self.ready.popleft()
@@ -364,12 +366,12 @@ class Fetcher:
                 return fetched
         return None
 
-    def decoded(self, fetched: Fetched) -> None:
+    def decoded(self, fetched: CompletedFetch) -> None:
         """Uncount the records of a response from `next_ready`, which the caller has decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
 
-    def _count(self, fetched: Fetched, index: int, sign: int) -> None:
+    def _count(self, fetched: CompletedFetch, index: int, sign: int) -> None:
         given = fetched.sets[index]
         partition = TopicPartition(given.topic, given.partition)
         self._undecoded[partition] += sign * fetched.counts[index]
@@ -377,7 +379,7 @@ class Fetcher:
         if not self._undecoded[partition]:
             del self._undecoded[partition]
 
-    def put_back(self, fetched: Fetched) -> None:
+    def put_back(self, fetched: CompletedFetch) -> None:
         """Queue a response to be decoded first."""
         self.ready.appendleft(fetched)
         for index in range(len(fetched.sets)):
@@ -402,7 +404,7 @@ class Fetcher:
         wanted = self._enough()
         if wanted is None:
             return
-        by_node: dict[int, dict[TopicPartition, _Asked]] = {}
+        by_node: dict[int, dict[TopicPartition, _PartitionFetch]] = {}
         barred = self._busy | self._full_nodes()
         bounded = wanted != float("inf")
         now = self.cluster.runtime.now_ms
@@ -417,7 +419,7 @@ class Fetcher:
             if node < 0:
                 self._ask_leaders(now)
             elif node not in barred and state.fetch_position is not None:
-                by_node.setdefault(node, {})[partition] = _Asked(state.fetch_position, state.position_version)
+                by_node.setdefault(node, {})[partition] = _PartitionFetch(state.fetch_position, state.position_version)
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
@@ -467,8 +469,8 @@ class Fetcher:
 
     # One fetch.
 
-    async def _fetch(self, node: int, asked: dict[TopicPartition, _Asked]) -> None:
-        session = self._sessions.setdefault(node, FetchSession())
+    async def _fetch(self, node: int, asked: dict[TopicPartition, _PartitionFetch]) -> None:
+        session = self._sessions.setdefault(node, FetchSessionHandler())
         try:
             limit = self.config.max_partition_fetch_bytes
             entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
@@ -484,7 +486,9 @@ class Fetcher:
             self._busy.discard(node)
         self.refill()
 
-    def _not_fetched(self, session: FetchSession, asked: dict[TopicPartition, _Asked], error: KafkaError) -> None:
+    def _not_fetched(
+        self, session: FetchSessionHandler, asked: dict[TopicPartition, _PartitionFetch], error: KafkaError
+    ) -> None:
         session.lost()
         if isinstance(error, RetriableError) or error.code.retriable:
             self.cluster.request_metadata()
@@ -499,11 +503,13 @@ class Fetcher:
 
     # One answer.
 
-    def _take_in(self, node: int, asked: dict[TopicPartition, _Asked], answer: FetchResponse, code: ErrorCode) -> None:
+    def _take_in(
+        self, node: int, asked: dict[TopicPartition, _PartitionFetch], answer: FetchResponse, code: ErrorCode
+    ) -> None:
         if code is not ErrorCode.NONE:
             raise error_for(code, f"fetch from broker {node}")
         self.fetches += 1
-        fetched = Fetched(node, [], [], [], 0)
+        fetched = CompletedFetch(node, [], [], [], 0)
         for topic in answer.responses:
             name = topic.topic or self.cluster.metadata.topic_names.get(topic.topic_id, "")
             for part in topic.partitions:
@@ -519,9 +525,9 @@ class Fetcher:
 
     def _take_partition(
         self,
-        fetched: Fetched,
+        fetched: CompletedFetch,
         partition: TopicPartition,
-        entry: _Asked,
+        entry: _PartitionFetch,
         state: PartitionState,
         part: FetchResponse.FetchableTopicResponse.PartitionData,
     ) -> None:
@@ -580,7 +586,7 @@ class Fetcher:
         assert position is not None
         if state.doubted_ms is None:
             state.doubted_ms = now_ms
-        return now_ms - state.doubted_ms >= patience_ms(position, self.cluster.metadata.partition(partition))
+        return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
         """Refresh the metadata, but not before the retry backoff is over."""
@@ -612,7 +618,7 @@ class Fetcher:
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())
 
 
-def _goes_on(state: PartitionState, asked: _Asked) -> bool:
+def _goes_on(state: PartitionState, asked: _PartitionFetch) -> bool:
     """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
     position = state.fetch_position
     return (

@@ -32,7 +32,7 @@ BEHIND_MS: Final = 10_000
 name."""
 
 
-def patience_ms(position: Position, info: PartitionInfo | None) -> int:
+def confirmation_ms(position: Position, info: PartitionInfo | None) -> int:
     """Return how long brokers must report a missing position until this is believed.
 
     Args:

@@ -44,7 +44,7 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _ReadTarget:
     """The partition to read, and its topic's id (None: any topic of that name)."""
 
     partition: TopicPartition
@@ -120,7 +120,7 @@ class RangeReader(Lookups):
         """
         if start >= end:
             return
-        of = _Source(partition, topic_id)
+        of = _ReadTarget(partition, topic_id)
         position = start
         ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
         try:
@@ -142,7 +142,7 @@ class RangeReader(Lookups):
             if damage is not None and damage.offset < end:
                 raise damage_error(given, damage)
 
-    async def _fetch(self, of: _Source, offset: int, end: int, fail: bool) -> _Answer:
+    async def _fetch(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> _Answer:
         cluster, partition = self._client.cluster, of.partition
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
@@ -154,7 +154,7 @@ class RangeReader(Lookups):
                 doubted_ms = now_ms if doubted_ms is None else doubted_ms
                 if now_ms - doubted_ms < CONFIRM_MS:
                     await cluster.runtime.sleep(self.config.retry_backoff_ms)
-                    await self._look_again(of)
+                    await self._refresh(of)
                     continue
                 offset = await self._resume(of, offset, end, fail)
                 if offset >= end:
@@ -166,7 +166,7 @@ class RangeReader(Lookups):
                     f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms"
                 )
 
-    async def _attempt(self, of: _Source, offset: int) -> _Answer | None:
+    async def _attempt(self, of: _ReadTarget, offset: int) -> _Answer | None:
         """Fetch once; return None when the offset is out of range."""
         cluster, partition = self._client.cluster, of.partition
         node = await self._leader(of)
@@ -180,7 +180,7 @@ class RangeReader(Lookups):
         part = answer.responses[0].partitions[0]
         code = ErrorCode.of(part.error_code)
         if code in MOVED:
-            await self._look_again(of)
+            await self._refresh(of)
         elif of.topic_id is not None and answer.responses[0].topic_id != of.topic_id:
             await self._refuse_another(of, node)  # the fetch went by name
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -191,7 +191,7 @@ class RangeReader(Lookups):
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         return _Answer(records, aborted, offset, extent(records).next_offset)
 
-    async def _leader(self, of: _Source) -> int:
+    async def _leader(self, of: _ReadTarget) -> int:
         cluster, partition = self._client.cluster, of.partition
         if of.topic_id is None:
             return await cluster.leader(partition)
@@ -202,13 +202,13 @@ class RangeReader(Lookups):
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {partition} is known")
         return node
 
-    async def _look_again(self, of: _Source) -> None:
+    async def _refresh(self, of: _ReadTarget) -> None:
         if of.topic_id is None:
             await self._client.cluster.describe_topics([of.partition.topic])
         else:
             await self._refuse_another(of)
 
-    async def _refuse_another(self, of: _Source, node: int | None = None) -> None:
+    async def _refuse_another(self, of: _ReadTarget, node: int | None = None) -> None:
         """Check that the topic's name still belongs to the topic to read.
 
         Args:
@@ -222,8 +222,8 @@ class RangeReader(Lookups):
         if node is not None:
             asked = MetadataRequest.MetadataRequestTopic(name=topic)
             request = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
-            told = (await self._client.cluster.send(request, Node(node))).topics
-            if any(topic_info.topic_id == of.topic_id for topic_info in told):
+            responding = (await self._client.cluster.send(request, Node(node))).topics
+            if any(topic_info.topic_id == of.topic_id for topic_info in responding):
                 return
         found = (await present_topics(self._client.cluster, [topic])).get(topic)
         if found is None:
@@ -235,7 +235,7 @@ class RangeReader(Lookups):
         if of.partition.partition not in found.partitions:
             raise NotFoundError(f"{of.partition} does not exist")
 
-    async def _resume(self, of: _Source, offset: int, end: int, fail: bool) -> int:
+    async def _resume(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> int:
         cluster, partition = self._client.cluster, of.partition
         gone = of.topic_id is not None
         first, last = [

@@ -16,7 +16,7 @@ from kohort.columns import Record
 from kohort.ids import TopicPartition
 
 
-class HandingOut:
+class RecordIterator:
     """The records of one poll that a loop over the consumer has not reached yet.
 
     Attributes:
@@ -49,7 +49,7 @@ class HandingOut:
                 state.position = _position_in(part, part.start)
         try:
             for part in slices:
-                yield from self._each(part)
+                yield from self._yield_records(part)
         finally:
             self.giving = False
         self.open = {}
@@ -76,7 +76,7 @@ class HandingOut:
             if known is None or known.offset < position.offset:
                 state.position = position
 
-    def _each(self, part: Slice) -> Iterator[Record]:
+    def _yield_records(self, part: Slice) -> Iterator[Record]:
         partition = part.partition
         position_version = self.open.get(partition)
         if position_version is None:

@@ -162,7 +162,7 @@ class Partitions:
 
     # Recreated topics.
 
-    def note_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
+    def store_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
         """Store the topic ids: those of the first metadata, and the current ones of recreated topics."""
         topics = {partition.topic for partition in self._states}
         ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}

@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 
 @checked
-class Steering:
+class SyncMethods:
     """Methods for subscription, assignment and positions that both consumer facades share."""
 
     @abstractmethod
     def _do(self, action: Callable[[ConsumerCore], T]) -> T:
         """Run an action on the core that does not wait."""
 
-    def _look(self, question: Callable[[ConsumerCore], T]) -> T:
+    def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         """Run a query on the core that changes nothing."""
         return self._do(question)
 
@@ -70,23 +70,23 @@ class Steering:
 
     def subscription(self) -> set[str]:
         """Return the subscribed topics."""
-        return self._look(lambda core: set(core.subscription()))
+        return self._query(lambda core: set(core.subscription()))
 
     def assignment(self) -> set[TopicPartition]:
         """Return the partitions read now."""
-        return self._look(lambda core: set(core.partitions))
+        return self._query(lambda core: set(core.partitions))
 
     def wanted(self) -> set[TopicPartition]:
         """Return the revoked partitions that a `HoldingListener` has not released; part of `assignment()`."""
-        return self._look(lambda core: set(core.partitions.wanted()))
+        return self._query(lambda core: set(core.partitions.wanted()))
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the next offset of every partition whose position is known, without looking others up."""
-        return self._look(lambda core: core.to_commit(None))
+        return self._query(lambda core: core.to_commit(None))
 
     def topic_ids(self) -> dict[str, UUID]:
         """Return the ids of the topics read now, as far as the broker has topic ids. Source: KIP-516."""
-        return self._look(lambda core: dict(core.partitions.ids))
+        return self._query(lambda core: dict(core.partitions.ids))
 
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
@@ -114,7 +114,7 @@ class Steering:
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Return the records between the position and the partition's end, as of the last fetch; None before that."""
-        return self._look(lambda core: core.lag(partition))
+        return self._query(lambda core: core.lag(partition))
 
     @property
     def figures(self) -> ConsumerFigures:
@@ -135,4 +135,4 @@ class Steering:
 
     def paused(self) -> set[TopicPartition]:
         """Return the paused partitions."""
-        return self._look(lambda core: set(core.partitions.paused))
+        return self._query(lambda core: set(core.partitions.paused))

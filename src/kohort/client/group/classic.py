@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
@@ -339,7 +339,7 @@ class ClassicMembership(Membership):
                 await self._after(again)
             except RetriableError as error:
                 failures += 1
-                self._not_yet(error, failures)
+                self._log_retry(error, failures)
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
             if failures:
@@ -349,7 +349,7 @@ class ClassicMembership(Membership):
         """Run one rebalance: revoke, join, sync, take the assignment."""
         await self._until(lambda: self.revocation is None)  # a join must not claim partitions that are being lost
         self._raise_failure()
-        await self._give_up_before_joining()
+        await self._revoke_before_joining()
         self._raise_failure()
         if not self.assignment.partitions:
             self._stop_beating()
@@ -378,7 +378,7 @@ class ClassicMembership(Membership):
             self._syncing = False
         await self._take(content)
 
-    async def _give_up_before_joining(self) -> None:
+    async def _revoke_before_joining(self) -> None:
         if self._fenced is not None:
             await self._lose(self._fenced)
         held = self.assignment.partitions
@@ -425,7 +425,7 @@ class ClassicMembership(Membership):
             try:
                 assignments = await self.protocol.assign(joined)
             except KafkaError:
-                await self._tell_left("the assignor failed")
+                await self._leave_quietly("the assignor failed")
                 raise
         else:
             self.protocol.followed()
@@ -537,12 +537,12 @@ class ClassicMembership(Membership):
                     # The JoinGroup claimed these partitions, and the assignor may wait for their release: only another
                     # JoinGroup reports it.
                     self.request_rejoin("partitions were lost while it joined")
-                    await self._lose_held(NOT_HEARD)
+                    await self._lose_held(SESSION_EXPIRED)
                 if not await self._beat_aside(sent, sent_elapsed):
                     due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
             if session_left <= 0:  # the id is kept: a coordinator that was silent itself may still know it
-                self._fence(ErrorCode.ILLEGAL_GENERATION, NOT_HEARD)
+                self._fence(ErrorCode.ILLEGAL_GENERATION, SESSION_EXPIRED)
                 return
             try:
                 code = await self._heartbeat(min(config.request_timeout_ms, session_left))

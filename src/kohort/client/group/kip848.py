@@ -6,7 +6,7 @@ state      meaning                                                  left by
 IDLE       no subscription, or left because of a missing poll.      subscribe; poll.
 JOINING    a heartbeat with epoch 0 is sent, or with the last epoch its response.
            if the coordinator may still know the member.
-HOLDING    an epoch is held. Heartbeats at the interval that the    an assignment that lacks held partitions; fenced;
+HOLDING    an epoch is held. Heartbeats at the interval that the    an assignment that lacks held partitions. Fenced;
            coordinator sets, and at once after a change.            session over by the own clock; poll overdue.
 REVOKING   waits for the application to release partitions.         release: acknowledged at once; fenced meanwhile.
 LEFT       closed.                                                  -
@@ -33,7 +33,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.runtime import Task
@@ -55,7 +55,7 @@ _HELD_MS = 5_500
 """kohort's broker delays a heartbeat's response for up to 4.5 s, whatever the interval."""
 
 
-class Facts(NamedTuple):
+class HeartbeatFields(NamedTuple):
     """The member's state for the coordinator; a field that a heartbeat omits is None, or -1."""
 
     topics: Collection[str] | None
@@ -65,9 +65,9 @@ class Facts(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def since(self, told: Facts) -> Facts:
+    def since(self, told: HeartbeatFields) -> HeartbeatFields:
         """Return the fields that changed since an earlier state."""
-        return Facts(
+        return HeartbeatFields(
             topics=None if self.topics == told.topics else self.topics,
             pattern=None if self.pattern == told.pattern else self.pattern,
             assignor=None if self.assignor == told.assignor else self.assignor,
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
         )
 
 
-UNSAID = Facts(None, None, None, -1, None, None)
+NO_FIELDS = HeartbeatFields(None, None, None, -1, None, None)
 
 
 class ConsumerMembership(Membership):
@@ -103,7 +103,7 @@ class ConsumerMembership(Membership):
         self._known_epoch = _JOIN
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
-        self._told = UNSAID
+        self._sent_fields = NO_FIELDS
         self._beating: Task[None] | None = None
         self._hurried = False
         self._naming: Task[None] | None = None
@@ -121,7 +121,7 @@ class ConsumerMembership(Membership):
                 await self._member()
             except RetriableError as error:
                 self._failures += 1
-                self._not_yet(error, self._failures)
+                self._log_retry(error, self._failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
@@ -133,7 +133,7 @@ class ConsumerMembership(Membership):
         if not self._member_id:
             self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
-        self._told, self._target, self._urgent = UNSAID, None, True
+        self._sent_fields, self._target, self._urgent = NO_FIELDS, None, True
         self._unsettle()
         self._generation, self.state = _JOIN, MemberState.JOINING
         self._heard_ms = runtime.now_ms
@@ -145,7 +145,9 @@ class ConsumerMembership(Membership):
                 await self._lose(code)
                 return
             if runtime.now_ms >= self._session_end_ms and self.joined:
-                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # the coordinator may still know it, at its epoch
+                self._fence(
+                    ErrorCode.FENCED_MEMBER_EPOCH, SESSION_EXPIRED
+                )  # the coordinator may still know it, at its epoch
                 continue
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
@@ -206,9 +208,9 @@ class ConsumerMembership(Membership):
 
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
-        facts = self._facts()
-        news = facts.since(self._told)
-        self._told = facts
+        facts = self._current_fields()
+        news = facts.since(self._sent_fields)
+        self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
         try:
@@ -237,9 +239,9 @@ class ConsumerMembership(Membership):
             self._move()
 
     def _again(self, reason: str) -> None:
-        self._told = UNSAID
+        self._sent_fields = NO_FIELDS
         self._failures += 1
-        self._not_yet(reason, self._failures)
+        self._log_retry(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 
@@ -263,12 +265,12 @@ class ConsumerMembership(Membership):
         """Return the epoch for a heartbeat: the current one, or else the last one of this member id."""
         return self._generation or self._known_epoch
 
-    def _facts(self) -> Facts:
+    def _current_fields(self) -> HeartbeatFields:
         """Return the member's state for the coordinator."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
         owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
-        return Facts(
+        return HeartbeatFields(
             topics=self.topics(),
             pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
             assignor=self.config.group_remote_assignor,
@@ -277,7 +279,7 @@ class ConsumerMembership(Membership):
             owned=owned,
         )
 
-    def _request(self, news: Facts) -> Between[ConsumerGroupHeartbeatResponse]:
+    def _request(self, news: HeartbeatFields) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
         names = None if news.topics is None else list(news.topics)
         if self._subscription is None or self._subscription.pattern is None:
@@ -288,7 +290,7 @@ class ConsumerMembership(Membership):
         older.subscribed_topic_names = names
         return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
-    def _heartbeat(self, news: Facts) -> ConsumerGroupHeartbeatRequest:
+    def _heartbeat(self, news: HeartbeatFields) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=self._member_id,
@@ -341,7 +343,7 @@ class ConsumerMembership(Membership):
 
     def _released(self, ask_for_all: bool) -> None:
         if ask_for_all:
-            self._told = UNSAID
+            self._sent_fields = NO_FIELDS
         self._urgent = True
         self._move()
 

@@ -22,7 +22,7 @@ from typing import ClassVar, TypeVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
@@ -39,7 +39,7 @@ _LASTING_FAILURES = 8
 """Attempts in a row after which a failure is logged as a warning: about 5 s with the usual backoff."""
 _REBALANCES_MOST = 16
 """Limit on the rebalances kept: enough for a caller that looks after each change; their numbers show any gap."""
-NOT_HEARD = "the coordinator was not heard for a session"
+SESSION_EXPIRED = "the coordinator was not heard for a session"
 """Why a member gives up by its own clock. Only the coordinator knows whether it evicted the member, so the member
 rejoins under its id."""
 
@@ -108,7 +108,7 @@ class Membership(ABC):
         self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # its begin, partitions before
         self.lapsed = False
         self.lapses = 0
-        self._sparingly = Sparingly(cluster.runtime)
+        self._throttle = LogThrottle(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
@@ -225,11 +225,11 @@ class Membership(ABC):
         self.revocation = None
         self._hold((), None)
         self.cluster.drop_interest(self)
-        await self._tell_left(reason, timeout_ms)
+        await self._leave_quietly(reason, timeout_ms)
         self._generation = self.NOT_JOINED
         self._member_id = ""
 
-    async def _tell_left(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+    async def _leave_quietly(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
         """Send the leave request. If it fails, the session timeout ends the membership."""
         try:
             await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
@@ -293,7 +293,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
-        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence())
+        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence_text())
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
@@ -309,7 +309,7 @@ class Membership(ABC):
         )
         self._overdue = True
         self._stop()
-        await self._tell_left(f"not polled for {limit} ms")
+        await self._leave_quietly(f"not polled for {limit} ms")
         self._member_id = ""
         await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -355,11 +355,11 @@ class Membership(ABC):
                 "others: nothing is handed out until there is one (%s)",
                 self.group,
                 self._lease.length_ms,
-                self._silence(),
+                self._silence_text(),
             )
             self._announce()
 
-    def _silence(self) -> str:
+    def _silence_text(self) -> str:
         """Return, for the log, the age of the last answered request, and whether this client stood still."""
         runtime = self.cluster.runtime
         text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
@@ -392,12 +392,12 @@ class Membership(ABC):
             self.cluster.forget_coordinator(self._coordinator)
             raise
 
-    def _not_yet(self, why: object, failures: int) -> None:
+    def _log_retry(self, why: object, failures: int) -> None:
         """Log that the coordinator could not be asked, or refused for now.
 
         A warning only when it lasts: a restarting broker causes it too.
         """
-        if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
+        if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
             log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
         else:
             log.debug("group %s: %s", self.group, why)

@@ -30,10 +30,10 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from kohort.client.group.lease import Lease
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import Address, Claimed, ConnectionFailed
-from kohort.client.net.log_throttle import Sparingly, fault
+from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
+from kohort.client.net.log_throttle import LogThrottle, fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
@@ -77,9 +77,11 @@ class PushCoordinator:
         self._mute = 0
         self._reached = False
         self._lane = f"push:{group}"
-        self._sparingly = Sparingly(cluster.runtime)
+        self._throttle = LogThrottle(cluster.runtime)
 
-    async def register(self, registration: RegisterConsumerRequest, now: Callable[[], float]) -> tuple[Claimed, float]:
+    async def register(
+        self, registration: RegisterConsumerRequest, now: Callable[[], float]
+    ) -> tuple[RawConnection, float]:
         """Register the consumer; return the connection, and the time by `now` when the request was sent.
 
         Raises:
@@ -90,7 +92,7 @@ class PushCoordinator:
         link = await self._claim(node, address)
         sent_ms = now()
         link.send(registration.encode())
-        frame = await link.next(self._cluster.runtime, self._patience_ms(1))
+        frame = await link.next(self._cluster.runtime, self._answer_limit_ms(1))
         if frame is None:
             why = link.ended or "no answer to the registration"
             link.close(why)
@@ -116,20 +118,20 @@ class PushCoordinator:
             index = self._next % len(bootstrap)
             self._next += 1
             try:
-                return await self._consult(-1 - index, bootstrap[index])
+                return await self._ask_broker(-1 - index, bootstrap[index])
             except RetriableError as error:
                 failed[bootstrap[index]] = str(error)
                 failures += 1
                 refused += self._reached
             if failures % len(bootstrap) == 0:
-                self._tell_failed(failed)
+                self._log_unavailable(failed)
                 config = self._cluster.config
                 rounds = -(-refused // len(bootstrap))
                 wait = self._cluster.links.backoff_ms(rounds, config.retry_backoff_ms, config.retry_backoff_max_ms)
                 await self._cluster.runtime.sleep(wait)
 
-    def _tell_failed(self, failed: dict[Address, str]) -> None:
-        if self._sparingly.due("bootstrap"):
+    def _log_unavailable(self, failed: dict[Address, str]) -> None:
+        if self._throttle.due("bootstrap"):
             log.error(
                 "group %s: AllKnownBrokersNotAvailable: none of the bootstrap brokers names the coordinator (%s); they "
                 "are asked again for ever: if brokers have moved, start this consumer with their new addresses",
@@ -137,7 +139,7 @@ class PushCoordinator:
                 "; ".join(failed.values()),
             )
 
-    async def _consult(self, node: int, address: Address) -> tuple[int, Address]:
+    async def _ask_broker(self, node: int, address: Address) -> tuple[int, Address]:
         """Ask one broker for the coordinator.
 
         Raises:
@@ -149,7 +151,7 @@ class PushCoordinator:
         self._reached = True
         try:
             link.send(ClusterMetadataRequest(self._group).encode())
-            frame = await link.next(self._cluster.runtime, self._patience_ms(CONSULT_SHARE))
+            frame = await link.next(self._cluster.runtime, self._answer_limit_ms(CONSULT_SHARE))
             if frame is None:
                 self._no_answer(link, address)
             assert frame is not None
@@ -165,7 +167,7 @@ class PushCoordinator:
                 return broker.id, Address(broker.host, broker.port)
         raise ConnectionFailed(f"{address} names coordinator {answer.coordinator_id}, which is none of its brokers")
 
-    def _no_answer(self, link: Claimed, address: Address) -> None:
+    def _no_answer(self, link: RawConnection, address: Address) -> None:
         """Raise the error for a missing answer."""
         if link.ended is None:
             raise TimedOutError(f"{address}: no answer to ClusterMetadata")
@@ -179,13 +181,13 @@ class PushCoordinator:
             ErrorCode.UNSUPPORTED_VERSION,
         )
 
-    def _patience_ms(self, share: float) -> float:
+    def _answer_limit_ms(self, share: float) -> float:
         """Return the time limit for an answer: a stalled broker accepts connections, and others can be asked."""
         return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
 
-    async def _claim(self, node: int, address: Address) -> Claimed:
+    async def _claim(self, node: int, address: Address) -> RawConnection:
         links = self._cluster.links
-        timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._patience_ms(CONSULT_SHARE))
+        timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._answer_limit_ms(CONSULT_SHARE))
         return links.claim(await links.acquire(node, address, self._lane, timeout_ms), self._changed)
 
 
@@ -229,8 +231,8 @@ class PushMembership(Membership):
         self._auto_commit = config.enable_auto_commit and poll_bound
         self._owned = Lease(config.session_timeout_ms)
         self._way = PushCoordinator(cluster, self.group, config.session_timeout_ms, self._move)
-        self._link: Claimed | None = None
-        self._reaching: Task[None] | None = None
+        self._link: RawConnection | None = None
+        self._registering: Task[None] | None = None
         self._probing: Task[None] | None = None
         self._revoking: Task[None] | None = None
         self._registry: dict[TopicPartition, int] = {}
@@ -260,7 +262,7 @@ class PushMembership(Membership):
         self._heard_ms = runtime.now_ms
         while True:
             if self.assignment.partitions and not self._lease.holds(runtime.elapsed_ms()):
-                await self._let_go(NOT_HEARD)
+                await self._abandon_assignment(SESSION_EXPIRED)
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
                 await self._poll_overdue()
@@ -298,7 +300,7 @@ class PushMembership(Membership):
     def _silent_ms(self) -> float:
         return max(self._heard_ms, self._lived_ms) + SILENT_SHARE * self.config.session_timeout_ms
 
-    async def _probe(self, link: Claimed) -> None:
+    async def _probe(self, link: RawConnection) -> None:
         """Probe a silent coordinator on the connection of commits; close both connections if it does not answer.
 
         Otherwise a commit would block the application there for a whole request timeout, though other members may own
@@ -319,7 +321,7 @@ class PushMembership(Membership):
     def _lease(self) -> Lease:
         return self._owned
 
-    async def _let_go(self, why: str) -> None:
+    async def _abandon_assignment(self, why: str) -> None:
         """Give up the partitions as lost; reconnect once the application has acknowledged it."""
         self._unlink(why)
         self._drop_revoking()
@@ -333,8 +335,8 @@ class PushMembership(Membership):
 
     def _reach(self) -> None:
         """Find the coordinator and register there, in the background."""
-        if self._reaching is None or self._reaching.done:
-            self._reaching = self.cluster.runtime.spawn(self._register(), f"registration in {self.group}")
+        if self._registering is None or self._registering.done:
+            self._registering = self.cluster.runtime.spawn(self._register(), f"registration in {self.group}")
 
     async def _register(self) -> None:
         failures = 0
@@ -344,7 +346,7 @@ class PushMembership(Membership):
                 link, self._said = await self._way.register(self._registration(), sent)
             except RetriableError as error:
                 failures += 1
-                self._not_yet(error, failures)
+                self._log_retry(error, failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 self.error = fault(f"registration in group {self.group!r}", error)
@@ -382,7 +384,7 @@ class PushMembership(Membership):
 
     # Requests of the coordinator.
 
-    async def _answer_next(self, link: Claimed) -> bool:
+    async def _answer_next(self, link: RawConnection) -> bool:
         """Handle the next request of the coordinator; return False when there is none."""
         if self._resume and self.revocation is None:
             self._resume = False
@@ -400,7 +402,7 @@ class PushMembership(Membership):
         first, self._first = self._first, False
         self._heard_ms = self.cluster.runtime.now_ms
         if asked.kind is PushType.START and first and self._is_another_map(asked):
-            await self._let_go("the coordinator knows nothing of what is held")
+            await self._abandon_assignment("the coordinator knows nothing of what is held")
             return True
         if self._confirms(asked):
             self._renew(self._said)
@@ -418,7 +420,7 @@ class PushMembership(Membership):
         """Return whether a request confirms that all answers have arrived; a repeated Ping does not."""
         return asked.num_retries == 0
 
-    def _say(self, link: Claimed, body: bytes) -> None:
+    def _say(self, link: RawConnection, body: bytes) -> None:
         self._said = self.cluster.runtime.elapsed_ms()
         link.send(body)
 
@@ -465,7 +467,7 @@ class PushMembership(Membership):
             self._revoking = self.cluster.runtime.spawn(self._revoke(held), f"revocation of {self.group}")
             self._revoking.on_done(lambda _: self._move())
 
-    def _stop_if_released(self, link: Claimed) -> bool:
+    def _stop_if_released(self, link: RawConnection) -> bool:
         """Answer a Stop once no partitions are held."""
         if self.assignment.partitions or self.revocation is not None:
             return False
@@ -492,9 +494,9 @@ class PushMembership(Membership):
     def _subscription_changed(self) -> None:
         """Register again, because a registration carries the topics."""
         self._unlink("the subscription changed")
-        if self._reaching is not None:
-            self._reaching.cancel()
-            self._reaching = None
+        if self._registering is not None:
+            self._registering.cancel()
+            self._registering = None
         self._move()
 
     def _metadata_changed(self) -> None:
@@ -506,9 +508,9 @@ class PushMembership(Membership):
 
     def _stop(self) -> None:
         self._unlink("this member stops")
-        if self._reaching is not None:
-            self._reaching.cancel()
-            self._reaching = None
+        if self._registering is not None:
+            self._registering.cancel()
+            self._registering = None
 
     async def _send_leave(self, reason: str) -> None:
         """Leave by Kafka's own request, which the spec lacks: the group need not wait for the session timeout."""

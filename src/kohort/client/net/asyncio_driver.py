@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseLink, Command, OpenLink, SendFrame, alert, describe, tls_error
+from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, describe, tls_error
 from kohort.client.net.runtime import Cancelled, Promise, Work
 from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
@@ -160,13 +160,13 @@ class AsyncClient:
             self.cluster.runtime.advance(self.now_ms())
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             self._connecting[command.link] = self._loop.create_task(self._connect(command))
         elif isinstance(command, SendFrame):
             channel = self._channels.get(command.link)
             if channel is not None:
                 channel.send(command.parts)
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             task = self._connecting.pop(command.link, None)
             if task is not None:
                 task.cancel()
@@ -174,7 +174,7 @@ class AsyncClient:
             if channel is not None:
                 channel.close()
 
-    async def _connect(self, command: OpenLink) -> None:
+    async def _connect(self, command: OpenConnection) -> None:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
         tls = None if command.plain else self._tls

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.runtime import Runtime
 from kohort.client.settings import ConnectionConfig
 
@@ -47,11 +47,11 @@ class NodeHealth:
         self.failed_ms, self.last_error = now_ms, reason
 
 
-class Reaching:
+class ReachabilityLog:
     """Log of addresses that can't be reached, and of their return."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sparingly = Sparingly(runtime)
+        self._throttle = LogThrottle(runtime)
 
     def failed(
         self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False
@@ -67,14 +67,14 @@ class Reaching:
         """
         if stood:
             log.info("the connection to %s ended: %s", address, reason)
-        elif self._sparingly.due(address):
+        elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "it is tried again"
             log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
 
     def reached(self, address: Hashable) -> None:
         """Log that an address is connected again."""
-        if self._sparingly.over(address):
+        if self._throttle.over(address):
             log.info("%s is reached again", address)
 
 

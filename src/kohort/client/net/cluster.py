@@ -35,7 +35,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from kohort.client.net.bootstrap_check import unreachable
-from kohort.client.net.connection import Address, ConnectionFailed, Link, Links
+from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
 from kohort.client.net.log_throttle import FailureLog
 from kohort.client.net.metadata import Broker, Metadata, TopicInfo
 from kohort.client.net.runtime import Promise, Runtime, Task
@@ -82,7 +82,8 @@ from kohort.wire.message import Message, Request
 #
 # A broker of that cluster is never asked for a group: it would return Kafka's own coordinator.
 #
-# The first connection tells which case it is (`Links.apart`), before any address but the bootstrap servers is known.
+# The first connection tells which case it is (`BrokerConnections.apart`), before any address but those of the bootstrap
+# servers is known.
 
 R = TypeVar("R", bound=Message)
 
@@ -90,22 +91,22 @@ log = logging.getLogger("kohort.client")
 JOURNAL_TOPIC = "__kohort_groups"
 """The default topic in which kohort's coordinators over a Kafka cluster keep groups."""
 
-LIST_AGE_MS = 10_000
+COORDINATOR_LIST_MAX_AGE_MS = 10_000
 """A look-up also refreshes a list of coordinators older than this; a new coordinator may be unknown for that long."""
 
-ASKED_MS = 3_000
+LOOKUP_TIMEOUT_MS = 3_000
 """Wait this long for a node when another one could answer as well; the node may be stalled."""
 
-PATIENCE_MAX_MS = 30_000
+LOOKUP_TIMEOUT_MAX_MS = 30_000
 """Kafka's own default request timeout (30 s): no broker needs longer for a request that it answers from memory. A
 longer `request_timeout_ms` is meant for slow requests."""
 
-REACHED_MS = 1_500
+GROUP_CONNECT_TIMEOUT_MS = 1_500
 """Look a coordinator up again when it can't be connected within this time. Another coordinator may own its groups by
 now. Longer than the backoff after a refused connection."""
 
 
-class Patience:
+class EscalatingTimeout:
     """The time limit for a request that other nodes could answer as well.
 
     The limit doubles after each timeout, because all nodes may be slow, but not after a refusal. Send the request
@@ -113,14 +114,14 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self.ms = ASKED_MS
+        self.ms = LOOKUP_TIMEOUT_MS
 
     def __enter__(self) -> int:
         return self.ms
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None and issubclass(kind, TimedOutError):
-            self.ms = min(2 * self.ms, PATIENCE_MAX_MS)
+            self.ms = min(2 * self.ms, LOOKUP_TIMEOUT_MAX_MS)
 
 
 def is_apart(group: str, cluster_id: str | None) -> bool:
@@ -128,7 +129,7 @@ def is_apart(group: str, cluster_id: str | None) -> bool:
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
-def check_transactional(cluster: Asking) -> None:
+def check_transactional(cluster: ClusterAccess) -> None:
     """Refuse to commit offsets in a transaction if the group's coordinator is apart from the transaction's.
 
     Raises:
@@ -143,7 +144,7 @@ def check_transactional(cluster: Asking) -> None:
         )
 
 
-async def check_named(cluster: Asking, group: str, *, warned: set[str]) -> None:
+async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
     """Refuse offsets for a group at kohort's coordinators: nobody reads what Kafka's own coordinator takes.
 
     Kafka accepts offsets from any client for a group without members; from a member it requires id and generation.
@@ -168,12 +169,12 @@ async def check_named(cluster: Asking, group: str, *, warned: set[str]) -> None:
             log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
 
 
-class Asking(Protocol):
+class ClusterAccess(Protocol):
     """The part of `Cluster` that coordinator look-ups need."""
 
     config: ConnectionConfig
     runtime: Runtime
-    links: Links
+    links: BrokerConnections
     metadata: Metadata
 
     async def send(self, message: Request[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
@@ -188,7 +189,7 @@ class Coordinators:
         own: kohort's coordinators by id, if they are apart from the brokers.
     """
 
-    def __init__(self, cluster: Asking) -> None:
+    def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
         self.own: Mapping[int, Broker] = {}
         self._listed_ms = float("-inf")
@@ -242,7 +243,7 @@ class Coordinators:
         Raises:
             KafkaError: No coordinator could be asked.
         """
-        answer = await self._cluster.send(DescribeCoordinatorsRequest(), ANY_COORDINATOR, timeout_ms=ASKED_MS)
+        answer = await self._cluster.send(DescribeCoordinatorsRequest(), ANY_COORDINATOR, timeout_ms=LOOKUP_TIMEOUT_MS)
         if answer.error_code:
             raise error_for(ErrorCode.of(answer.error_code), "a coordinator could not say which there are")
         named = {
@@ -266,10 +267,12 @@ class Coordinators:
         send, links = self._cluster.send, self._cluster.links
         request = FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key])
         if links.apart and to.kind == GROUP:
-            answer = await send(request, ANY_COORDINATOR, timeout_ms=ASKED_MS)
+            answer = await send(request, ANY_COORDINATOR, timeout_ms=LOOKUP_TIMEOUT_MS)
         else:
             to_ask = ANY if to.kind == GROUP else ANY_BROKER
-            answer = await send(request, to_ask, timeout_ms=min(ASKED_MS, self._cluster.config.request_timeout_ms))
+            answer = await send(
+                request, to_ask, timeout_ms=min(LOOKUP_TIMEOUT_MS, self._cluster.config.request_timeout_ms)
+            )
             if links.apart and to.kind == GROUP:  # the first connection has just shown it
                 return await self._look_up(to)
         found = answer.coordinators[0] if answer.coordinators else answer
@@ -282,8 +285,8 @@ class Coordinators:
             self._reach_plainly([node])
         if node.id in self.own:  # it may have moved since they were listed
             self.own = {**self.own, node.id: node}
-        if links.apart and self._cluster.runtime.now_ms - self._listed_ms > LIST_AGE_MS:
-            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").will_hear()
+        if links.apart and self._cluster.runtime.now_ms - self._listed_ms > COORDINATOR_LIST_MAX_AGE_MS:
+            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").mark_handled()
         return found.node_id
 
     def _reach_plainly(self, nodes: Iterable[Broker]) -> None:
@@ -343,7 +346,7 @@ class Cluster:
         self.config = config
         self.runtime = runtime or Runtime()
         self.runtime.on_task_failed = FailureLog(self.runtime)
-        self.links = Links(config, self.runtime)
+        self.links = BrokerConnections(config, self.runtime)
         self.metadata = Metadata()
         self.closed = False
         self.auto_create_topics = False
@@ -483,7 +486,7 @@ class Cluster:
         self, topics: Iterable[str] | None, timeout_ms: float | None = None
     ) -> dict[str, TopicInfo]:
         """Ask for these topics now (None: all); merge and return the response, with errors per topic inside."""
-        names, patience = None if topics is None else sorted(set(topics)), Patience()
+        names, patience = None if topics is None else sorted(set(topics)), EscalatingTimeout()
 
         async def attempt() -> dict[str, TopicInfo]:
             await self._ask_metadata(names, patience)
@@ -581,13 +584,13 @@ class Cluster:
 
     # Internals.
 
-    async def _link(self, to: Target, lane: str, limit: float) -> Link:
+    async def _link(self, to: Target, lane: str, limit: float) -> BrokerConnection:
         if isinstance(to, AnyNode | AnyCoordinator):
             return await self._any_link(to, lane, limit)
         if isinstance(to, Coordinator):
             node = await self.coordinator(to, limit)
             lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
-            limit = min(limit, REACHED_MS) if to.kind == GROUP and self.links.apart else limit
+            limit = min(limit, GROUP_CONNECT_TIMEOUT_MS) if to.kind == GROUP and self.links.apart else limit
         elif isinstance(to, Leader):
             node = await self.leader(to.partition, limit)
         elif isinstance(to, Controller):
@@ -607,7 +610,7 @@ class Cluster:
             self.request_metadata()
             raise
 
-    async def _broker_link(self, lane: str, limit: float) -> Link:
+    async def _broker_link(self, lane: str, limit: float) -> BrokerConnection:
         """Return a connection to a broker that a coordinator names; coordinators do not serve brokers' requests."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
@@ -624,7 +627,7 @@ class Cluster:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
         return self.metadata.controller
 
-    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> Link:
+    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> BrokerConnection:
         deadline, refused = self.runtime.now_ms + limit, set[Address]()
         while True:
             node, address = self._pick(to)
@@ -635,7 +638,7 @@ class Cluster:
                 if refused >= {other for _, other in self._nodes(to)}:  # other nodes' certificates may be valid
                     raise
             except TimedOutError:
-                self.links.note_silence(address)
+                self.links.mark_unresponsive(address)
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
@@ -683,7 +686,7 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
-        failures, patience, topics = 0, Patience(), self._wanted()
+        failures, patience, topics = 0, EscalatingTimeout(), self._wanted()
         while True:
             try:
                 return await self._ask_metadata(topics, patience)
@@ -709,7 +712,7 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None, patience: Patience | None = None) -> None:
+    async def _ask_metadata(self, topics: list[str] | None, patience: EscalatingTimeout | None = None) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
         with nullcontext(self.config.request_timeout_ms) if patience is None else patience as most_ms:

@@ -1,9 +1,10 @@
 """Connections to brokers, without sockets: bytes and events in, commands out.
 
-A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches
-answers to requests and times requests out. The driver carries out the commands that `take_commands` hands it and
-reports back with `opened`, `received` and `closed`. Each broker has one connection for each *lane*. Brokers answer the
-requests of a connection in order, so a heartbeat must not share a connection with a fetch that waits for data.
+A `BrokerConnection` (a *link* for short) is one connection to one broker. `BrokerConnections` opens them on demand,
+negotiates versions, authenticates, matches responses to requests and enforces timeouts. The driver carries out the
+commands that `take_commands` returns, and reports back with `opened`, `received` and `closed`. Each broker has one
+connection for each *lane*. Brokers answer the requests of a connection in order, so a heartbeat must not share a
+connection with a fetch that waits for data.
 
 A link's states, and what each event does:
 
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, Reaching, explained
+from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, ReachabilityLog, explained
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.negotiation import Negotiator
@@ -55,7 +56,7 @@ FRAMES_MAX = 64
 memory."""
 
 
-class Claimed:
+class RawConnection:
     """The frames sent and received on a claimed link.
 
     Attributes:
@@ -94,7 +95,7 @@ class Claimed:
         if self.ended is None:
             self._close(why)
 
-    # Called by `Links`.
+    # Called by `BrokerConnections`.
 
     def came(self, frame: memoryview) -> bool:
         """Take a received frame; return False when more than `FRAMES_MAX` wait."""
@@ -125,7 +126,7 @@ class ConnectionFailed(RetriableError):
     """A broker could not be reached, or the connection ended under a request."""
 
 
-class LinkState(Enum):
+class ConnectionState(Enum):
     CONNECTING = "connecting"
     HANDSHAKE = "handshake"
     READY = "ready"
@@ -144,7 +145,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLink:
+class OpenConnection:
     """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`.
 
     Attributes:
@@ -165,13 +166,13 @@ class SendFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseLink:
+class CloseConnection:
     """Command: close the socket; nothing needs to be reported."""
 
     link: int
 
 
-Command = OpenLink | SendFrame | CloseLink
+Command = OpenConnection | SendFrame | CloseConnection
 
 
 @dataclass(slots=True)
@@ -198,7 +199,7 @@ class InFlight(Generic[R]):
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class BrokerConnection:
     """One connection to one broker.
 
     Attributes:
@@ -214,8 +215,8 @@ class Link:
     node: int
     lane: str
     address: Address
-    state: LinkState
-    ready: Promise[Link]
+    state: ConnectionState
+    ready: Promise[BrokerConnection]
     began_ms: float
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: deque[InFlight[Any]] = field(default_factory=deque)
@@ -225,14 +226,14 @@ class Link:
     process: str = ""
     plain: bool = False
     coordinator_id: int = -1
-    claimed: Claimed | None = None
+    claimed: RawConnection | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self.state is LinkState.READY
+        return self.state is ConnectionState.READY
 
 
-class Links:
+class BrokerConnections:
     """All connections of one client.
 
     Attributes:
@@ -257,11 +258,11 @@ class Links:
         self.negotiator = Negotiator()
         self._features_epoch = -1
         self._ids = itertools.count(1)
-        self._links: dict[int, Link] = {}
-        self._by_lane: dict[tuple[int, str], Link] = {}
+        self._links: dict[int, BrokerConnection] = {}
+        self._by_lane: dict[tuple[int, str], BrokerConnection] = {}
         self._health: dict[Address, NodeHealth] = {}
         self._commands: list[Command] = []
-        self._reaching = Reaching(runtime)
+        self._reachability = ReachabilityLog(runtime)
         self._entrance: Address | None = None
 
     # Called by the driver.
@@ -280,9 +281,9 @@ class Links:
             process: The process name that the broker receives (`kohort.io.processes`).
         """
         link = self._links.get(link_id)
-        if link is None or link.state is not LinkState.CONNECTING:
+        if link is None or link.state is not ConnectionState.CONNECTING:
             return False
-        link.state = LinkState.HANDSHAKE
+        link.state = ConnectionState.HANDSHAKE
         link.process = process
         self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
         return True
@@ -322,7 +323,7 @@ class Links:
 
     # Called by the cluster.
 
-    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> Link:
+    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> BrokerConnection:
         """Return a ready connection. Open one if needed, after the node's backoff.
 
         Raises:
@@ -334,7 +335,7 @@ class Links:
             self.fail(link, f"node {node} moved to {address}")
             link = None
         if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, "the login is about to expire", failed=False)
             link = None
         if link is None:
@@ -349,10 +350,10 @@ class Links:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         return link.ready.result()
 
-    def request(self, link: Link, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
+    def request(self, link: BrokerConnection, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
         """Send a request on a connection at a version; the promise resolves to the decoded response."""
         promise: Promise[R] = Promise()
-        if link.state is LinkState.CLOSED:
+        if link.state is ConnectionState.CLOSED:
             promise.fail(ConnectionFailed(f"connection to {link.address} is closed"))
             return promise
         correlation_id = self._send(link, message, version)
@@ -365,17 +366,17 @@ class Links:
         promise.on_done(lambda _: timer.resolve(None))
         return promise
 
-    def post(self, link: Link, message: Message, version: int) -> None:
+    def post(self, link: BrokerConnection, message: Message, version: int) -> None:
         """Send a request that gets no response.
 
         Raises:
             ConnectionFailed: The connection is closed.
         """
-        if link.state is LinkState.CLOSED:
+        if link.state is ConnectionState.CLOSED:
             raise ConnectionFailed(f"connection to {link.address} is closed")
         self._send(link, message, version)
 
-    def claim(self, link: Link, changed: Callable[[], None]) -> Claimed:
+    def claim(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
         """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
         del self._by_lane[link.node, link.lane]  # the next request on the lane opens another link
 
@@ -384,13 +385,13 @@ class Links:
             self.requests_sent += 1
 
         def close(why: str) -> None:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, why, failed=False)
 
-        link.claimed = Claimed(send, close, changed)
+        link.claimed = RawConnection(send, close, changed)
         return link.claimed
 
-    def _send(self, link: Link, message: Message, version: int) -> int:
+    def _send(self, link: BrokerConnection, message: Message, version: int) -> int:
         correlation_id = link.next_correlation
         link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
         parts = framing.encode_request_parts(message, version, correlation_id, self.config.client_id)
@@ -402,7 +403,7 @@ class Links:
     def health(self, address: Address) -> NodeHealth:
         return self._health.setdefault(address, NodeHealth())
 
-    def note_silence(self, address: Address) -> None:
+    def mark_unresponsive(self, address: Address) -> None:
         """Record that a broker did not answer in time, so that others are asked before it."""
         self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
 
@@ -425,10 +426,10 @@ class Links:
             return health.last_error.removeprefix(f"{address}: ")
         return "no answer to the connection attempt yet" if links else ""
 
-    def fail(self, link: Link, reason: str) -> None:
+    def fail(self, link: BrokerConnection, reason: str) -> None:
         """Close a connection that can't be trusted any more, and back off from its node."""
-        if link.state is not LinkState.CLOSED:
-            self._commands.append(CloseLink(link.id))
+        if link.state is not ConnectionState.CLOSED:
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, reason)
 
     def close_idle(self) -> None:
@@ -436,13 +437,13 @@ class Links:
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
         for link in list(self._links.values()):
             if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:
-                self._commands.append(CloseLink(link.id))
+                self._commands.append(CloseConnection(link.id))
                 self._forget(link, "idle", failed=False)
 
     def close(self) -> None:
         """Close every connection."""
         for link in list(self._links.values()):
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, "the client was closed", failed=False)
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
@@ -451,27 +452,29 @@ class Links:
 
     # Internals.
 
-    def _open(self, node: int, address: Address, lane: str) -> Link:
+    def _open(self, node: int, address: Address, lane: str) -> BrokerConnection:
         now_ms = self.runtime.now_ms
-        link = Link(next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms)
+        link = BrokerConnection(
+            next(self._ids), node, lane, address, ConnectionState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms
+        )
         self._links[link.id] = link
         self._by_lane[node, lane] = link
         link.plain = address in self.plain
-        self._commands.append(OpenLink(link.id, address, link.plain))
+        self._commands.append(OpenConnection(link.id, address, link.plain))
         limit = self.config.socket_connection_setup_timeout_ms
         timer = self.runtime.at(self.runtime.now_ms + limit)
         timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
-    def _refuse(self, link: Link, error: SaslError | TlsError) -> None:
+    def _refuse(self, link: BrokerConnection, error: SaslError | TlsError) -> None:
         """Fail the callers that wait for the connection."""
         link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
         self._forget(link, error.message, final=True)
 
-    def _forget(self, link: Link, reason: str, *, failed: bool = True, final: bool = False) -> None:
-        was_ready, connected = link.state is LinkState.READY, link.state is LinkState.HANDSHAKE
-        link.state = LinkState.CLOSED
+    def _forget(self, link: BrokerConnection, reason: str, *, failed: bool = True, final: bool = False) -> None:
+        was_ready, connected = link.state is ConnectionState.READY, link.state is ConnectionState.HANDSHAKE
+        link.state = ConnectionState.CLOSED
         self._links.pop(link.id, None)
         if self._by_lane.get((link.node, link.lane)) is link:
             del self._by_lane[link.node, link.lane]
@@ -479,7 +482,7 @@ class Links:
             if not was_ready and not final:
                 reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
+            self._reachability.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
             health = self.health(link.address)
             health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
@@ -492,14 +495,14 @@ class Links:
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 
-    def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
+    def _expire(self, link: BrokerConnection, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
-        self.note_silence(link.address)
+        self.mark_unresponsive(link.address)
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
-    async def _handshake(self, link: Link, mechanism: SaslMechanism | None) -> None:
+    async def _handshake(self, link: BrokerConnection, mechanism: SaslMechanism | None) -> None:
         timeout_ms = self.config.socket_connection_setup_timeout_ms
         try:
             link.versions = await self._negotiate(link, timeout_ms)
@@ -511,22 +514,22 @@ class Links:
             if self.config.uses_sasl and not link.plain:
                 await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._refuse(link, error)
         except KafkaError as error:
             self.fail(link, str(error))
         except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
             self.fail(link, str(fault(f"handshake with {link.address}", error)))
         else:
-            if link.state is LinkState.HANDSHAKE:
-                link.state = LinkState.READY
-                self._reaching.reached(link.address)
+            if link.state is ConnectionState.HANDSHAKE:
+                link.state = ConnectionState.READY
+                self._reachability.reached(link.address)
                 if link.node < 0:
                     self._entrance = link.address
                 self.health(link.address).failures = 0
                 link.ready.resolve(link)
 
-    async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
+    async def _negotiate(self, link: BrokerConnection, timeout_ms: float) -> dict[int, tuple[int, int]]:
         answer, ranges = await self.negotiator.negotiate(
             link.node,
             link.address,
@@ -543,7 +546,7 @@ class Links:
             self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
         return ranges
 
-    async def _authenticate(self, link: Link, mechanism: SaslMechanism, timeout_ms: float) -> None:
+    async def _authenticate(self, link: BrokerConnection, mechanism: SaslMechanism, timeout_ms: float) -> None:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)
         answer = await self.request(link, hello, 1, timeout_ms)
         if answer.error_code:

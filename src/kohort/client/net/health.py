@@ -40,7 +40,7 @@ async def _connect(cluster: Cluster, limit_ms: float) -> None:
         for broker in list(cluster.metadata.brokers.values())[:_ASKED_MAX]
     ]
     for task in tasks:
-        task.will_hear()
+        task.mark_handled()
     try:
         left = set(tasks)
         while left:

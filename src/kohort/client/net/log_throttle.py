@@ -20,26 +20,26 @@ _KINDS_MAX = 1_000
 
 
 @dataclass(slots=True)
-class _Told:
+class _Throttled:
     next_ms: float
     pause_ms: float = FIRST_PAUSE_MS
 
 
-class Sparingly:
+class LogThrottle:
     """Throttle by kind of failure."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._told: dict[object, _Told] = {}
+        self._kinds: dict[object, _Throttled] = {}
 
     def due(self, kind: object) -> bool:
         """Return whether a failure of this kind is due to be logged; if so, it counts as logged."""
         now_ms = self._runtime.now_ms
-        told = self._told.get(kind)
+        told = self._kinds.get(kind)
         if told is None:
-            while len(self._told) >= _KINDS_MAX:
-                del self._told[next(iter(self._told))]
-            self._told[kind] = _Told(now_ms + FIRST_PAUSE_MS)
+            while len(self._kinds) >= _KINDS_MAX:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[kind] = _Throttled(now_ms + FIRST_PAUSE_MS)
             return True
         if now_ms < told.next_ms:
             return False
@@ -49,20 +49,20 @@ class Sparingly:
 
     def over(self, kind: object) -> bool:
         """End a kind of failure, so that the next one is logged at once; return whether one had been logged."""
-        return self._told.pop(kind, None) is not None
+        return self._kinds.pop(kind, None) is not None
 
 
 class FailureLog:
     """Log of tasks whose error no one awaits."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sparingly = Sparingly(runtime)
+        self._throttle = LogThrottle(runtime)
 
     def __call__(self, task: Steppable, error: Exception) -> None:
         """Log a failed task."""
         if not isinstance(error, KafkaError):
             log.error("%s: a fault in the background", task.name, exc_info=error)
-        elif self._sparingly.due((task.name, error.code)):
+        elif self._throttle.due((task.name, error.code)):
             log.warning("%s failed: %s", task.name, error)
 
 

@@ -39,7 +39,7 @@ class Awaited(Protocol):
     def done(self) -> bool: ...
 
     @property
-    def heard(self) -> bool: ...
+    def handled(self) -> bool: ...
 
     @property
     def error(self) -> BaseException | None: ...
@@ -62,13 +62,13 @@ class Steppable(Awaited, Protocol):
 class Promise(Generic[T]):
     """A value that a later event supplies, once. Awaiting it returns the value or raises the error."""
 
-    __slots__ = ("_callbacks", "_error", "_heard", "_kept", "_value")
+    __slots__ = ("_callbacks", "_error", "_handled", "_kept", "_value")
     _value: T
 
     def __init__(self) -> None:
         self._kept = False
         self._error: BaseException | None = None
-        self._heard = False
+        self._handled = False
         self._callbacks: list[Callable[[Promise[T]], None]] = []
 
     @property
@@ -78,22 +78,22 @@ class Promise(Generic[T]):
     @property
     def error(self) -> BaseException | None:
         """Return why there is no value. Reading it counts as handling the error."""
-        self._heard = self._heard or self._error is not None
+        self._handled = self._handled or self._error is not None
         return self._error
 
     @property
-    def heard(self) -> bool:
+    def handled(self) -> bool:
         """Return whether anyone has read the error, or promised to."""
-        return self._heard
+        return self._handled
 
-    def will_hear(self) -> None:
+    def mark_handled(self) -> None:
         """Promise to read the error in time, so that it is not reported as unhandled."""
-        self._heard = True
+        self._handled = True
 
     def result(self) -> T:
         """Return the value or raise the error; only when `done`."""
         if self._error is not None:
-            self._heard = True
+            self._handled = True
             raise self._error
         if not self._kept:
             raise RuntimeError("promise is not done")
@@ -306,5 +306,5 @@ class Runtime:
     def _report_failed(self) -> None:
         failed, self._failed = self._failed, []
         for task in failed:
-            if not task.heard and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
+            if not task.handled and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
                 self.on_task_failed(task, error)

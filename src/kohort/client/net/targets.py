@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kohort.client.net.connection import Address, Link
+from kohort.client.net.connection import Address, BrokerConnection
 from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.message import Message, Request
@@ -99,7 +99,7 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
+def fitting(link: BrokerConnection, wanted: Between[R]) -> tuple[Request[R], int]:
     """Return the request and the version to send on a link.
 
     Raises:

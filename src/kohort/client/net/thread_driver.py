@@ -20,9 +20,9 @@ from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import (
     Channel,
-    CloseLink,
+    CloseConnection,
     Command,
-    OpenLink,
+    OpenConnection,
     SendFrame,
     alert,
     connect,
@@ -409,7 +409,7 @@ class _IoThread:
             self._left.extend(self._cluster.links.take_commands())
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             threading.Thread(target=self._connect, args=(command,), name="kohort-connect", daemon=True).start()
             return
         channel = self._channels.get(command.link)
@@ -420,10 +420,10 @@ class _IoThread:
                 channel.send(command.parts)
             except OSError as error:
                 self._lost(channel, describe(error))
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             self._drop(channel)
 
-    def _connect(self, command: OpenLink) -> None:
+    def _connect(self, command: OpenConnection) -> None:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Runtime
 from kohort.errors import ErrorCode, InvalidInputError, error_for
@@ -14,10 +14,10 @@ from kohort.ids import TOPIC_NAME_RULE, TopicPartition, topic_name_allowed
 
 log = logging.getLogger("kohort.client")
 
-ASKED = 3
+LOOKUP_ATTEMPTS = 3
 """Number of requests for an unknown topic: brokers learn of a new topic one after the other, and each request may go
 to another."""
-BETWEEN_MS = 100.0
+LOOKUP_RETRY_DELAY_MS = 100.0
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
@@ -36,16 +36,16 @@ def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
 async def present_topics(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, TopicInfo]:
-    """Return the topics that exist, asked now; a topic left out was unknown `ASKED` times in a row.
+    """Return the topics that exist, asked now; a topic left out was unknown `LOOKUP_ATTEMPTS` times in a row.
 
     Raises:
         KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     wanted = set(topics)
     found: dict[str, TopicInfo] = {}
-    for turn in range(ASKED):
+    for turn in range(LOOKUP_ATTEMPTS):
         if turn:
-            await cluster.runtime.sleep(BETWEEN_MS)
+            await cluster.runtime.sleep(LOOKUP_RETRY_DELAY_MS)
         found |= there(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
         if len(found) == len(wanted):
             break
@@ -69,7 +69,7 @@ class MissingTopics:
     """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sparingly = Sparingly(runtime)
+        self._throttle = LogThrottle(runtime)
 
     def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
         """Compare the topics and partitions to read with the latest metadata."""
@@ -77,14 +77,14 @@ class MissingTopics:
         known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}
         for topic, info in known.items():
             if not info.error or info.partitions:
-                if self._sparingly.over(topic):
+                if self._throttle.over(topic):
                     log.info("topic %r is there now", topic)
-            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._sparingly.due(topic):
+            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
                 why = "is not there" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
                 log.warning("topic %r %s: nothing is read of it, and it is looked for again", topic, why)
         for partition in partitions:
             count = len(known[partition.topic].partitions) if partition.topic in known else 0
             if not count or partition.partition in known[partition.topic].partitions:
-                self._sparingly.over(partition)
-            elif self._sparingly.due(partition):
+                self._throttle.over(partition)
+            elif self._throttle.due(partition):
                 log.warning("%s is not there: topic %r has %d partitions", partition, partition.topic, count)

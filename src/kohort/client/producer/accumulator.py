@@ -28,15 +28,15 @@ _BATCH_LEAST = 128
 """Minimum of a batch limit; a larger record is a batch of its own."""
 
 
-class NotYet(Exception, Generic[T]):
+class WouldBlock(Exception, Generic[T]):
     """Raised by `send` when it has to wait first: wait, then retry.
 
     Keep it without its traceback, whose frames refer to it.
 
     Attributes:
         wait: A coroutine function of the core. Its argument is the time (milliseconds, monotonic) for a TimedOutError.
-        again: Retries the call; may raise NotYet again.
-        moved: Whether the call has made progress since the last NotYet, so that its time starts anew.
+        again: Retries the call; may raise WouldBlock again.
+        moved: Whether the call has made progress since the last WouldBlock, so that its time starts anew.
     """
 
     def __init__(self, wait: Callable[[float], Work[None]], again: Callable[[], T], *, moved: bool = False) -> None:
@@ -61,7 +61,7 @@ class Accumulator:
         flushing: While positive, batches are sent at once.
         waiting: Callers that wait for memory; while positive, batches are sent at once.
         failure: Why records are no longer accepted.
-        hindrance: Why sending is not possible yet (no producer id); empty when it is.
+        blocked_reason: Why sending is not possible yet (no producer id); empty when it is.
         refusal: Called before each record is accepted, under the lock; raises to refuse it (transactions).
         unseen: Failed records whose error the application has not read; aborted transactions do not count.
         wake_ms: When the sender next runs by itself.
@@ -89,7 +89,7 @@ class Accumulator:
         self.flushing = 0
         self.waiting = 0
         self.failure: KafkaError | None = None
-        self.hindrance = ""
+        self.blocked_reason = ""
         self.refusal: Callable[[TopicPartition], None] | None = None
         self.unseen = UnseenFailures()
         self.wake_ms = float("inf")
@@ -130,7 +130,7 @@ class Accumulator:
             on_delivery: Called when the record is delivered or failed.
 
         Raises:
-            NotYet: The memory is full.
+            WouldBlock: The memory is full.
         """
         kick = False
         with self._mutex:
@@ -177,7 +177,7 @@ class Accumulator:
         """Queue a full batch for its partition.
 
         Raises:
-            NotYet: The memory is full.
+            WouldBlock: The memory is full.
         """
         with self.lock:
             if self.failure is not None:
@@ -211,7 +211,7 @@ class Accumulator:
             queue = self.queues.get(late.partition)
             is_sent = queue is not None and late in queue.in_flight
         leader = metadata.brokers.get(metadata.leader(late.partition))
-        if reason := self.cluster.unreachable() or self.hindrance:
+        if reason := self.cluster.unreachable() or self.blocked_reason:
             return reason
         if late.error is not None:
             taken = "" if late.unsure else " and not taken"
@@ -259,7 +259,7 @@ class Accumulator:
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
             )
-        raise NotYet(lambda until_ms: self._room(size, until_ms), again)
+        raise WouldBlock(lambda until_ms: self._room(size, until_ms), again)
 
     # Coroutines of the core.
 

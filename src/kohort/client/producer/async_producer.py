@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
-from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
 from kohort.client.producer.sender import ProducerFigures
@@ -74,9 +74,9 @@ class AsyncProducer:
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
-        except NotYet as reason:
-            first: NotYet[Delivery] = reason.with_traceback(None)
-        return await self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[Delivery] = reason.with_traceback(None)
+        return await self._retry_until_done(first)
 
     async def send_arrow(
         self,
@@ -91,9 +91,9 @@ class AsyncProducer:
         names = column_names(batch, key, value, partition, columns)
         try:
             return self._core.send_arrow(topic, batch, names)
-        except NotYet as reason:
-            first: NotYet[TableDelivery] = reason.with_traceback(None)
-        return await self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[TableDelivery] = reason.with_traceback(None)
+        return await self._retry_until_done(first)
 
     partitions_for = awaiting(ProducerCore.partitions_for)
     flush = awaiting(ProducerCore.flush)
@@ -155,14 +155,14 @@ class AsyncProducer:
     async def _call(self, coro: Work[T]) -> T:
         return await self._client.call(coro)
 
-    async def _patiently(self, reason: NotYet[T]) -> T:
+    async def _retry_until_done(self, reason: WouldBlock[T]) -> T:
         """Wait and retry until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             await self._client.call(reason.wait(until_ms))
             try:
                 return reason.again()
-            except NotYet as another:
+            except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
                     until_ms = self._core.limit_ms()

@@ -1,8 +1,8 @@
 """The producer without threads, loops or sockets.
 
 `Producer` and `AsyncProducer` share it and add only how they wait. `send` and `send_arrow` do not wait. If a topic is
-not known yet or the memory is full, they raise `NotYet`; the facade waits in its own way and retries. All other methods
-are coroutines of the core.
+not known yet or the memory is full, they raise `WouldBlock`; the facade waits in its own way and retries. All other
+methods are coroutines of the core.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
-from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
+from kohort.client.producer.accumulator import OVERHEAD, Accumulator, WouldBlock, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import Sender
 from kohort.client.producer.settings import ProducerConfig
-from kohort.client.producer.transactions import Transactions, TxnState
+from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
 from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
@@ -78,7 +78,9 @@ class ProducerCore:
         self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition, clock_ms)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
-            None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
+            None
+            if config.transactional_id is None
+            else TransactionManager(cluster, self.accumulator, self.sender, config)
         )
         self.started = False
         self._partitions: dict[str, list[int]] = {}
@@ -104,7 +106,7 @@ class ProducerCore:
         """Send one record, with the arguments of `Producer.send`.
 
         Raises:
-            NotYet: The topic is not known, or the memory full.
+            WouldBlock: The topic is not known, or the memory full.
         """
         if self._serialize:
             key, value = self._serialized(key, value)
@@ -157,7 +159,7 @@ class ProducerCore:
         """Send the rows of a batch or table, with the arguments of `Producer.send_arrow`.
 
         Raises:
-            NotYet: The topic is not known, or the memory full; chunks that were queued before stay queued.
+            WouldBlock: The topic is not known, or the memory full; chunks that were queued before stay queued.
         """
         partitions = self._partitions.get(topic)
         if partitions is None:
@@ -181,9 +183,9 @@ class ProducerCore:
         for to, chunk in chunks:
             try:
                 sent.append(self.accumulator.add(TopicPartition(topic, to), chunk))
-            except NotYet as full:
+            except WouldBlock as full:
                 again = partial(self._put_all, topic, chain([(to, chunk)], chunks), sent)
-                raise NotYet(full.wait, again, moved=len(sent) > before) from None
+                raise WouldBlock(full.wait, again, moved=len(sent) > before) from None
         return TableDelivery(sent)
 
     def limit_ms(self) -> float:
@@ -280,7 +282,7 @@ class ProducerCore:
         """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
         return _ABORT_MS if self._in_transaction() is not None else 0
 
-    def _in_transaction(self) -> Transactions | None:
+    def _in_transaction(self) -> TransactionManager | None:
         is_open = self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED)
         return self.transactions if is_open else None
 
@@ -333,7 +335,7 @@ class ProducerCore:
         for batch in self.transactions.drop_unsent():
             batch.tell()
 
-    def _need_transactions(self) -> Transactions:
+    def _need_transactions(self) -> TransactionManager:
         if self.transactions is None:
             raise InvalidInputError("transactions need the setting transactional_id")
         return self.transactions
@@ -362,7 +364,7 @@ class ProducerCore:
     def _pick_sticky(self, topic: str) -> int:
         return self.accumulator.next_sticky(topic, self._led.get(topic) or self._partitions[topic])
 
-    def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> NotYet[T]:
+    def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> WouldBlock[T]:
         """Return what a record for an unknown topic or partition has to wait for."""
         SEND.take("topic", topic)
         SEND.take("partition", partition)
@@ -375,7 +377,7 @@ class ProducerCore:
             if partition is not None and not 0 <= partition < count:
                 raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
 
-        return NotYet(wait, again)
+        return WouldBlock(wait, again)
 
     async def _find(self, topic: str, until_ms: float) -> None:
         """Look up a topic.

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
-from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
 from kohort.client.producer.sender import ProducerFigures
@@ -120,9 +120,9 @@ class Producer:
         """
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
-        except NotYet as reason:
-            first: NotYet[Delivery] = reason.with_traceback(None)
-        return self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[Delivery] = reason.with_traceback(None)
+        return self._retry_until_done(first)
 
     def send_arrow(
         self,
@@ -150,9 +150,9 @@ class Producer:
         names = column_names(batch, key, value, partition, columns)
         try:
             return self._core.send_arrow(topic, batch, names)
-        except NotYet as reason:
-            first: NotYet[TableDelivery] = reason.with_traceback(None)
-        return self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[TableDelivery] = reason.with_traceback(None)
+        return self._retry_until_done(first)
 
     partitions_for = blocking(ProducerCore.partitions_for)
     flush = blocking(ProducerCore.flush)
@@ -223,14 +223,14 @@ class Producer:
     def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)
 
-    def _patiently(self, reason: NotYet[T]) -> T:
+    def _retry_until_done(self, reason: WouldBlock[T]) -> T:
         """Wait and retry until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             self._client.call(reason.wait(until_ms))
             try:
                 return reason.again()
-            except NotYet as another:
+            except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
                     until_ms = self._core.limit_ms()

@@ -203,7 +203,7 @@ class Sender:
                 )
                 return
             except RetriableError as error:
-                self.accumulator.hindrance = str(error)
+                self.accumulator.blocked_reason = str(error)
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
@@ -218,7 +218,7 @@ class Sender:
     def become(self, producer_id: int, epoch: int) -> None:
         """Adopt this identity; each partition numbers its batches from 0 when it adopts it too."""
         self.identity = Identity(producer_id, epoch)
-        self.accumulator.hindrance = ""
+        self.accumulator.blocked_reason = ""
         self._used_up = False
 
     def _raise_epoch(self, queue: PartitionQueue) -> None:

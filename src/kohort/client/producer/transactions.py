@@ -96,7 +96,7 @@ class TxnState(Enum):
     DEAD = "this producer can't go on"
 
 
-class Transactions:
+class TransactionManager:
     """The transactions of one producer.
 
     Attributes:
@@ -122,7 +122,7 @@ class Transactions:
         self._version = 1
         self._adder: Task[None] | None = None
         self._named: set[str] = set()
-        self._told: KafkaError | None = None
+        self._explained_error: KafkaError | None = None
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
@@ -294,12 +294,12 @@ class Transactions:
     def _explained(self, error: KafkaError) -> KafkaError:
         """Name the transaction's own timeout as the cause when it is over: the coordinator has fenced the producer."""
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
-        if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._told:
+        if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._explained_error:
             return error
         why = f"the transaction was open for {open_ms:.0f} ms and transaction.timeout.ms is {limit_ms}"
         why += f": the coordinator ended it, unless another producer took {self.id!r} over"
-        self._told = type(error)(f"{why}: {error.message}", error.code).with_traceback(error.__traceback__)
-        return self._told
+        self._explained_error = type(error)(f"{why}: {error.message}", error.code).with_traceback(error.__traceback__)
+        return self._explained_error
 
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
@@ -347,19 +347,19 @@ class Transactions:
                 await self._sender.init_producer_id(self._to, request)
                 self._fresh_epoch = False
             except KafkaError as error:
-                self._look_again(error)
+                self._forget_coordinator(error)
                 raise
 
         await self._asking(attempt, "init transactions")
 
-    def _look_again(self, error: KafkaError) -> None:
+    def _forget_coordinator(self, error: KafkaError) -> None:
         if error.code in _MOVED or isinstance(error, RetriableError):
             self._cluster.forget_coordinator(self._to)
 
     def _check(self, code: int, what: str) -> None:
         if code:
             error = error_for(code, f"{what}: {ErrorCode.of(code).text}")
-            self._look_again(error)
+            self._forget_coordinator(error)
             raise error
 
     async def _add_partitions(self) -> None:

@@ -99,7 +99,7 @@ class JournalPlace:
     async def wait(self, failures: int) -> None:
         """After a request that failed: ask who leads now, and wait a little, longer after each failure in a row."""
         self.repeats += 1
-        self.cluster.request_metadata().will_hear()
+        self.cluster.request_metadata().mark_handled()
         await self.cluster.runtime.sleep(self.cluster.links.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 
     def check_id(self) -> None:
