@@ -196,7 +196,7 @@ class ConsumerCore:
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
-            log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
+            log.warning("%s: the topic was deleted and recreated; resetting the position", partition)
             self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
         self.partitions.store_ids(metadata.topic_id, again)
@@ -346,7 +346,7 @@ class ConsumerCore:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
             group = self.config.group_id
-            log.warning("group %s: offsets could not be committed before giving partitions up: %s", group, error)
+            log.warning("[group %s] could not commit offsets before giving partitions up: %s", group, error)
             return not isinstance(error, CommitFailedError) or error.code is ErrorCode.REBALANCE_IN_PROGRESS
         return True
 

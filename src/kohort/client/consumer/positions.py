@@ -136,7 +136,7 @@ class PositionFinder:
         if self._config.auto_offset_reset == "none":
             self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
-            log.warning("%s: going on from there", text)
+            log.warning("%s: continuing there", text)
             self._partitions.place(partition, common)
         self._changed()
         self._found()
@@ -153,7 +153,7 @@ class PositionFinder:
                     continue
             except RetriableError as error:
                 failures += 1
-                log.debug("positions are not found yet: %s", error)
+                log.debug("could not look positions up yet: %s", error)
                 wait = self._cluster.links.backoff_ms(
                     failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
                 )

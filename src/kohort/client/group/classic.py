@@ -247,7 +247,7 @@ def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> M
     """
     said = read_subscription(bytes(member.metadata))
     if said is None:
-        log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)
+        log.warning("member %s gets no partitions: its subscription can't be decoded", member.member_id)
         return MemberSubscription(topics=(), instance_id=member.group_instance_id)
     return MemberSubscription(
         topics=said.topics,

@@ -234,7 +234,7 @@ class Membership(ABC):
         try:
             await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
         except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+            log.debug("[group %s] leave request failed: %s", self.group, error)
 
     # Implemented by a protocol.
 
@@ -293,7 +293,7 @@ class Membership(ABC):
 
     async def _lose_held(self, why: str) -> None:
         """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
-        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence_text())
+        log.warning("[group %s] this member lost its partitions: %s (%s)", self.group, why, self._silence_text())
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
@@ -303,7 +303,7 @@ class Membership(ABC):
         """Leave the group because the application has not polled in time; rejoin with its next poll."""
         limit = self.config.max_poll_interval_ms
         log.warning(
-            "group %s: no poll for %d ms (max.poll.interval.ms): this member leaves its group until the next poll",
+            "[group %s] no poll for %d ms (max.poll.interval.ms): this member leaves the group until the next poll",
             self.group,
             limit,
         )
@@ -336,7 +336,7 @@ class Membership(ABC):
             return
         if self.lapsed:
             self.lapsed = False
-            log.info("group %s: the coordinator answers again: records are handed out again", self.group)
+            log.info("[group %s] the coordinator answers again: polls return records again", self.group)
             self._announce()
         if self._lease_watch is None and self._lease.length_ms is not None:
             self._lease_watch = self.cluster.runtime.spawn(self._watch_lease(), f"lease of {self.group}")
@@ -351,8 +351,8 @@ class Membership(ABC):
             self.lapsed = True
             self.lapses += 1
             log.warning(
-                "group %s: no answer from the coordinator for %.0f ms, the group may give this member's partitions to "
-                "others: nothing is handed out until there is one (%s)",
+                "[group %s] no answer from the coordinator for %.0f ms, other members may get this member's partitions: "
+                "polls return nothing until it answers (%s)",
                 self.group,
                 self._lease.length_ms,
                 self._silence_text(),
@@ -398,9 +398,9 @@ class Membership(ABC):
         A warning only when it lasts: a restarting broker causes it too.
         """
         if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
-            log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
+            log.warning("[group %s] still not done after %d attempts: %s", self.group, failures, why)
         else:
-            log.debug("group %s: %s", self.group, why)
+            log.debug("[group %s] %s", self.group, why)
 
     def _backoff_ms(self, failures: int) -> float:
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)

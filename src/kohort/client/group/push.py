@@ -133,8 +133,8 @@ class PushCoordinator:
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
         if self._throttle.due("bootstrap"):
             log.error(
-                "group %s: AllKnownBrokersNotAvailable: none of the bootstrap brokers names the coordinator (%s); they "
-                "are asked again for ever: if brokers have moved, start this consumer with their new addresses",
+                "[group %s] AllKnownBrokersNotAvailable: no bootstrap broker names the coordinator (%s); retrying without "
+                "a limit: if brokers have moved, restart this consumer with their new addresses",
                 self._group,
                 "; ".join(failed.values()),
             )
@@ -313,7 +313,7 @@ class PushMembership(Membership):
             if self._link is link and self.cluster.runtime.now_ms >= self._silent_ms():
                 self._unlink(f"the coordinator is silent: {error}")
         except KafkaError as error:
-            log.debug("group %s: the coordinator lives, and says %s", self.group, error)
+            log.debug("[group %s] the coordinator answers with an error: %s", self.group, error)
         self._probing, self._lived_ms = None, self.cluster.runtime.now_ms
         self._move()
 
@@ -379,7 +379,7 @@ class PushMembership(Membership):
         link, self._link = self._link, None
         self._stopping = False
         if link is not None:
-            log.info("group %s: the connection to its coordinator has ended: %s", self.group, why)
+            log.info("[group %s] the connection to the coordinator ended: %s", self.group, why)
             link.close(why)
 
     # Requests of the coordinator.
@@ -444,7 +444,7 @@ class PushMembership(Membership):
         ended.
         """
         if self._is_another_map(asked):
-            log.error("group %s: the coordinator starts this member without having stopped it", self.group)
+            log.error("[group %s] the coordinator sent a Start without a Stop before it: refused", self.group)
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None

@@ -75,7 +75,7 @@ class ReachabilityLog:
     def reached(self, address: Hashable) -> None:
         """Log that an address is connected again."""
         if self._throttle.over(address):
-            log.info("%s is reached again", address)
+            log.info("connected to %s again", address)
 
 
 def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:

@@ -61,7 +61,7 @@ class FailureLog:
     def __call__(self, task: Steppable, error: Exception) -> None:
         """Log a failed task."""
         if not isinstance(error, KafkaError):
-            log.error("%s: a fault in the background", task.name, exc_info=error)
+            log.error("%s: unexpected error in the background", task.name, exc_info=error)
         elif self._throttle.due((task.name, error.code)):
             log.warning("%s failed: %s", task.name, error)
 
@@ -73,7 +73,7 @@ def fault(what: str, error: Exception) -> KafkaError:
     """
     if isinstance(error, KafkaError):
         return error
-    log.error("%s: a fault", what, exc_info=error)
+    log.error("%s: unexpected error", what, exc_info=error)
     told = KafkaError(f"{what}: {type(error).__name__}: {error}")
     told.__cause__ = error
     return told

@@ -78,13 +78,13 @@ class MissingTopics:
         for topic, info in known.items():
             if not info.error or info.partitions:
                 if self._throttle.over(topic):
-                    log.info("topic %r is there now", topic)
+                    log.info("topic %r exists now", topic)
             elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
-                why = "is not there" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
-                log.warning("topic %r %s: nothing is read of it, and it is looked for again", topic, why)
+                why = "does not exist" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
+                log.warning("topic %r %s: no records are read from it; retrying", topic, why)
         for partition in partitions:
             count = len(known[partition.topic].partitions) if partition.topic in known else 0
             if not count or partition.partition in known[partition.topic].partitions:
                 self._throttle.over(partition)
             elif self._throttle.due(partition):
-                log.warning("%s is not there: topic %r has %d partitions", partition, partition.topic, count)
+                log.warning("%s does not exist: topic %r has %d partitions", partition, partition.topic, count)
