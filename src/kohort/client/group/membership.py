@@ -351,7 +351,7 @@ class Membership(ABC):
             self.lapsed = True
             self.lapses += 1
             log.warning(
-                "[group %s] no answer from the coordinator for %.0f ms, other members may get this member's partitions: "
+                "[group %s] no answer from the coordinator for %.0f ms, others may get this member's partitions: "
                 "polls return nothing until it answers (%s)",
                 self.group,
                 self._lease.length_ms,

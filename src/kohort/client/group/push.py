@@ -133,8 +133,8 @@ class PushCoordinator:
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
         if self._throttle.due("bootstrap"):
             log.error(
-                "[group %s] AllKnownBrokersNotAvailable: no bootstrap broker names the coordinator (%s); retrying without "
-                "a limit: if brokers have moved, restart this consumer with their new addresses",
+                "[group %s] AllKnownBrokersNotAvailable: no bootstrap broker names the coordinator (%s); retrying "
+                "without a limit: if brokers have moved, restart this consumer with their new addresses",
                 self._group,
                 "; ".join(failed.values()),
             )
