@@ -257,9 +257,9 @@ async def _ask_leader(
     request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
     answer = await cluster.send(request, Node(node))
     failure: KafkaError | None = None
-    for told in answer.topics:
-        for part in told.partitions:
-            partition = TopicPartition(told.name, part.partition_index)
+    for topic_response in answer.topics:
+        for part in topic_response.partitions:
+            partition = TopicPartition(topic_response.name, part.partition_index)
             code = ErrorCode.of(part.error_code)
             if code is ErrorCode.NONE:
                 found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
@@ -362,8 +362,8 @@ async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool
     """Return whether no topic has this id any more; otherwise the coordinator has not learned of it yet."""
     if topic not in ids:
         return False
-    found = await present_topics(cluster, [topic])
-    return topic not in found or found[topic].topic_id != ids[topic]
+    infos = await present_topics(cluster, [topic])
+    return topic not in infos or infos[topic].topic_id != ids[topic]
 
 
 def _commit_topic(
@@ -419,10 +419,10 @@ async def committed_offsets(
         names = {topic_id: topic for topic, topic_id in ids.items()}
         request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
-        told = answer.groups[0] if answer.groups else answer
+        response = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        codes = [(ErrorCode.of(told.error_code), "")]
-        for topic in told.topics:
+        codes = [(ErrorCode.of(response.error_code), "")]
+        for topic in response.topics:
             name = topic.name
             if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
                 name = name or names.get(topic.topic_id, "")
@@ -468,10 +468,10 @@ def offset_fetch(
     wanted = None if partitions is None else by_topic(partitions)
     group_type, topic_type = OffsetFetchRequest.OffsetFetchRequestGroup, OffsetFetchRequest.OffsetFetchRequestTopic
     known = ids or {}
-    asked = group_type(group_id=group, topics=None)
+    group_request = group_type(group_id=group, topics=None)
     older = None
     if wanted is not None:
-        asked.topics = [
+        group_request.topics = [
             group_type.OffsetFetchRequestTopics(
                 name=name, topic_id=known.get(name, NO_TOPIC_ID), partition_indexes=numbers
             )
@@ -479,8 +479,8 @@ def offset_fetch(
         ]
         older = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
     if identity is not None and identity.member_id:
-        asked.member_id, asked.member_epoch = identity.member_id, identity.generation
-    return OffsetFetchRequest(group_id=group, topics=older, groups=[asked], require_stable=require_stable)
+        group_request.member_id, group_request.member_epoch = identity.member_id, identity.generation
+    return OffsetFetchRequest(group_id=group, topics=older, groups=[group_request], require_stable=require_stable)
 
 
 # -- Partitions of topics, and their first and last offsets. Coroutines over a Cluster
@@ -490,8 +490,8 @@ async def beginning_offsets(
     cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
     """Look up the first offsets that can be read."""
-    found = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_ms=timeout_ms)
-    return {part: value.offset for part, value in found.items()}
+    offsets = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_ms=timeout_ms)
+    return {part: value.offset for part, value in offsets.items()}
 
 
 async def end_offsets(
@@ -502,18 +502,18 @@ async def end_offsets(
     read_committed: bool = False,
 ) -> dict[TopicPartition, int]:
     """Look up the offsets after the last ones that can be read."""
-    found = await list_offsets(
+    offsets = await list_offsets(
         cluster, dict.fromkeys(partitions, LATEST), read_committed=read_committed, timeout_ms=timeout_ms
     )
-    return {part: value.offset for part, value in found.items()}
+    return {part: value.offset for part, value in offsets.items()}
 
 
 async def offsets_for_times(
     cluster: Cluster, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Look up the first records at or after a time; None for a partition without one."""
-    found = await list_offsets(cluster, times, timeout_ms=timeout_ms)
-    return {part: value if value.offset >= 0 else None for part, value in found.items()}
+    offsets = await list_offsets(cluster, times, timeout_ms=timeout_ms)
+    return {part: value if value.offset >= 0 else None for part, value in offsets.items()}
 
 
 async def partitions_of(
@@ -525,11 +525,11 @@ async def partitions_of(
         KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     wanted = list(topics)
-    found = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
-    return {name: sorted(info.partitions) for name, info in there(found).items()}
+    infos = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
+    return {name: sorted(info.partitions) for name, info in there(infos).items()}
 
 
 async def topic_names(cluster: Cluster, timeout_ms: float | None = None) -> list[str]:
     """Return all topics, sorted; internal ones left out."""
-    found = await cluster.describe_topics(None, timeout_ms)
-    return sorted(name for name, info in found.items() if not info.internal)
+    infos = await cluster.describe_topics(None, timeout_ms)
+    return sorted(name for name, info in infos.items() if not info.internal)

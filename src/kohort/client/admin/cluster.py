@@ -127,17 +127,17 @@ def _log_dirs(answer: DescribeLogDirsResponse) -> dict[str, LogDir] | KafkaError
     if answer.error_code:
         return error_for(answer.error_code, "describe log dirs")
     return {
-        found.log_dir: LogDir(
-            None if not found.error_code else str(error_for(found.error_code)),
-            found.total_bytes,
-            found.usable_bytes,
+        log_dir.log_dir: LogDir(
+            None if not log_dir.error_code else str(error_for(log_dir.error_code)),
+            log_dir.total_bytes,
+            log_dir.usable_bytes,
             {
                 TopicPartition(topic.name, part.partition_index): ReplicaOnDisk(
                     part.partition_size, part.offset_lag, part.is_future_key
                 )
-                for topic in found.topics
+                for topic in log_dir.topics
                 for part in topic.partitions
             },
         )
-        for found in answer.results
+        for log_dir in answer.results
     }

@@ -50,10 +50,10 @@ async def list_consumer_group_offsets(
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
         answer = await cluster.send(request, Node(node))
-        told = answer.groups[0] if answer.groups else answer
-        if told.error_code:
-            return {group: error_for(told.error_code, f"group {group!r}")}
-        return {group: told.topics}
+        response = answer.groups[0] if answer.groups else answer
+        if response.error_code:
+            return {group: error_for(response.error_code, f"group {group!r}")}
+        return {group: response.topics}
 
     if partitions is not None and not partitions:
         return PartitionResults({}, {})

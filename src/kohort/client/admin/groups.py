@@ -40,18 +40,18 @@ async def list_groups(
     wanted_types = {kind.lower() for kind in types}
 
     async def attempt() -> list[GroupListing]:
-        found = {}
+        listings = {}
         for node in await cluster.group_nodes(timeout_ms):
             answer = await cluster.send(request, Node(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
             for group in answer.groups:
-                found[group.group_id] = GroupListing(
+                listings[group.group_id] = GroupListing(
                     group.group_id, group.protocol_type, group.group_state, group.group_type, node
                 )
         return [
             group
-            for _, group in sorted(found.items())
+            for _, group in sorted(listings.items())
             if (not wanted_states or group.state.lower() in wanted_states)
             and (not wanted_types or group.type.lower() in wanted_types)
         ]

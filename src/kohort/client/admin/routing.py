@@ -42,10 +42,10 @@ async def at_leaders(
     async def attempt() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
         wanted = [partition for partition in partitions if partition not in done]
-        found = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
+        topics = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
         for partition in wanted:
             node = cluster.metadata.leader(partition)
-            topic = found.get(partition.topic)
+            topic = topics.get(partition.topic)
             if topic is not None and not topic.error and partition.partition not in topic.partitions:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 done[partition] = error_for(code, f"{partition}: the topic has {len(topic.partitions)} partitions")

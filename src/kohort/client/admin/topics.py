@@ -35,10 +35,10 @@ async def describe_topics(
 ) -> Results[str, TopicInfo]:
     """Describe partitions, leaders and replicas of topics."""
     topics = list(topics)
-    found = await cluster.describe_topics(topics, timeout_ms)
+    infos = await cluster.describe_topics(topics, timeout_ms)
     outcomes: dict[str, TopicInfo | KafkaError] = {}
     for name in topics:
-        info = found.get(name, TopicInfo(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        info = infos.get(name, TopicInfo(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         outcomes[name] = error_for(info.error, f"topic {name!r}: {info.error.topic_text}") if info.error else info
     return Results.of(outcomes)
 

@@ -55,7 +55,7 @@ async def list_transactions(
     )
 
     async def attempt() -> list[TransactionListing]:
-        found = []
+        listings = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
             answer = await cluster.send(request, Node(node))
             if answer.error_code:
@@ -63,11 +63,11 @@ async def list_transactions(
             if answer.unknown_state_filters:
                 unknown = ", ".join(answer.unknown_state_filters)
                 raise error_for(ErrorCode.INVALID_REQUEST, f"no states of transactions: {unknown}")
-            found += [
+            listings += [
                 TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node)
                 for state in answer.transaction_states
             ]
-        return sorted(found, key=lambda listing: listing.transactional_id)
+        return sorted(listings, key=lambda listing: listing.transactional_id)
 
     return await cluster.retrying(attempt, "list transactions", timeout_ms)
 

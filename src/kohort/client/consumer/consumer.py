@@ -141,11 +141,11 @@ class Consumer(Lookups, SyncMethods):
 
         A partition without such a record continues after its last offset.
         """
-        found = self.offsets_for_times(times, timeout_ms=timeout_ms)
-        late = [partition for partition, value in found.items() if value is None]
+        offsets = self.offsets_for_times(times, timeout_ms=timeout_ms)
+        late = [partition for partition, value in offsets.items() if value is None]
         if late:
             self.seek_to_end(*late)
-        for partition, value in found.items():
+        for partition, value in offsets.items():
             if value is not None:
                 self.seek(partition, value.offset)
 
@@ -215,10 +215,10 @@ class Consumer(Lookups, SyncMethods):
         return True
 
     def _close_if_asked(self) -> bool:
-        asked, self._close_asked = self._close_asked, None
-        if asked is not None:
-            self._close(asked[0], unfinished=False)
-        return asked is not None
+        close_args, self._close_asked = self._close_asked, None
+        if close_args is not None:
+            self._close(close_args[0], unfinished=False)
+        return close_args is not None
 
     def __enter__(self) -> Self:
         return self

@@ -219,11 +219,11 @@ class PositionFinder:
     async def _reset_at(self, times: Mapping[TopicPartition, int]) -> None:
         """Look up the positions of one leader's partitions."""
         committed_only = self._config.isolation_level == "read_committed"
-        found = await list_offsets(self._cluster, times, read_committed=committed_only)
-        late = {part: LATEST for part, value in found.items() if value.offset < 0}
+        offsets = await list_offsets(self._cluster, times, read_committed=committed_only)
+        late = {part: LATEST for part, value in offsets.items() if value.offset < 0}
         if late:
-            found.update(await list_offsets(self._cluster, late, read_committed=committed_only))
-        for part, value in found.items():
+            offsets.update(await list_offsets(self._cluster, late, read_committed=committed_only))
+        for part, value in offsets.items():
             if self._still_asked(part):
                 self._partitions.place(part, Position(value.offset))
         self._changed()

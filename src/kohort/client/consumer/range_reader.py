@@ -220,19 +220,19 @@ class RangeReader(Lookups):
         """
         topic = of.partition.topic
         if node is not None:
-            asked = MetadataRequest.MetadataRequestTopic(name=topic)
-            request = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+            named = MetadataRequest.MetadataRequestTopic(name=topic)
+            request = MetadataRequest(topics=[named], allow_auto_topic_creation=False)
             responding = (await self._client.cluster.send(request, Node(node))).topics
             if any(topic_info.topic_id == of.topic_id for topic_info in responding):
                 return
-        found = (await present_topics(self._client.cluster, [topic])).get(topic)
-        if found is None:
+        current = (await present_topics(self._client.cluster, [topic])).get(topic)
+        if current is None:
             raise NotFoundError(f"topic {topic} (id {of.topic_id}) was deleted")
-        if found.topic_id != of.topic_id:
+        if current.topic_id != of.topic_id:
             raise NotFoundError(
-                f"topic {topic} was deleted and made again: its id was {of.topic_id} and is {found.topic_id} now"
+                f"topic {topic} was deleted and made again: its id was {of.topic_id} and is {current.topic_id} now"
             )
-        if of.partition.partition not in found.partitions:
+        if of.partition.partition not in current.partitions:
             raise NotFoundError(f"{of.partition} does not exist")
 
     async def _resume(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> int:

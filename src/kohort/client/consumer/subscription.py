@@ -184,11 +184,11 @@ class Partitions:
         if not self._broken:
             return []
         states = [(partition, self._states.get(partition)) for partition in self._broken]
-        found = [
+        failures = [
             (partition, state.broken) for partition, state in states if state is not None and state.broken is not None
         ]
-        self._broken = dict.fromkeys(partition for partition, _ in found)
-        return found
+        self._broken = dict.fromkeys(partition for partition, _ in failures)
+        return failures
 
     def place(self, partition: TopicPartition, position: Position) -> None:
         """Set a position that was committed, reset or sought. Records fetched before are void."""

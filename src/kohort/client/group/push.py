@@ -395,24 +395,24 @@ class PushMembership(Membership):
         if frame is None:
             return False
         try:
-            asked = decode_asked(frame)
+            request = decode_asked(frame)
         except WireError as error:
             self._unlink(str(error))
             return True
         first, self._first = self._first, False
         self._heard_ms = self.cluster.runtime.now_ms
-        if asked.kind is PushType.START and first and self._is_another_map(asked):
+        if request.kind is PushType.START and first and self._is_another_map(request):
             await self._abandon_assignment("the coordinator knows nothing of what is held")
             return True
-        if self._confirms(asked):
+        if self._confirms(request):
             self._renew(self._said)
-        if asked.kind is PushType.PING:
+        if request.kind is PushType.PING:
             self._say(link, encode_ping_answer(self._positions() if self._auto_commit else None))
-        elif asked.kind is PushType.STOP:
+        elif request.kind is PushType.STOP:
             self._stopping = True
             self._revoke_held()
         else:
-            self._say(link, ErrorResponse(self._start(asked)).encode())
+            self._say(link, ErrorResponse(self._start(request)).encode())
         return True
 
     @staticmethod

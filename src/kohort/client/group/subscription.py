@@ -43,8 +43,8 @@ class Subscription:
         """
         if self.pattern is None:
             return tuple(sorted(set(self.topics)))
-        found = re.compile(self.pattern).search
+        matches = re.compile(self.pattern).search
         known = [topic for topic in metadata.topics.values() if topic.error not in _MISSING]
         return tuple(
-            sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal))
+            sorted(topic.name for topic in known if matches(topic.name) and not (topic.internal and exclude_internal))
         )

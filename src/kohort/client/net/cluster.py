@@ -275,19 +275,21 @@ class Coordinators:
             )
             if links.apart and to.kind == GROUP:  # the first connection has just shown it
                 return await self._look_up(to)
-        found = answer.coordinators[0] if answer.coordinators else answer
-        if found.error_code:
-            text = found.error_message or f"no coordinator of {to.key!r}"
-            raise error_for(ErrorCode.of(found.error_code), text)
-        self._found[to] = found.node_id
-        node = self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        coordinator = answer.coordinators[0] if answer.coordinators else answer
+        if coordinator.error_code:
+            text = coordinator.error_message or f"no coordinator of {to.key!r}"
+            raise error_for(ErrorCode.of(coordinator.error_code), text)
+        self._found[to] = coordinator.node_id
+        node = self._nodes[coordinator.node_id] = Broker(
+            coordinator.node_id, Address(coordinator.host, coordinator.port)
+        )
         if to.kind == GROUP:
             self._reach_plainly([node])
         if node.id in self.own:  # it may have moved since they were listed
             self.own = {**self.own, node.id: node}
         if links.apart and self._cluster.runtime.now_ms - self._listed_ms > COORDINATOR_LIST_MAX_AGE_MS:
             self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").mark_handled()
-        return found.node_id
+        return coordinator.node_id
 
     def _reach_plainly(self, nodes: Iterable[Broker]) -> None:
         """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
@@ -490,8 +492,8 @@ class Cluster:
 
         async def attempt() -> dict[str, TopicInfo]:
             await self._ask_metadata(names, patience)
-            found = self.metadata.topics
-            return dict(found) if names is None else {name: found[name] for name in names if name in found}
+            infos = self.metadata.topics
+            return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
         return await self.retrying(attempt, "metadata", timeout_ms)
 
@@ -528,10 +530,10 @@ class Cluster:
         async def attempt() -> int:
             node = self.metadata.leader(partition)
             if node < 0:
-                found = await self.describe_topics([partition.topic])
+                infos = await self.describe_topics([partition.topic])
                 node = self.metadata.leader(partition)
                 if node < 0:
-                    code = found[partition.topic].error if partition.topic in found else ErrorCode.NONE
+                    code = infos[partition.topic].error if partition.topic in infos else ErrorCode.NONE
                     code = code or (
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                         if self.metadata.partition(partition) is None

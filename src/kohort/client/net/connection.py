@@ -541,7 +541,7 @@ class BrokerConnections:
             self.apart = True
         elif answer.finalized_features_epoch > self._features_epoch:
             self._features_epoch = answer.finalized_features_epoch
-            self.features = {found.name: found.max_version_level for found in answer.finalized_features}
+            self.features = {feature.name: feature.max_version_level for feature in answer.finalized_features}
         if answer.lease_ms > 0:
             self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
         return ranges
@@ -641,13 +641,13 @@ class Channel:
                 return
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
-            whole = False
+            complete = False
             for frame in self._reader.filled(count):
-                whole = True
+                complete = True
                 yield frame
             if not self._tls and count < len(target) and not self._reader.large:
                 return
-            if whole and not self._decrypted():
+            if complete and not self._decrypted():
                 return
 
     def _decrypted(self) -> bool:

@@ -35,16 +35,16 @@ class LogThrottle:
     def due(self, kind: object) -> bool:
         """Return whether a failure of this kind is due to be logged; if so, it counts as logged."""
         now_ms = self._runtime.now_ms
-        told = self._kinds.get(kind)
-        if told is None:
+        state = self._kinds.get(kind)
+        if state is None:
             while len(self._kinds) >= _KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
             self._kinds[kind] = _Throttled(now_ms + FIRST_PAUSE_MS)
             return True
-        if now_ms < told.next_ms:
+        if now_ms < state.next_ms:
             return False
-        told.pause_ms = min(told.pause_ms * 2, LONGEST_PAUSE_MS)
-        told.next_ms = now_ms + told.pause_ms
+        state.pause_ms = min(state.pause_ms * 2, LONGEST_PAUSE_MS)
+        state.next_ms = now_ms + state.pause_ms
         return True
 
     def over(self, kind: object) -> bool:
@@ -74,6 +74,6 @@ def fault(what: str, error: Exception) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
     log.error("%s: unexpected error", what, exc_info=error)
-    told = KafkaError(f"{what}: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    wrapped = KafkaError(f"{what}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -99,15 +99,15 @@ class Metadata:
             broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack)
             for broker in answer.brokers
         }
-        seen = {
+        updated = {
             topic.name: _topic_info(topic.name, topic, self.topics.get(topic.name))
             for topic in answer.topics
             if topic.name is not None
         }
         if asked is None:
-            self.topics = seen
+            self.topics = updated
         else:
-            self.topics.update(seen)
+            self.topics.update(updated)
         self.complete = asked is None
         self.topic_names = {info.topic_id: name for name, info in self.topics.items() if info.topic_id != NO_TOPIC_ID}
         self.updates += 1

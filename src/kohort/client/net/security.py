@@ -45,14 +45,14 @@ def trusted(location: str, password: str | None) -> bytes | None:
     data = store_bytes(location)
     refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
-        _, found = jks_entries(location, data, password, "ssl.truststore.password")
+        _, certificates = jks_entries(location, data, password, "ssl.truststore.password")
     elif data.startswith(b"\x30"):  # a DER sequence
-        found = _pkcs12(location, data, password)
+        certificates = _pkcs12(location, data, password)
     else:
         return None
-    if not found:
+    if not certificates:
         raise InvalidInputError(f"{location} holds no certificate of an authority")
-    return b"".join(found)
+    return b"".join(certificates)
 
 
 def store_bytes(location: str) -> bytes:
@@ -475,14 +475,14 @@ def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
 def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     username, password = config.sasl_username, config.sasl_password
     if config.sasl_jaas_config:
-        found = jaas_options(config.sasl_jaas_config)
-        if found.get("tokenauth", "").lower() == "true":
+        options = jaas_options(config.sasl_jaas_config)
+        if options.get("tokenauth", "").lower() == "true":
             raise InvalidInputError(
                 'sasl.jaas.config has tokenauth="true": a login by delegation token is not there; give a name and '
                 "password of a user"
             )
-        username = found.get("username") if username is None else username
-        password = found.get("password") if password is None else password
+        username = options.get("username") if username is None else username
+        password = options.get("password") if password is None else password
     if username is None or password is None:
         raise InvalidInputError(f"sasl.mechanism={config.sasl_mechanism} needs sasl.username and sasl.password")
     return username, password

@@ -91,8 +91,8 @@ def parse_address(text: str) -> Address:
     Raises:
         InvalidInputError: Anything else.
     """
-    place = text.strip().rsplit("://", 1)[-1]
-    host, colon, port = place.rpartition(":")
+    endpoint = text.strip().rsplit("://", 1)[-1]
+    host, colon, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT")

@@ -277,11 +277,11 @@ def for_application(error: KafkaError) -> KafkaError:
     A traceback refers to the frames of all callers, and so to the application's consumer. A consumer that was never
     closed would stay alive.
     """
-    told = type(error).__new__(type(error))
-    told.args, told.__cause__, told.__suppress_context__ = error.args, error.__cause__, True
-    told.__dict__.update(error.__dict__)
+    copied = type(error).__new__(type(error))
+    copied.args, copied.__cause__, copied.__suppress_context__ = error.args, error.__cause__, True
+    copied.__dict__.update(error.__dict__)
     error.__traceback__ = None
-    return told
+    return copied
 
 
 def _close_arrived(arrived: Arrived) -> None:

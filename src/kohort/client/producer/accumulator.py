@@ -348,9 +348,9 @@ class Accumulator:
                 queue.close_open()
                 dropped += queue.waiting
                 queue.waiting.clear()
-            told = [done for batch in dropped for done in self.finish(batch, error)]
+            failed = [done for batch in dropped for done in self.finish(batch, error)]
         self.notify()
-        return told
+        return failed
 
     def orphan(self) -> None:
         """Refuse records and deliver none in a forked child."""

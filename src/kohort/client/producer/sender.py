@@ -343,11 +343,11 @@ class Sender:
                 self._answered(parcel, await self.cluster.send(request, node, lane=lane, leaving=leaving))
         except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
-            told = fault("produce", error)
+            failure = fault("produce", error)
             for batch in parcel.batches:
                 if batch in self.accumulator.queues[batch.partition].in_flight:
                     batch.unsure = batch.unsure or batch.left
-                    self._failed(batch, told)
+                    self._failed(batch, failure)
         finally:
             self.in_flight[parcel.way] -= 1
         done, self._answer = self._answer, []
@@ -383,13 +383,13 @@ class Sender:
 
     def _answered(self, parcel: Parcel, answer: ProduceResponse) -> None:
         names = self.cluster.metadata.topic_names
-        found = {
+        partitions = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
             for topic in answer.responses
             for part in topic.partition_responses
         }
         for batch in parcel.batches:
-            part = found.get(batch.partition)
+            part = partitions.get(batch.partition)
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
                 batch.unsure = True
@@ -512,9 +512,9 @@ class Sender:
                 if self.on_lost is not None:
                     self.on_lost(error)
         if late:
-            told, self._answer = self._answer, []
+            failed, self._answer = self._answer, []
             self.accumulator.notify()
-            self._tell(told)
+            self._tell(failed)
 
     def _tell(self, batches: list[Batch]) -> None:
         for batch in batches:
