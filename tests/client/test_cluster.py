@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from kohort.client.net.bootstrap_check import SILENT_MS
-from kohort.client.net.cluster import ANY, LOOKUP_TIMEOUT_MAX_MS, LOOKUP_TIMEOUT_MS, Coordinator, Node, parse_address
+from kohort.client.net.cluster import (
+    ANY,
+    LOOKUP_TIMEOUT_MAX_MS,
+    LOOKUP_TIMEOUT_MS,
+    BrokerById,
+    Coordinator,
+    parse_address,
+)
 from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
@@ -120,7 +127,7 @@ def test_lanes_have_connections_of_their_own() -> None:
     world = VirtualCluster(topics={"a": 1})
     world.call(world.cluster.describe_topics(["a"]))
     world.handlers["Heartbeat"] = lambda message, version: PARK
-    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), Node(1), lane="fetch"))
+    world.runtime.spawn(world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1), lane="fetch"))
     world.run()
     world.call(world.cluster.describe_topics(["a"]))
     assert len(world.opened) == 3  # to the bootstrap address, to node 1, and to node 1 for the lane
@@ -210,7 +217,7 @@ def three() -> VirtualCluster:
     world.handlers["Metadata"] = lambda message, version: MetadataResponse(brokers=brokers, controller_id=1, topics=[])
     world.call(world.cluster.refresh_metadata())
     for number in (1, 2, 3):
-        world.call(world.cluster.send(MetadataRequest(topics=[]), Node(number), lane="own"))
+        world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(number), lane="own"))
     return world
 
 
@@ -237,7 +244,7 @@ def test_a_broker_that_stands_still_is_left_for_others_though_an_idle_connection
 def test_one_that_answers_again_is_asked_again() -> None:
     world = three()
     world.cluster.links.mark_unresponsive(Address("127.0.0.1", 9092))
-    world.call(world.cluster.send(MetadataRequest(topics=[]), Node(1), lane="own"))
+    world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(1), lane="own"))
     assert world.cluster.links.health(Address("127.0.0.1", 9092)).silent_until_ms == 0
 
 
@@ -315,7 +322,7 @@ class TwoClusters:
 
     def ask_broker(self) -> None:
         self.world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse()
-        self.world.call(self.world.cluster.send(HeartbeatRequest(group_id="g"), Node(1)))
+        self.world.call(self.world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1)))
 
 
 def test_a_broker_is_told_which_broker_of_which_cluster_is_meant() -> None:

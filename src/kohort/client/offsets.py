@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.net.topic_existence import present_topics, there
@@ -255,7 +255,7 @@ async def _ask_leader(
         ]
         topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
     request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
-    answer = await cluster.send(request, Node(node))
+    answer = await cluster.send(request, BrokerById(node))
     failure: KafkaError | None = None
     for topic_response in answer.topics:
         for part in topic_response.partitions:

@@ -13,7 +13,7 @@ from kohort.client.admin.values import (
     ReplicaOnDisk,
     Results,
 )
-from kohort.client.net.cluster import ANY, CONTROLLER, Between, Cluster, Node
+from kohort.client.net.cluster import ANY, CONTROLLER, Between, BrokerById, Cluster
 from kohort.client.net.negotiation import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
@@ -111,7 +111,7 @@ async def describe_log_dirs(
                 done[node] = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
                 continue
             try:
-                done[node] = _log_dirs(await cluster.send(DescribeLogDirsRequest(topics=None), Node(node)))
+                done[node] = _log_dirs(await cluster.send(DescribeLogDirsRequest(topics=None), BrokerById(node)))
             except RetriableError as error:
                 failed = error
             except KafkaError as error:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
-from kohort.client.net.cluster import ANY, Cluster, Node, Target
+from kohort.client.net.cluster import ANY, BrokerById, Cluster, Target
 from kohort.errors import KafkaError, error_for
 from kohort.wire.discovery import (
     DescribeConfigsRequest,
@@ -95,8 +95,8 @@ async def _at_places(
             if resource in done:
                 continue
             own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
-            places.setdefault(Node(int(resource.name)) if own else ANY, []).append(resource)
-        if any(isinstance(place, Node) for place in places) and not cluster.metadata.brokers:
+            places.setdefault(BrokerById(int(resource.name)) if own else ANY, []).append(resource)
+        if any(isinstance(place, BrokerById) for place in places) and not cluster.metadata.brokers:
             await cluster.refresh_metadata(timeout_ms)
         again: KafkaError | None = None
         for place, wanted in places.items():

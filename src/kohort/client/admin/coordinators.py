@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kohort.client.net.cluster import Cluster, Node
+from kohort.client.net.cluster import BrokerById, Cluster
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
@@ -67,7 +67,7 @@ async def describe_coordinators(
     trouble: dict[int, str] = {}
     for node in nodes:
         try:
-            answer = await cluster.send(DescribeCoordinatorsRequest(), Node(node), timeout_ms=DESCRIBE_TIMEOUT_MS)
+            answer = await cluster.send(DescribeCoordinatorsRequest(), BrokerById(node), timeout_ms=DESCRIBE_TIMEOUT_MS)
         except KafkaError as error:
             trouble[node] = str(error)
             continue

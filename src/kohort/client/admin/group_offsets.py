@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from kohort.client.admin.routing import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
@@ -49,7 +49,7 @@ async def list_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         response = answer.groups[0] if answer.groups else answer
         if response.error_code:
             return {group: error_for(response.error_code, f"group {group!r}")}
@@ -102,7 +102,7 @@ async def alter_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), Node(node))
+        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), BrokerById(node))
         return {group: _moved(answer.topics) or answer.topics}
 
     topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)
@@ -132,7 +132,7 @@ async def delete_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             return {group: error_for(code, f"group {group!r}: {code.text}")}
@@ -171,7 +171,7 @@ async def list_offsets(
                 for topic, numbers in by_topic(partitions).items()
             ],
         )
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(part.error_code, f"offsets of {topic.name}")
             if part.error_code

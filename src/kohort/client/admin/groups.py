@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from kohort.client.admin.routing import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.consumer_protocol import read_assignment, read_subscription
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
@@ -42,7 +42,7 @@ async def list_groups(
     async def attempt() -> list[GroupListing]:
         listings = {}
         for node in await cluster.group_nodes(timeout_ms):
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
             for group in answer.groups:
@@ -77,7 +77,7 @@ async def describe_consumer_groups(
 async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> _Described:
     """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
-        answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), Node(node))
+        answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), BrokerById(node))
     except KafkaError as error:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
@@ -130,7 +130,7 @@ def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
 
 
 async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> _Described:
-    answer = await cluster.send(DescribeGroupsRequest(groups=names), Node(node))
+    answer = await cluster.send(DescribeGroupsRequest(groups=names), BrokerById(node))
     outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)
@@ -192,7 +192,7 @@ async def delete_consumer_groups(
     """Delete groups without members, with their offsets."""
 
     async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
-        answer = await cluster.send(DeleteGroupsRequest(groups_names=names), Node(node))
+        answer = await cluster.send(DeleteGroupsRequest(groups_names=names), BrokerById(node))
         return {
             result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
             for result in answer.results
@@ -220,7 +220,7 @@ async def remove_members_from_consumer_group(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
-        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), Node(node))
+        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), BrokerById(node))
         if answer.error_code:
             return {group: refused(answer, f"group {group!r}")}
         return {group: answer.members}

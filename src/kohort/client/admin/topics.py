@@ -11,7 +11,7 @@ from kohort.client.admin.values import (
     PartitionResults,
     Results,
 )
-from kohort.client.net.cluster import CONTROLLER, Cluster, Node
+from kohort.client.net.cluster import CONTROLLER, BrokerById, Cluster
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
@@ -148,7 +148,7 @@ async def delete_records(
             for topic, numbers in by_topic(partitions).items()
         ]
         request = DeleteRecordsRequest(topics=topics, timeout_ms=broker_time(cluster, timeout_ms))
-        answer = await cluster.send(request, Node(node), timeout_ms=timeout_ms)
+        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
         return {
             TopicPartition(topic.name, part.partition_index): error_for(part.error_code, "delete records")
             if part.error_code

@@ -13,7 +13,7 @@ from kohort.client.admin.values import (
     TransactionDescription,
     TransactionListing,
 )
-from kohort.client.net.cluster import TRANSACTION, Cluster, Node
+from kohort.client.net.cluster import TRANSACTION, BrokerById, Cluster
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
@@ -57,7 +57,7 @@ async def list_transactions(
     async def attempt() -> list[TransactionListing]:
         listings = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its transactions")
             if answer.unknown_state_filters:
@@ -78,7 +78,7 @@ async def describe_transactions(
     """Describe state, producer and partitions of transactional ids."""
 
     async def ask(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
-        answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), Node(node))
+        answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), BrokerById(node))
         return {state.transactional_id: _described(state, node) for state in answer.transaction_states}
 
     return await at_coordinators(
@@ -114,7 +114,7 @@ async def fence_producers(
         outcomes: dict[str, ProducerIdentity | KafkaError] = {}
         for name in names:
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             outcomes[name] = (
                 refused(answer, f"transactional id {name!r}")
                 if answer.error_code
@@ -139,7 +139,7 @@ async def describe_producers(
                 for topic, numbers in by_topic(wanted).items()
             ]
         )
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): refused(part, f"{topic.name}-{part.partition_index}")
             if part.error_code
@@ -185,7 +185,7 @@ async def abort_transaction(
     )
 
     async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
-        answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), Node(node))
+        answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(
                 part.error_code, f"transaction of producer {producer.producer_id} in {partition}"

@@ -21,7 +21,7 @@ from uuid import UUID
 from kohort.client.consumer.fetch_buffer import FetchBuffer
 from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
@@ -326,7 +326,7 @@ class Fetcher:
         for node, session in self._sessions.items():
             request = session.goodbye()
             if request is not None and self.cluster.links.load(node) is not None:
-                goodbye = self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
+                goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
                     await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
 
@@ -476,7 +476,7 @@ class Fetcher:
             entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
             request = session.request(self.cluster, self.config, entries)
-            answer = await self.cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+            answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):
                 self._take_in(node, asked, answer, code)

@@ -13,7 +13,7 @@ from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch
 from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
-from kohort.client.net.cluster import Node
+from kohort.client.net.cluster import BrokerById
 from kohort.client.net.health import reach
 from kohort.client.net.metadata import TopicInfo
 from kohort.client.net.thread_driver import ThreadClient
@@ -174,7 +174,7 @@ class RangeReader(Lookups):
             cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes
         )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-        answer = await cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
         if answer.error_code or not answer.responses:
             raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
         part = answer.responses[0].partitions[0]
@@ -222,7 +222,7 @@ class RangeReader(Lookups):
         if node is not None:
             named = MetadataRequest.MetadataRequestTopic(name=topic)
             request = MetadataRequest(topics=[named], allow_auto_topic_creation=False)
-            responding = (await self._client.cluster.send(request, Node(node))).topics
+            responding = (await self._client.cluster.send(request, BrokerById(node))).topics
             if any(topic_info.topic_id == of.topic_id for topic_info in responding):
                 return
         current = (await present_topics(self._client.cluster, [topic])).get(topic)

@@ -37,7 +37,7 @@ from uuid import UUID
 from kohort.client.net.bootstrap_check import unreachable
 from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
 from kohort.client.net.log_throttle import FailureLog
-from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.metadata import BrokerInfo, Metadata, TopicInfo
 from kohort.client.net.runtime import Promise, Runtime, Task
 from kohort.client.net.security import TlsError, sasl_mechanism
 from kohort.client.net.targets import (
@@ -50,10 +50,10 @@ from kohort.client.net.targets import (
     AnyCoordinator,
     AnyNode,
     Between,
+    BrokerById,
     Controller,
     Coordinator,
     Leader,
-    Node,
     Target,
     fitting,
     parse_address,
@@ -191,10 +191,10 @@ class Coordinators:
 
     def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
-        self.own: Mapping[int, Broker] = {}
+        self.own: Mapping[int, BrokerInfo] = {}
         self._listed_ms = float("-inf")
         self._found: dict[Coordinator, int] = {}
-        self._nodes: dict[int, Broker] = {}
+        self._nodes: dict[int, BrokerInfo] = {}
         self._lookups: dict[Coordinator, Task[int]] = {}
         _OF_THIS_PROCESS.add(self)
 
@@ -203,7 +203,7 @@ class Coordinators:
         known = self._cluster.links.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
-    def node(self, node_id: int) -> Broker | None:
+    def node(self, node_id: int) -> BrokerInfo | None:
         """Return a coordinator's address by its node id."""
         return self.own.get(node_id) or self._nodes.get(node_id)
 
@@ -237,7 +237,7 @@ class Coordinators:
         self._found.clear()
         self._nodes.clear()
 
-    async def list(self) -> Mapping[int, Broker]:
+    async def list(self) -> Mapping[int, BrokerInfo]:
         """Ask one of kohort's coordinators for the list of all.
 
         Raises:
@@ -247,7 +247,7 @@ class Coordinators:
         if answer.error_code:
             raise error_for(ErrorCode.of(answer.error_code), "a coordinator could not say which there are")
         named = {
-            coordinator.node_id: Broker(
+            coordinator.node_id: BrokerInfo(
                 coordinator.node_id, Address(coordinator.host, coordinator.port), coordinator.rack
             )
             for coordinator in answer.coordinators
@@ -280,7 +280,7 @@ class Coordinators:
             text = coordinator.error_message or f"no coordinator of {to.key!r}"
             raise error_for(ErrorCode.of(coordinator.error_code), text)
         self._found[to] = coordinator.node_id
-        node = self._nodes[coordinator.node_id] = Broker(
+        node = self._nodes[coordinator.node_id] = BrokerInfo(
             coordinator.node_id, Address(coordinator.host, coordinator.port)
         )
         if to.kind == GROUP:
@@ -291,7 +291,7 @@ class Coordinators:
             self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").mark_handled()
         return coordinator.node_id
 
-    def _reach_plainly(self, nodes: Iterable[Broker]) -> None:
+    def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
         """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.links.plain.update(node.address for node in nodes)
@@ -316,12 +316,12 @@ __all__ = [
     "AnyCoordinator",
     "AnyNode",
     "Between",
+    "BrokerById",
     "Cluster",
     "ConnectionFailed",
     "Controller",
     "Coordinator",
     "Leader",
-    "Node",
     "Target",
     "parse_address",
 ]

@@ -15,7 +15,7 @@ NO_TOPIC_ID = uuid.UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerInfo:
     """A broker of the cluster."""
 
     id: int
@@ -57,7 +57,7 @@ class Metadata:
 
     cluster_id: str | None = None
     controller: int = -1
-    brokers: dict[int, Broker] = field(default_factory=dict)
+    brokers: dict[int, BrokerInfo] = field(default_factory=dict)
     topics: dict[str, TopicInfo] = field(default_factory=dict)
     topic_names: dict[uuid.UUID, str] = field(default_factory=dict)
     updates: int = 0
@@ -96,7 +96,7 @@ class Metadata:
         self.cluster_id = answer.cluster_id or self.cluster_id
         self.controller = answer.controller_id
         self.brokers = {
-            broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack)
+            broker.node_id: BrokerInfo(broker.node_id, Address(broker.host, broker.port), broker.rack)
             for broker in answer.brokers
         }
         updated = {

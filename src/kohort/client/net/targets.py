@@ -33,7 +33,7 @@ class AnyCoordinator:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BrokerById:
     """The broker with this id."""
 
     id: int
@@ -59,7 +59,7 @@ class Coordinator:
     kind: int = 0
 
 
-Target = AnyNode | AnyCoordinator | Node | Controller | Leader | Coordinator
+Target = AnyNode | AnyCoordinator | BrokerById | Controller | Leader | Coordinator
 ANY, ANY_BROKER = AnyNode(), AnyNode(serves_itself=True)
 ANY_COORDINATOR = AnyCoordinator()
 CONTROLLER = Controller()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
+from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
@@ -334,7 +334,7 @@ class Sender:
 
         try:
             request = Between(self._request(parcel), highest=self._highest(parcel))
-            node, lane = Node(parcel.way[0]), parcel.way[1]
+            node, lane = BrokerById(parcel.way[0]), parcel.way[1]
             if self.config.acks_number == 0:
                 await self.cluster.post(request, node, lane=lane)
                 for batch in parcel.batches:
