@@ -15,7 +15,7 @@ from kohort.client.group.membership import Membership
 from kohort.client.group.push import PushMembership
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseConnection, OpenConnection, SendFrame
 from kohort.client.net.runtime import Task
 from kohort.client.offsets import OffsetAndMetadata, commit_offsets
 from kohort.client.settings import ConsumerConfig, client_config
@@ -280,7 +280,7 @@ class OwnMember(Process):
         self._awake(self._drive)
 
     def _do(self, command: Any) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             link = command.link
             connection = self._sockets[link] = self.network.connect(
                 self.name, partial(self._link_closed, link), self.chance, self.process
@@ -288,7 +288,7 @@ class OwnMember(Process):
             self.world.after(
                 self.chance.upto(self.network.weather.delay_ms), partial(self._link_opened, link, connection)
             )
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             if (closed := self._sockets.pop(command.link, None)) is not None:  # it may have ended while all stood still
                 closed.break_()
         elif isinstance(command, SendFrame) and command.link in self._sockets:

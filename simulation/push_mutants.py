@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kohort.client.group.push import PushMembership
-from kohort.client.net.connection import Claimed
+from kohort.client.net.connection import RawConnection
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Now, Outcome, Push, StartConsumer
@@ -217,7 +217,7 @@ class _FromFrames(PushMembership):
 
 
 class _Hasty(PushMembership):
-    def _stop_if_released(self, link: Claimed) -> bool:
+    def _stop_if_released(self, link: RawConnection) -> bool:
         self._stopping = False
         self._say(link, ErrorResponse(ErrorCode.NONE).encode())
         return True

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, RunningScript, Script, WaitUntil
 from kohort.client.consumer.records import Records
 from kohort.client.consumer.subscription import Position
 from kohort.client.offsets import OffsetAndMetadata
@@ -95,7 +95,7 @@ class ReadingApplication:
         self._client = KafkaClient(self.world, self.chance, self.brokers, self.life, self.reader, config)
         self._core = ConsumerCore(self._client.cluster, config)
         self._queue: list[Callable[[], None]] = []
-        self._waiting: tuple[Wait, Callable[[Any], None]] | None = None
+        self._waiting: tuple[WaitUntil, Callable[[Any], None]] | None = None
         self._deadline: Happening | None = None
         self._number = 0
         self.views = {}
@@ -221,9 +221,9 @@ class ReadingApplication:
     # The driver of its consumer.
 
     def _run(self, script: Script[Any], then: Callable[[Any], None]) -> None:
-        self._step(Running(script), then)
+        self._step(RunningScript(script), then)
 
-    def _step(self, running: Running[Any], then: Callable[[Any], None]) -> None:
+    def _step(self, running: RunningScript[Any], then: Callable[[Any], None]) -> None:
         try:
             effect = running.step()
         except KafkaError as error:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kohort.client.net.runtime import Work
-from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import RecordMetadata
 from kohort.client.producer.core import ProducerCore, producer_config
 from kohort.client.producer.transactions import TxnState
@@ -167,7 +167,7 @@ class WritingApplication:
 
         try:
             self._core.send(TOPIC, record.value, None, partition.partition, WALL_START_MS + self.world.now_ms, (), told)
-        except NotYet as reason:
+        except WouldBlock as reason:
             self._count -= 1
             self._call(reason.wait(self._core.limit_ms()), lambda _: self._go_on(), lambda _: self._go_on())
             return False

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseConnection, OpenConnection, SendFrame
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConnectionConfig, client_config
 from simulation.network import Connection, Network
@@ -109,7 +109,7 @@ class KafkaClient:
 
     def _do(self, command: Any) -> None:
         network = self._kafka.network
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             link, node = command.link, command.address.port - FIRST_PORT
             connection = network.connect(
                 self._name, partial(self._life.turn, partial(self._closed, link)), self._chance, ""
@@ -118,7 +118,7 @@ class KafkaClient:
             self._sockets[link] = connection
             delay_ms = self._chance.upto(network.weather.delay_ms)
             self._life.after(delay_ms, partial(self._opened, link, connection))
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             if (closed := self._sockets.pop(command.link, None)) is not None:
                 closed.break_()
         elif isinstance(command, SendFrame) and command.link in self._sockets:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.client.admin.groups import list_groups
-from kohort.client.net.cluster import ANY, Coordinator, Node
+from kohort.client.net.cluster import ANY, BrokerById, Coordinator
 from kohort.client.net.targets import TRANSACTION
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from kohort.wire import framing
@@ -192,7 +192,7 @@ def test_coordinators_are_reached_in_plain_where_brokers_want_a_login() -> None:
     world.run()
     assert world.ports("Heartbeat") == [SECOND]
     assert not world.sent("SaslHandshake")
-    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).will_hear()
+    world.runtime.spawn(world.cluster.send(DescribeClusterRequest(), ANY)).mark_handled()
     world.run()
     assert world.ports("SaslHandshake") == [BROKER]
     assert {each.address.port for each in world.opened if each.plain} == {FIRST, SECOND}
@@ -226,5 +226,5 @@ def test_a_broker_that_has_a_coordinators_id_is_not_asked_for_its_groups(monkeyp
     world.call(world.cluster.refresh_metadata())
     world.call(world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g")))
     assert world.ports("Heartbeat") == [SECOND]
-    world.call(world.cluster.send(FindCoordinatorRequest(key="x", coordinator_keys=["x"]), Node(IDS[BROKER])))
+    world.call(world.cluster.send(FindCoordinatorRequest(key="x", coordinator_keys=["x"]), BrokerById(IDS[BROKER])))
     assert world.ports("FindCoordinator")[-1] == BROKER

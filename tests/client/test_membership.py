@@ -468,7 +468,7 @@ def test_a_group_that_stays_out_of_reach_is_told_in_the_log_at_last_and_then_spa
     trial.world.run(60_000)
     told = [record.getMessage() for record in caplog.records]
     assert 2 <= len(told) <= 4
-    assert all("group g: still not done after" in text and "coordinator" in text for text in told)
+    assert all("[group g] still not done after" in text and "coordinator" in text for text in told)
 
 
 def test_an_instance_id_that_another_took_ends_the_member_for_good() -> None:

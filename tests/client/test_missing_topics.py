@@ -52,13 +52,13 @@ def test_subscribed_topic_that_is_not_there_warns_once_and_others_flow(
         until(lambda: bool(seen.extend(record.value for record in consumer.poll(300)) or seen), "the topic flows", 30)
         before = consumer._client.cluster.metadata.updates
         until(lambda: consumer.poll(50) is not None and consumer._client.cluster.metadata.updates > before + 3, "", 30)
-        assert caplog.text.count(f"topic '{name}' is not there") == 1
+        assert caplog.text.count(f"topic '{name}' does not exist") == 1
         with Admin(broker.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(name, 1)]).all()
         with Producer(broker.bootstrap_servers) as producer:
             producer.send(name, b"2").result()
         until(lambda: any(record.topic == name for record in consumer.poll(300)), "the new topic is read", 30)
-        assert f"topic '{name}' is there now" in caplog.text
+        assert f"topic '{name}' exists now" in caplog.text
 
 
 @pytest.mark.parametrize("group", [None, "by-hand"])
@@ -69,5 +69,5 @@ def test_assigned_partition_that_is_not_there_warns_and_others_flow(
     with Consumer(broker.bootstrap_servers, auto_offset_reset="earliest", **settings) as consumer:
         consumer.assign([TopicPartition("gone", 0), TopicPartition("there", 0), TopicPartition("there", 9)])
         until(lambda: bool(consumer.poll(300)), "the partition that is there flows", 30)
-        assert caplog.text.count("topic 'gone' is not there") == 1
-        assert caplog.text.count("there-9 is not there: topic 'there' has 1 partitions") == 1
+        assert caplog.text.count("topic 'gone' does not exist") == 1
+        assert caplog.text.count("there-9 does not exist: topic 'there' has 1 partitions") == 1

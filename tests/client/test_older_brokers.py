@@ -20,7 +20,7 @@ from kohort.client.offsets import (
     list_offsets,
 )
 from kohort.client.producer.core import ProducerCore, producer_config
-from kohort.client.producer.transactions import Transactions, TxnState
+from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.wire.cluster_admin import UpdateFeaturesResponse
@@ -212,7 +212,7 @@ def test_the_end_of_a_log_is_asked_of_any_version() -> None:
     assert world.call(list_offsets(world.cluster, {A0: -1}))[A0].offset == 9
 
 
-def begun(world: VirtualCluster) -> Transactions:
+def begun(world: VirtualCluster) -> TransactionManager:
     """The transactions of a producer that is ready."""
     config = producer_config("127.0.0.1:9092", {"transactional_id": "t", "max_block_ms": 2000})
     own = ProducerCore(world.cluster, config, lambda step: step()).transactions

@@ -131,7 +131,7 @@ def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
     runtime.spawn(fail(), "unheard")
     runtime.spawn(hear(runtime.spawn(fail(), "heard")))
     runtime.spawn(wait_only(runtime.spawn(fail(), "waited for and not looked at")))
-    runtime.spawn(fail(), "to be heard later").will_hear()
+    runtime.spawn(fail(), "to be heard later").mark_handled()
     ending = runtime.spawn(break_while_ending(), "ending")
     runtime.advance(0)
     assert told == ["unheard: no", "waited for and not looked at: no"]

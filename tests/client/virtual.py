@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseLink, OpenLink, SendFrame
+from kohort.client.net.connection import CloseConnection, OpenConnection, SendFrame
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig, client_config
@@ -62,7 +62,7 @@ class VirtualCluster:
         }
         self.requests: list[Request] = []
         self.parked: list[Request] = []
-        self.opened: list[OpenLink] = []
+        self.opened: list[OpenConnection] = []
         self.open_links: set[int] = set()
 
     # Time and events.
@@ -121,14 +121,14 @@ class VirtualCluster:
             self.runtime.advance(self.runtime.now_ms)
 
     def _do(self, command: Any) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             self.opened.append(command)
             if command.address.port in self.refuse:
                 self.cluster.links.closed(command.link, "connection refused")
             else:
                 self.open_links.add(command.link)
                 self.cluster.links.opened(command.link)
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             self.open_links.discard(command.link)
         elif isinstance(command, SendFrame) and command.link in self.open_links:
             self._receive(command.link, b"".join(bytes(part) for part in command.parts))

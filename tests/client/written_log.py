@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, RunningScript, Script, WaitUntil
 from kohort.columns import decode
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
@@ -178,7 +178,7 @@ class Log:
 
 def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
     """What the faces do with a script of the core, in virtual time."""
-    running = Running(script)
+    running = RunningScript(script)
     while (effect := running.step()) is not None:
         try:
             running.succeeded(outcome(world, effect))
@@ -191,7 +191,7 @@ def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
 
 def outcome(world: VirtualCluster, effect: Any) -> Any:
     """What comes of one effect."""
-    if isinstance(effect, Wait):
+    if isinstance(effect, WaitUntil):
         while not effect.ready() and world.runtime.now_ms < effect.deadline_ms:
             deadline = world.runtime.next_deadline_ms()
             world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))

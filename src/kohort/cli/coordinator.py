@@ -13,7 +13,7 @@ from kohort.cli.common import REACH_MS, Common, assignments
 from kohort.cli.output import show, show_json
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
-    from kohort.client.admin.coordinators import ShardSeen
+    from kohort.client.admin.coordinators import ShardStatus
 
 app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
 
@@ -101,7 +101,7 @@ def status(*, common: Common = _COMMON) -> int:
     return DONE
 
 
-def _shard_row(shard: ShardSeen) -> dict[str, Any]:
+def _shard_row(shard: ShardStatus) -> dict[str, Any]:
     figures = shard.figures
     return {
         "shard": shard.index,

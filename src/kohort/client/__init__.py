@@ -1,7 +1,7 @@
 """The client: one core without I/O, driven by a thread, by asyncio or by the simulation.
 
-`net` turns bytes into answers, knows leaders and coordinators and has the one way to send; its drivers own sockets and
-clock. `group` keeps a place in a group. `consumer` reads ahead, deals out fairly and commits in order; `producer`
-gathers and sends; `admin` asks and changes. A face (`consumer.consumer`, `consumer.async_consumer`,
-`consumer.range_reader`, `group.member`, `producer.producer`, `admin.admin`) hands coroutines of the core to a driver.
+`net` has the connections, the metadata cache and the coordinators; its drivers own sockets and clock. `group` is the
+membership in a group. `consumer` prefetches, shares records out fairly and commits in order. `producer` batches and
+sends. `admin` describes and changes the cluster. A facade (`consumer.consumer`, `consumer.async_consumer`,
+`consumer.range_reader`, `group.member`, `producer.producer`, `admin.admin`) runs coroutines of the core on a driver.
 """

@@ -1,4 +1,4 @@
-"""What partitions there are and where they begin and end: one function for each face that asks (`client.net.faces`)."""
+"""Look-ups of partitions and offsets: one function for each facade (`client.net.facades`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kohort.settings.arguments import checked
 T = TypeVar("T")
 
 
-class Asking(Protocol):
-    """Whoever asks: over which connections, and how it reads."""
+class LookupContext(Protocol):
+    """The connections and settings for a look-up."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -30,58 +30,58 @@ class Asking(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asks and does nothing else."""
+class LookupClient:
+    """A minimal `LookupContext`: connections and settings, and nothing else."""
 
     cluster: Cluster
     config: ConsumerConfig
 
 
 async def partitions_of(
-    core: Asking, topics: Iterable[str], *, timeout_ms: float | None = None
+    core: LookupContext, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Partition numbers of topics, asked now; unknown topics are left out."""
+    """Return the partition numbers of topics, asked now; unknown topics are left out."""
     return await offsets.partitions_of(core.cluster, topics, timeout_ms)
 
 
-async def partitions_for_topic(core: Asking, topic: str, *, timeout_ms: float | None = None) -> set[int]:
-    """A topic's partition numbers, asked now; empty when there is no such topic."""
+async def partitions_for_topic(core: LookupContext, topic: str, *, timeout_ms: float | None = None) -> set[int]:
+    """Return a topic's partition numbers, asked now; empty when the topic does not exist."""
     return set((await offsets.partitions_of(core.cluster, [topic], timeout_ms)).get(topic, ()))
 
 
 async def beginning_offsets(
-    core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+    core: LookupContext, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
-    """First offsets that can be read."""
+    """Look up the first offsets that can be read."""
     return await offsets.beginning_offsets(core.cluster, partitions, timeout_ms)
 
 
 async def end_offsets(
-    core: Asking, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
+    core: LookupContext, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
-    """Offsets after the last one that can be read (the last stable one with read_committed)."""
+    """Look up the offsets after the last ones that can be read (the last stable ones with read_committed)."""
     committed = core.config.isolation_level == "read_committed"
     return await offsets.end_offsets(core.cluster, partitions, timeout_ms, read_committed=committed)
 
 
 async def offsets_for_times(
-    core: Asking, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
+    core: LookupContext, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first record at or after each time (ms since the epoch); None where there is none."""
+    """Look up the first record at or after each time (ms since the epoch); None for a partition without one."""
     return await offsets.offsets_for_times(core.cluster, times, timeout_ms)
 
 
 @checked
 class Lookups:
-    """Questions to the cluster that need no group and move no position, of every face over a thread."""
+    """Look-ups that need no group and move no position, for every facade over a thread."""
 
     config: ConsumerConfig
-    _core: Asking
+    _core: LookupContext
 
     def __init__(self, client: ThreadClient, config: ConsumerConfig) -> None:
         self.config = config
         self._client = client
-        self._core = Asker(client.cluster, config)
+        self._core = LookupClient(client.cluster, config)
 
     def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)

@@ -1,6 +1,6 @@
-"""Offsets asked of brokers and coordinators: first, last, by time, committed; and commits.
+"""Requests for offsets: first, last, by time, committed; and commits.
 
-Coroutines over a Cluster.
+All are coroutines over a `Cluster`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Task
 from kohort.client.net.topic_existence import present_topics, there
@@ -20,12 +20,12 @@ from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 
-# -- Offsets, positions and assignments as the client's callers see them. Values only
+# -- Offsets and assignments for the client's callers. Values only
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """A committed offset: the next one to read, and what the committer wrote beside it."""
+    """A committed offset: the next one to read, and the committer's metadata."""
 
     offset: int
     metadata: str = ""
@@ -34,7 +34,7 @@ class OffsetAndMetadata:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndTimestamp:
-    """What a search by time found: the first record at or after it."""
+    """The result of a search by time: the first record at or after it."""
 
     offset: int
     timestamp: int
@@ -43,13 +43,13 @@ class OffsetAndTimestamp:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a group gave to a member.
+    """The assignment of a member by its group.
 
     Attributes:
-        partitions: Sorted.
+        partitions: The partitions, sorted.
         generation: The classic generation, or the KIP-848 member epoch; -1 before the first join.
-        member_id: As the coordinator knows it.
-        user_data: What the assignor attached, if anything.
+        member_id: The member's id at the coordinator.
+        user_data: Data from the assignor, if any.
     """
 
     partitions: tuple[TopicPartition, ...] = ()
@@ -60,14 +60,13 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Partitions that the group wants back. They stay the member's until it acknowledges.
+    """Partitions that the group revokes. The member owns them until it acknowledges.
 
     Attributes:
-        partitions: Sorted.
-        deadline_ms: On the core's monotonic clock (`time.monotonic() * 1000`): when the coordinator will go on without
-            this member.
-        lost: True when they belong to someone else already (session expired, fenced): nothing can be committed for
-            them.
+        partitions: The partitions, sorted.
+        deadline_ms: When the coordinator continues without this member, on the core's monotonic clock
+            (`time.monotonic() * 1000`).
+        lost: Whether other members may own them already (session expired, fenced): nothing can be committed for them.
     """
 
     partitions: tuple[TopicPartition, ...] = ()
@@ -77,16 +76,17 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """One that a member has been through: a new assignment, from the first on, whatever it changed.
+    """A completed rebalance of a member: a new assignment, even if it changed nothing.
 
     Attributes:
-        number: Of this member's; the first is 1.
-        generation: As in `Assignment`, of what is held since.
-        member_id: The same.
-        held: Partitions since.
-        gained, lost: Partitions that it has and had not before, or had and has not.
-        began_ms, ended_ms: On the core's monotonic clock: from when the member was asked to give up, had to join
-            (again), or was put out, until it held its assignment.
+        number: The number among this member's rebalances; the first is 1.
+        generation: The generation of the new assignment, as in `Assignment`.
+        member_id: The member's id at the coordinator.
+        held: Number of partitions in the new assignment.
+        gained, lost: Number of partitions that are new, and that are no longer assigned.
+        began_ms, ended_ms: On the core's monotonic clock: when the member had to revoke, (re)join or was evicted, and
+            when
+            it held its new assignment.
     """
 
     number: int
@@ -101,7 +101,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A consumer's place in its group, for a transaction that commits its offsets: a stale one is refused.
+    """A consumer's membership, for a transaction that commits its offsets: an outdated one is refused.
 
     Source: KIP-447.
     """
@@ -113,29 +113,29 @@ class GroupMetadata:
 
 
 class RebalanceListener:
-    """Callbacks around a rebalance, called by the thread that polls, inside `poll`. Override what is needed."""
+    """Callbacks around a rebalance, called by the thread that polls, inside `poll`. Override the ones you need."""
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """These are about to be given up; offsets can still be committed."""
+        """Handle partitions that are about to be given up; offsets can still be committed."""
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """These were added; positions can be sought."""
+        """Handle partitions that were added; positions can be sought."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """These belong to others already; commits for them fail. Calls `on_partitions_revoked` unless overridden."""
+        """Handle partitions that others own by now; commits fail. Calls `on_partitions_revoked` unless overridden."""
         self.on_partitions_revoked(partitions)
 
 
 class HoldingListener(RebalanceListener):
-    """Lets partitions go when the application says so, not when a callback returns.
+    """A listener whose partitions are given up when the application says so, not when a callback returns.
 
-    From `on_partitions_wanted` on, nothing of them is returned, their positions stay, and they can be committed; polls
-    return the others' records and keep the member alive. `release` gives them up (`on_partitions_revoked` is called
-    then). The group waits for that, at most for `max_poll_interval_ms`; then they are lost.
+    After `on_partitions_wanted`, polls return no records of these partitions. Their positions stay, and can be
+    committed. Polls return the other partitions' records and keep the member alive. `release` gives the partitions up
+    and calls `on_partitions_revoked`. The group waits at most `max_poll_interval_ms` for that; then they are lost.
     """
 
     def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
-        """The group wants these back."""
+        """Handle partitions that the group revokes."""
 
 
 T = TypeVar("T")
@@ -152,7 +152,8 @@ _STALE_LEADER = (
 NO_SUCH_TOPIC = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 LOST_COORDINATOR = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 HIGHEST_BY_NAME = 9
-"""From version 10 on, commits and fetches of offsets name topics by id only."""
+"""The highest version of OffsetCommit and OffsetFetch that names topics; from version 10 on they have topic ids
+only."""
 
 
 async def list_offsets(
@@ -163,20 +164,20 @@ async def list_offsets(
     timeout_ms: float | None = None,
     pass_over_gone: bool = False,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """Offsets by time, one request per leader.
+    """Look up offsets by time, with one request per leader.
 
     Args:
-        cluster: Where.
+        cluster: The cluster.
         wanted: Milliseconds since the epoch, `LATEST` or `EARLIEST`, per partition.
         read_committed: `LATEST` then means the last stable offset.
         timeout_ms: None: `default_api_timeout_ms`.
         pass_over_gone: Leave partitions out that do not exist, instead of waiting for them to appear.
 
     Returns:
-        What was found; `offset` is -1 where no record is at or after the time.
+        The offsets; `offset` is -1 if no record is at or after the time.
 
     Raises:
-        KafkaError: a partition's answer is an error that retries do not cure, or time is over.
+        KafkaError: A partition's error that retries do not cure, or the time is over.
     """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     moved: set[str] = set()
@@ -206,7 +207,7 @@ async def list_offsets(
 
 
 async def gather(tasks: list[Task[T]]) -> list[T]:
-    """Wait for all; then the first error is raised, if any."""
+    """Wait for all tasks; then raise the first error, if any."""
     results, failure = [], None
     try:
         for task in tasks:
@@ -254,11 +255,11 @@ async def _ask_leader(
         ]
         topics.append(ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=entries))
     request = ListOffsetsRequest(replica_id=-1, isolation_level=int(read_committed), topics=topics)
-    answer = await cluster.send(request, Node(node))
+    answer = await cluster.send(request, BrokerById(node))
     failure: KafkaError | None = None
-    for told in answer.topics:
-        for part in told.partitions:
-            partition = TopicPartition(told.name, part.partition_index)
+    for topic_response in answer.topics:
+        for part in topic_response.partitions:
+            partition = TopicPartition(topic_response.name, part.partition_index)
             code = ErrorCode.of(part.error_code)
             if code is ErrorCode.NONE:
                 found[partition] = OffsetAndTimestamp(part.offset, part.timestamp, part.leader_epoch)
@@ -271,9 +272,9 @@ async def _ask_leader(
 
 
 class GroupIdentity:
-    """As whom a member commits: generation (or epoch), member id, instance id.
+    """The identity of a committing member: generation (or epoch), member id, instance id.
 
-    The defaults are for no member at all.
+    The defaults are for a commit without a membership.
     """
 
     __slots__ = ("generation", "instance_id", "member_id")
@@ -287,9 +288,9 @@ class GroupIdentity:
 def known_ids(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
-    """The ids of these partitions' topics.
+    """Return the ids of these partitions' topics.
 
-    By metadata where they are not held under one; empty when one is not known.
+    A topic without a held id has the one in the metadata. Empty when one is unknown.
     """
     known = cluster.metadata.topic_id
     ids = {topic: (held or {}).get(topic, known(topic)) for topic in {part.topic for part in partitions}}
@@ -304,23 +305,22 @@ async def commit_offsets(
     timeout_ms: float | None = None,
     ids: Mapping[str, UUID] | None = None,
 ) -> None:
-    """Commit, and try again while the coordinator can't take it for the moment.
+    """Commit offsets, retrying while the coordinator is not available.
 
     Args:
-        cluster: Where.
+        cluster: The cluster.
         group: The group.
-        offsets: What to commit.
-        identity: As whom.
+        offsets: The offsets to commit.
+        identity: The committing member.
         timeout_ms: None: `default_api_timeout_ms`.
-        ids: Of the topics that the offsets belong to, so that a topic that was deleted and made again gets none of
-            them;
-            None: those known now.
+        ids: The topic ids of the offsets, so that no offsets are committed for a recreated topic; None: the current
+            ids.
 
     Raises:
-        NotFoundError: a topic has gone since; the other topics' offsets may be committed or not.
-        CommitFailedError: the member's generation is over; the partitions may belong to another member.
-        FencedError: another member has this instance id.
-        KafkaError: a partition was refused; names the first.
+        NotFoundError: A topic was deleted since; the other topics' offsets may be committed or not.
+        CommitFailedError: The member's generation is over; the partitions may belong to another member.
+        FencedError: Another member has this instance id.
+        KafkaError: A partition was refused; names the first.
     """
     coordinator = Coordinator(group)
     topic_ids = known_ids(cluster, offsets) if ids is None else ids
@@ -359,11 +359,11 @@ async def commit_offsets(
 
 
 async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
-    """Whether no topic has this id any more; else the coordinator has not heard of it yet."""
+    """Return whether no topic has this id any more; otherwise the coordinator has not learned of it yet."""
     if topic not in ids:
         return False
-    found = await present_topics(cluster, [topic])
-    return topic not in found or found[topic].topic_id != ids[topic]
+    infos = await present_topics(cluster, [topic])
+    return topic not in infos or infos[topic].topic_id != ids[topic]
 
 
 def _commit_topic(
@@ -405,10 +405,10 @@ async def committed_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """The group's committed offsets; None where the coordinator says that there is none.
+    """Return the group's committed offsets; None for a partition without one.
 
     Raises:
-        KafkaError: the answer has an error for a partition that retries do not cure, or says nothing of it. Neither
+        KafkaError: The response has an error for a partition that retries do not cure, or lacks the partition. Neither
             means that there is no offset: a consumer would start over.
     """
     wanted = list(partitions)
@@ -419,10 +419,10 @@ async def committed_offsets(
         names = {topic_id: topic for topic, topic_id in ids.items()}
         request = offset_fetch(group, wanted, identity=identity, require_stable=require_stable, ids=ids)
         answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
-        told = answer.groups[0] if answer.groups else answer
+        response = answer.groups[0] if answer.groups else answer
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        codes = [(ErrorCode.of(told.error_code), "")]
-        for topic in told.topics:
+        codes = [(ErrorCode.of(response.error_code), "")]
+        for topic in response.topics:
             name = topic.name
             if isinstance(topic, OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics):
                 name = name or names.get(topic.topic_id, "")
@@ -460,18 +460,18 @@ def offset_fetch(
     require_stable: bool = False,
     ids: Mapping[str, UUID] | None = None,
 ) -> OffsetFetchRequest:
-    """An OffsetFetch in the layouts of all versions; no topics: of all.
+    """Make an OffsetFetch in the layouts of all versions; no partitions: of all topics.
 
-    Brokers that can't wait for open transactions are asked all the same, as Kafka's consumer does: a caller to whom
-    that is not enough names the lowest version.
+    The request also goes to brokers that can't wait for open transactions, as in Kafka's consumer. A caller that needs
+    the wait sets the lowest version.
     """
     wanted = None if partitions is None else by_topic(partitions)
     group_type, topic_type = OffsetFetchRequest.OffsetFetchRequestGroup, OffsetFetchRequest.OffsetFetchRequestTopic
     known = ids or {}
-    asked = group_type(group_id=group, topics=None)
+    group_request = group_type(group_id=group, topics=None)
     older = None
     if wanted is not None:
-        asked.topics = [
+        group_request.topics = [
             group_type.OffsetFetchRequestTopics(
                 name=name, topic_id=known.get(name, NO_TOPIC_ID), partition_indexes=numbers
             )
@@ -479,19 +479,19 @@ def offset_fetch(
         ]
         older = [topic_type(name=name, partition_indexes=numbers) for name, numbers in wanted.items()]
     if identity is not None and identity.member_id:
-        asked.member_id, asked.member_epoch = identity.member_id, identity.generation
-    return OffsetFetchRequest(group_id=group, topics=older, groups=[asked], require_stable=require_stable)
+        group_request.member_id, group_request.member_epoch = identity.member_id, identity.generation
+    return OffsetFetchRequest(group_id=group, topics=older, groups=[group_request], require_stable=require_stable)
 
 
-# -- What partitions there are and where they begin and end. Coroutines over a Cluster
+# -- Partitions of topics, and their first and last offsets. Coroutines over a Cluster
 
 
 async def beginning_offsets(
     cluster: Cluster, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
 ) -> dict[TopicPartition, int]:
-    """First offsets that can be read."""
-    found = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_ms=timeout_ms)
-    return {part: value.offset for part, value in found.items()}
+    """Look up the first offsets that can be read."""
+    offsets = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_ms=timeout_ms)
+    return {part: value.offset for part, value in offsets.items()}
 
 
 async def end_offsets(
@@ -501,35 +501,35 @@ async def end_offsets(
     *,
     read_committed: bool = False,
 ) -> dict[TopicPartition, int]:
-    """Offsets after the last one that can be read."""
-    found = await list_offsets(
+    """Look up the offsets after the last ones that can be read."""
+    offsets = await list_offsets(
         cluster, dict.fromkeys(partitions, LATEST), read_committed=read_committed, timeout_ms=timeout_ms
     )
-    return {part: value.offset for part, value in found.items()}
+    return {part: value.offset for part, value in offsets.items()}
 
 
 async def offsets_for_times(
     cluster: Cluster, times: Mapping[TopicPartition, int], timeout_ms: float | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first record at or after a time; None where there is none."""
-    found = await list_offsets(cluster, times, timeout_ms=timeout_ms)
-    return {part: value if value.offset >= 0 else None for part, value in found.items()}
+    """Look up the first records at or after a time; None for a partition without one."""
+    offsets = await list_offsets(cluster, times, timeout_ms=timeout_ms)
+    return {part: value if value.offset >= 0 else None for part, value in offsets.items()}
 
 
 async def partitions_of(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, list[int]]:
-    """Partition numbers of topics, asked now; unknown topics are left out.
+    """Return the partition numbers of topics, asked now; unknown topics are left out.
 
     Raises:
-        KafkaError: a topic can't be seen for another reason than that it does not exist.
+        KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     wanted = list(topics)
-    found = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
-    return {name: sorted(info.partitions) for name, info in there(found).items()}
+    infos = await cluster.describe_topics(wanted, timeout_ms) if wanted else {}
+    return {name: sorted(info.partitions) for name, info in there(infos).items()}
 
 
 async def topic_names(cluster: Cluster, timeout_ms: float | None = None) -> list[str]:
-    """All topics, sorted; internal ones left out."""
-    found = await cluster.describe_topics(None, timeout_ms)
-    return sorted(name for name, info in found.items() if not info.internal)
+    """Return all topics, sorted; internal ones left out."""
+    infos = await cluster.describe_topics(None, timeout_ms)
+    return sorted(name for name, info in infos.items() if not info.internal)

@@ -28,13 +28,13 @@ class ConnectionSettings(TypedDict, total=False):
     """The first wait before a failed request is tried again. Default: 100 ms (at least 0 ms)."""
 
     retry_backoff_max_ms: int
-    """The longest such wait; waits double until then. Default: 1000 ms (at least 0 ms)."""
+    """The longest wait before a retry; waits double until then. Default: 1000 ms (at least 0 ms)."""
 
     reconnect_backoff_ms: int
     """The first wait before a broker is connected again. Default: 50 ms (at least 0 ms)."""
 
     reconnect_backoff_max_ms: int
-    """The longest such wait; waits grow by a quarter. Default: 1000 ms (at least 0 ms)."""
+    """The longest wait before a reconnection; waits grow by a quarter. Default: 1000 ms (at least 0 ms)."""
 
     socket_connection_setup_timeout_ms: int
     """Bounds name look-up, connect and handshakes. Default: 10000 ms (at least 1 ms)."""
@@ -43,7 +43,7 @@ class ConnectionSettings(TypedDict, total=False):
     """Closes connections before a broker or a firewall does. Default: 540000 ms (at least 1000 ms)."""
 
     metadata_max_age_ms: int
-    """How soon new topics, partitions and leaders are seen at the latest. Default: 300000 ms (at least 1 ms)."""
+    """The longest time until new topics, partitions and leaders are noticed. Default: 300000 ms (at least 1 ms)."""
 
     receive_buffer_bytes: int
     """The socket's receive buffer; -1 leaves it to the system. Default: -1 bytes (at least -1 bytes)."""
@@ -52,21 +52,21 @@ class ConnectionSettings(TypedDict, total=False):
     """The socket's send buffer; -1 leaves it to the system. Default: -1 bytes (at least -1 bytes)."""
 
     response_max_bytes: int
-    """A longer answer is taken for garbage and the connection closed. Default: 268435456 bytes (at least 1024
+    """A longer response counts as corrupt, and the connection is closed. Default: 268435456 bytes (at least 1024
     bytes)."""
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
     """Encryption and authentication. Default: 'PLAINTEXT' (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)."""
 
     coordinators_security_protocol: Literal["", "PLAINTEXT"]
-    """PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached in plain whatever its brokers want;
-    no login is sent there. Default: '' (PLAINTEXT)."""
+    """PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached without TLS and login, whatever its
+    brokers require. Default: '' (PLAINTEXT)."""
 
     ssl_ca_location: str | None
     """File of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's. Default: None."""
 
     ssl_truststore_password: str | None
-    """Of a JKS (None: not checked for changes) or PKCS12 trust store. Default: None."""
+    """Password of a JKS (None: no check for changes) or PKCS12 trust store. Default: None."""
 
     ssl_truststore_type: str | None
     """A setting of Java's clients; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
@@ -75,7 +75,7 @@ class ConnectionSettings(TypedDict, total=False):
     """File of the client's certificate, for mutual TLS: PEM, or a JKS or PKCS12 key store. Default: None."""
 
     ssl_keystore_password: str | None
-    """Of a JKS or PKCS12 key store. Default: None."""
+    """Password of a JKS or PKCS12 key store. Default: None."""
 
     ssl_keystore_type: str | None
     """A setting of Java's clients; a file's own first bytes tell what it is. Default: None (PEM, JKS, PKCS12)."""
@@ -125,8 +125,8 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """The group this consumer is a member of; None: no group, no commits. Default: None."""
 
     group_protocol: Literal["classic", "consumer", "push"]
-    """Classic: members assign; consumer: the coordinator does (KIP-848); push: it asks, members answer (kohort's
-    brokers only). Default: 'classic' (classic, consumer, push)."""
+    """Classic: members assign; consumer: the coordinator assigns (KIP-848); push: the coordinator sends the requests
+    (kohort's brokers only). Default: 'classic' (classic, consumer, push)."""
 
     group_instance_id: str | None
     """A name that outlives restarts, so that a quick restart moves no partition (static membership). Default: None."""
@@ -139,10 +139,10 @@ class ConsumerSettings(ConnectionSettings, total=False):
     members list. Default: 'range,cooperative-sticky'."""
 
     session_timeout_ms: int
-    """A member silent this long is evicted of the group. Default: 45000 ms (at least 1 ms)."""
+    """A member without a heartbeat for this long is evicted from the group. Default: 45000 ms (at least 1 ms)."""
 
     heartbeat_interval_ms: int
-    """How often the member is heard of and hears of changes. Default: 3000 ms (at least 1 ms)."""
+    """The interval of heartbeats, by which the member also learns of rebalances. Default: 3000 ms (at least 1 ms)."""
 
     max_poll_interval_ms: int
     """A consumer that does not poll for this long gives its partitions up. Default: 300000 ms (at least 1 ms)."""
@@ -166,24 +166,24 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """Commit what poll returned before, in the background and at close. Default: True."""
 
     auto_commit_interval_ms: int
-    """How often, at most. Default: 5000 ms (at least 1 ms)."""
+    """The shortest time between automatic commits. Default: 5000 ms (at least 1 ms)."""
 
     auto_offset_reset: str
     """Where to start without a committed offset: earliest, latest, none (an error), by_duration:PT1H. Default:
     'latest'."""
 
     fetch_min_bytes: int
-    """A broker waits until it has this much to answer with. Default: 1 bytes (at least 0 bytes)."""
+    """A broker responds to a fetch when it has this much. Default: 1 bytes (at least 0 bytes)."""
 
     fetch_max_wait_ms: int
-    """But at most this long. Default: 500 ms (at least 0 ms)."""
+    """A broker responds to a fetch after at most this long. Default: 500 ms (at least 0 ms)."""
 
     fetch_max_bytes: int
     """Bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns. Default:
     16777216 bytes (at least 1 bytes)."""
 
     max_partition_fetch_bytes: int
-    """Bounds one partition's share of it. Default: 1048576 bytes (at least 1 bytes)."""
+    """Bounds one partition's share of a fetch response. Default: 1048576 bytes (at least 1 bytes)."""
 
     isolation_level: Literal["read_uncommitted", "read_committed"]
     """Read_committed leaves out records of transactions that are open or aborted. Default: 'read_uncommitted'
@@ -198,7 +198,7 @@ class ConsumerSettings(ConnectionSettings, total=False):
     """Finds damage between the producer and here. Default: True."""
 
     allow_auto_create_topics: bool
-    """Whether asking for an unknown topic may make it. Default: True."""
+    """Whether a metadata request for an unknown topic may create it. Default: True."""
 
     exclude_internal_topics: bool
     """Patterns do not match Kafka's own topics. Default: True."""
@@ -217,8 +217,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """A producer's settings."""
 
     acks: Literal["all", "-1", "0", "1", -1, 0, 1]
-    """Who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0). Default: 'all' (all,
-    -1, 0, 1)."""
+    """The replicas that must have a batch before it is acknowledged: all in sync, the leader (1), or none (0). Default:
+    'all' (all, -1, 0, 1)."""
 
     enable_idempotence: bool
     """Retries write nothing twice and nothing out of order; needs acks=all. Default: True."""
@@ -236,11 +236,11 @@ class ProducerSettings(ConnectionSettings, total=False):
     """The codec's own level; None: its default. Default: None."""
 
     batch_size: int
-    """A batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer
-    nothing, and two fit in a request. Default: 491520 bytes (from 128 to 2147483647 bytes)."""
+    """A batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer nothing,
+    and two fit in a request. Default: 491520 bytes (from 128 to 2147483647 bytes)."""
 
     linger_ms: int
-    """Or when it is this old. Default: 5 ms (at least 0 ms)."""
+    """A batch is sent at the latest when it is this old. Default: 5 ms (at least 0 ms)."""
 
     buffer_memory: int
     """Bounds what waits to be sent; then send() blocks. Default: 33554432 bytes (at least 1024 bytes)."""
@@ -255,8 +255,8 @@ class ProducerSettings(ConnectionSettings, total=False):
     """Requests on one connection that are not answered yet. Default: 5 (at least 1)."""
 
     connections_per_broker: int
-    """Partitions are spread over so many connections; a broker takes the requests of one connection one by one.
-    Default: 2 (from 1 to 16)."""
+    """Partitions are spread over this many connections; a broker handles requests of a connection one by one. Default:
+    2 (from 1 to 16)."""
 
     delivery_timeout_ms: int
     """A record is delivered within this time of send(), or fails. Default: 120000 ms (at least 1 ms)."""

@@ -1,4 +1,4 @@
-"""The client's settings: Kafka's names, with `_` for `.` as keyword arguments."""
+"""Settings of the client: Kafka's names, with `_` for `.` as keyword arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = TypeVar("C", bound="ConnectionConfig")
 
 
 def check_offset_reset(value: str) -> None:
-    """Raises ValueError unless `value` is a reset policy."""
+    """Raise ValueError unless `value` is a reset policy."""
     if value in ("earliest", "latest", "none"):
         return
     if value.startswith("by_duration:"):
@@ -27,10 +27,10 @@ def check_offset_reset(value: str) -> None:
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`).
+    """Convert an ISO 8601 duration of days, hours, minutes and seconds (`P1DT2H`, `PT90S`) to milliseconds.
 
     Raises:
-        ValueError: not such a duration.
+        ValueError: The text is not such a duration.
     """
     match = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", text)
     if match is None or not any(match.groups()):
@@ -41,7 +41,7 @@ def duration_ms(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
-    """What consumer, producer, admin and group member have in common: reaching the cluster."""
+    """Settings for connections, common to consumer, producer, admin and group member."""
 
     bootstrap_servers: tuple[str, ...] = knob(
         "bootstrap.servers",
@@ -67,13 +67,17 @@ class ConnectionConfig:
         "retry.backoff.ms", 100, low=0, unit="ms", why="the first wait before a failed request is tried again"
     )
     retry_backoff_max_ms: int = knob(
-        "retry.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait; waits double until then"
+        "retry.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest wait before a retry; waits double until then"
     )
     reconnect_backoff_ms: int = knob(
         "reconnect.backoff.ms", 50, low=0, unit="ms", why="the first wait before a broker is connected again"
     )
     reconnect_backoff_max_ms: int = knob(
-        "reconnect.backoff.max.ms", 1_000, low=0, unit="ms", why="the longest such wait; waits grow by a quarter"
+        "reconnect.backoff.max.ms",
+        1_000,
+        low=0,
+        unit="ms",
+        why="the longest wait before a reconnection; waits grow by a quarter",
     )
     socket_connection_setup_timeout_ms: int = knob(
         "socket.connection.setup.timeout.ms",
@@ -94,7 +98,7 @@ class ConnectionConfig:
         300_000,
         low=1,
         unit="ms",
-        why="how soon new topics, partitions and leaders are seen at the latest",
+        why="the longest time until new topics, partitions and leaders are noticed",
     )
     receive_buffer_bytes: int = knob(
         "receive.buffer.bytes", -1, low=-1, unit="bytes", why="the socket's receive buffer; -1 leaves it to the system"
@@ -107,7 +111,7 @@ class ConnectionConfig:
         256 * 1024 * 1024,
         low=1024,
         unit="bytes",
-        why="a longer answer is taken for garbage and the connection closed",
+        why="a longer response counts as corrupt, and the connection is closed",
     )
     security_protocol: str = knob(
         "security.protocol",
@@ -119,8 +123,8 @@ class ConnectionConfig:
         "coordinators.security.protocol",
         "",
         choices=("", "PLAINTEXT"),
-        why="PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached in plain whatever its brokers "
-        "want; no login is sent there",
+        why="PLAINTEXT: bootstrap.servers are coordinators over a Kafka cluster, reached without TLS and login, "
+        "whatever its brokers require",
     )
     ssl_ca_location: str | None = knob(
         "ssl.ca.location",
@@ -130,7 +134,7 @@ class ConnectionConfig:
         why="file of the authorities trusted: PEM, or a JKS or PKCS12 trust store; None: the system's",
     )
     ssl_truststore_password: str | None = knob(
-        "ssl.truststore.password", None, why="of a JKS (None: not checked for changes) or PKCS12 trust store"
+        "ssl.truststore.password", None, why="password of a JKS (None: no check for changes) or PKCS12 trust store"
     )
     ssl_truststore_type: str | None = knob(
         "ssl.truststore.type",
@@ -145,7 +149,7 @@ class ConnectionConfig:
         elsewhere=("ssl_certfile",),
         why="file of the client's certificate, for mutual TLS: PEM, or a JKS or PKCS12 key store",
     )
-    ssl_keystore_password: str | None = knob("ssl.keystore.password", None, why="of a JKS or PKCS12 key store")
+    ssl_keystore_password: str | None = knob("ssl.keystore.password", None, why="password of a JKS or PKCS12 key store")
     ssl_keystore_type: str | None = knob(
         "ssl.keystore.type",
         None,
@@ -224,7 +228,7 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConsumerConfig(ConnectionConfig):
-    """A consumer's settings."""
+    """Settings of a consumer."""
 
     group_id: str | None = knob(
         "group.id", None, why="the group this consumer is a member of; None: no group, no commits"
@@ -233,8 +237,8 @@ class ConsumerConfig(ConnectionConfig):
         "group.protocol",
         "classic",
         choices=("classic", "consumer", "push"),
-        why="classic: members assign; consumer: the coordinator does (KIP-848); push: it asks, members answer "
-        "(kohort's brokers only)",
+        why="classic: members assign; consumer: the coordinator assigns (KIP-848); push: the coordinator "
+        "sends the requests (kohort's brokers only)",
     )
     group_instance_id: str | None = knob(
         "group.instance.id",
@@ -251,10 +255,18 @@ class ConsumerConfig(ConnectionConfig):
         "all members list",
     )
     session_timeout_ms: int = knob(
-        "session.timeout.ms", 45_000, low=1, unit="ms", why="a member silent this long is evicted of the group"
+        "session.timeout.ms",
+        45_000,
+        low=1,
+        unit="ms",
+        why="a member without a heartbeat for this long is evicted from the group",
     )
     heartbeat_interval_ms: int = knob(
-        "heartbeat.interval.ms", 3_000, low=1, unit="ms", why="how often the member is heard of and hears of changes"
+        "heartbeat.interval.ms",
+        3_000,
+        low=1,
+        unit="ms",
+        why="the interval of heartbeats, by which the member also learns of rebalances",
     )
     max_poll_interval_ms: int = knob(
         "max.poll.interval.ms",
@@ -289,7 +301,9 @@ class ConsumerConfig(ConnectionConfig):
     enable_auto_commit: bool = knob(
         "enable.auto.commit", True, why="commit what poll returned before, in the background and at close"
     )
-    auto_commit_interval_ms: int = knob("auto.commit.interval.ms", 5_000, low=1, unit="ms", why="how often, at most")
+    auto_commit_interval_ms: int = knob(
+        "auto.commit.interval.ms", 5_000, low=1, unit="ms", why="the shortest time between automatic commits"
+    )
     auto_offset_reset: str = knob(
         "auto.offset.reset",
         "latest",
@@ -297,9 +311,11 @@ class ConsumerConfig(ConnectionConfig):
         check=check_offset_reset,
     )
     fetch_min_bytes: int = knob(
-        "fetch.min.bytes", 1, low=0, unit="bytes", why="a broker waits until it has this much to answer with"
+        "fetch.min.bytes", 1, low=0, unit="bytes", why="a broker responds to a fetch when it has this much"
     )
-    fetch_max_wait_ms: int = knob("fetch.max.wait.ms", 500, low=0, unit="ms", why="but at most this long")
+    fetch_max_wait_ms: int = knob(
+        "fetch.max.wait.ms", 500, low=0, unit="ms", why="a broker responds to a fetch after at most this long"
+    )
     fetch_max_bytes: int = knob(
         "fetch.max.bytes",
         16 * 1024 * 1024,
@@ -308,7 +324,11 @@ class ConsumerConfig(ConnectionConfig):
         why="bounds one answer to a fetch; of each broker about four are in memory at once, as bytes or as columns",
     )
     max_partition_fetch_bytes: int = knob(
-        "max.partition.fetch.bytes", 1024 * 1024, low=1, unit="bytes", why="bounds one partition's share of it"
+        "max.partition.fetch.bytes",
+        1024 * 1024,
+        low=1,
+        unit="bytes",
+        why="bounds one partition's share of a fetch response",
     )
     isolation_level: str = knob(
         "isolation.level",
@@ -321,7 +341,7 @@ class ConsumerConfig(ConnectionConfig):
     )
     check_crcs: bool = knob("check.crcs", True, why="finds damage between the producer and here")
     allow_auto_create_topics: bool = knob(
-        "allow.auto.create.topics", True, why="whether asking for an unknown topic may make it"
+        "allow.auto.create.topics", True, why="whether a metadata request for an unknown topic may create it"
     )
     exclude_internal_topics: bool = knob(
         "exclude.internal.topics", True, why="patterns do not match Kafka's own topics"
@@ -342,14 +362,14 @@ class ConsumerConfig(ConnectionConfig):
 
 
 Servers: TypeAlias = str | Sequence[str] | None
-"""Where a client begins: HOST:PORT, several with commas between or as a list; None: 127.0.0.1:9092."""
+"""Bootstrap servers: HOST:PORT, several with commas between or as a list; None: 127.0.0.1:9092."""
 
 
 def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[str, Any]) -> C:
-    """A configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
+    """Make a configuration from keyword arguments (`fetch_max_bytes=…`) or Kafka's names (`{"fetch.max.bytes": …}`).
 
     Raises:
-        InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
+        InvalidInputError: An unknown setting (naming the nearest), or an invalid value.
     """
     given = dict(settings)
     if isinstance(bootstrap_servers, Mapping):
@@ -364,7 +384,7 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
 
 
 def _by_name(cls: type, given: Mapping[str, Any]) -> str:
-    """What was given in a dict, as arguments."""
+    """Format a dict of settings as keyword arguments, for an error."""
     known = config_settings(cls)
     words = []
     for key, value in given.items():

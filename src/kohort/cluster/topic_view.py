@@ -17,7 +17,7 @@ from uuid import UUID
 from kohort.broker.endpoints import Endpoint, Leader
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
 from kohort.groups.effects import LookForTopics
 from kohort.groups.events import Topic, TopicImage, TopicsChanged, TopicsDeleted
@@ -529,7 +529,9 @@ class KafkaTopics:
         topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         cluster: Cluster = self._client.cluster
-        return await cluster.send(Between(request, lowest=IDS_SINCE), Node(node), timeout_ms=ANSWER_MS, lane="topics")
+        return await cluster.send(
+            Between(request, lowest=IDS_SINCE), BrokerById(node), timeout_ms=ANSWER_MS, lane="topics"
+        )
 
     def _refresh_brokers(self) -> None:
         """Have the client know the brokers that were named."""

@@ -1,1 +1,1 @@
-"""Administration: topics, configurations, groups and their offsets, with an outcome for each thing asked."""
+"""Administration: topics, configurations, groups and their offsets, with one outcome per resource."""

@@ -1,6 +1,6 @@
-"""`Admin`: topics, configurations, groups and their offsets, records, rights and the cluster, as plain blocking calls.
+"""`Admin`: topics, configurations, groups and their offsets, records, access rules and the cluster, as blocking calls.
 
-Each method is a coroutine function of the module named beside it; what the calls take and give is in `values`.
+Each method is a coroutine function of the named module; `values` has the types of arguments and results.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ T = TypeVar("T")
 @checked
 @documented(ConnectionConfig)
 class Admin:
-    """Administers a cluster.
+    """A client for administering a cluster.
 
         with Admin("127.0.0.1:9092") as admin:
             admin.create_topics([NewTopic("flights", 6)]).all()
 
-    Every call takes `timeout_ms`; None is `default_api_timeout_ms`. Calls about several things return `Results`: one
-    outcome for each, so one failure hides no other.
+    Every call takes `timeout_ms`; None is `default_api_timeout_ms`. Calls for several resources return `Results`, with
+    one outcome per resource, so that one failure hides no other.
 
     Args:
         bootstrap_servers: HOST:PORT, several with commas between, or a list of them.
         settings: Kafka's client properties as keywords, with _ for the dots.
 
     Raises:
-        InvalidInputError: an unknown setting, or a value that can't be.
+        InvalidInputError: An unknown setting, or an invalid value.
     """
 
     @checked_call
@@ -87,7 +87,7 @@ class Admin:
     fence_producers = blocking(transactions.fence_producers)
     abort_transaction = blocking(transactions.abort_transaction)
 
-    # Who may do what, and how much.
+    # Access rules, credentials and quotas.
 
     describe_acls = blocking(security.describe_acls)
     create_acls = blocking(security.create_acls)
@@ -97,10 +97,10 @@ class Admin:
     describe_client_quotas = blocking(security.describe_client_quotas)
     alter_client_quotas = blocking(security.alter_client_quotas)
 
-    # Life.
+    # Close.
 
     def close(self) -> None:
-        """Closes the connections; may be called again."""
+        """Close the connections; may be called again."""
         self._client.close()
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 @checked
 @documented(ConnectionConfig)
 class AsyncAdmin:
-    """Administers a cluster from the running event loop. Calls and settings as `Admin`'s.
+    """A client for administering a cluster on the running event loop, with the calls and settings of `Admin`.
 
     async with AsyncAdmin("127.0.0.1:9092") as admin:
         (await admin.create_topics([NewTopic("flights", 6)])).all()
@@ -28,7 +28,7 @@ class AsyncAdmin:
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
-        """Must be called on a running loop; connects with the first call."""
+        """Make a client on the running loop; it connects with the first call."""
         self._client = AsyncClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster
 
@@ -75,7 +75,7 @@ class AsyncAdmin:
     fence_producers = awaiting(transactions.fence_producers)
     abort_transaction = awaiting(transactions.abort_transaction)
 
-    # Who may do what, and how much.
+    # Access rules, credentials and quotas.
 
     describe_acls = awaiting(security.describe_acls)
     create_acls = awaiting(security.create_acls)
@@ -85,10 +85,10 @@ class AsyncAdmin:
     describe_client_quotas = awaiting(security.describe_client_quotas)
     alter_client_quotas = awaiting(security.alter_client_quotas)
 
-    # Life.
+    # Close.
 
     async def close(self) -> None:
-        """Closes the connections; may be called again."""
+        """Close the connections; may be called again."""
         await self._client.close()
 
     async def __aenter__(self) -> Self:

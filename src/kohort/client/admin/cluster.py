@@ -13,7 +13,7 @@ from kohort.client.admin.values import (
     ReplicaOnDisk,
     Results,
 )
-from kohort.client.net.cluster import ANY, CONTROLLER, Between, Cluster, Node
+from kohort.client.net.cluster import ANY, CONTROLLER, Between, BrokerById, Cluster
 from kohort.client.net.negotiation import SOFTWARE_NAME, SOFTWARE_VERSION
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
@@ -21,12 +21,12 @@ from kohort.wire.cluster_admin import DescribeLogDirsRequest, DescribeLogDirsRes
 from kohort.wire.discovery import ApiVersionsRequest, DescribeClusterRequest
 
 _FEATURES_SINCE = 3
-"""ApiVersions from here on tells features."""
+"""The first version of ApiVersions with features."""
 _UPGRADE, _SAFE_DOWNGRADE = 1, 2
 
 
 async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None) -> ClusterDescription:
-    """The cluster's id, brokers and controller."""
+    """Describe the cluster: its id, brokers and controller."""
 
     async def attempt() -> ClusterDescription:
         answer = await cluster.send(DescribeClusterRequest(), ANY)
@@ -41,15 +41,15 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None)
 
 
 async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
-    """The levels at which features are in force in the cluster, and those that a broker supports (KIP-584)."""
+    """Describe the finalized levels of features, and the levels that a broker supports (KIP-584)."""
     request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
 
     async def attempt() -> dict[str, FeatureDescription]:
         answer = await cluster.send(Between(request, lowest=_FEATURES_SINCE), ANY)
         if answer.error_code:
             raise error_for(answer.error_code, "describe features")
-        levels = {each.name: each.max_version_level for each in answer.finalized_features}
-        ranges = {each.name: (each.min_version, each.max_version) for each in answer.supported_features}
+        levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+        ranges = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
         return {
             name: FeatureDescription(levels.get(name, 0), *ranges.get(name, (0, 0)))
             for name in sorted({*levels, *ranges})
@@ -66,7 +66,7 @@ async def update_features(
     validate_only: bool = False,
     timeout_ms: float | None = None,
 ) -> Results[str, None]:
-    """Sets the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
+    """Set the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
     request = UpdateFeaturesRequest(
         timeout_ms=broker_time(cluster, timeout_ms),
         feature_updates=[
@@ -98,7 +98,7 @@ async def update_features(
 async def describe_log_dirs(
     cluster: Cluster, brokers: Iterable[int] | None = None, *, timeout_ms: float | None = None
 ) -> Results[int, dict[str, LogDir]]:
-    """The log directories of brokers by path, with the sizes of what they hold; None: of every broker."""
+    """Describe the log directories of brokers by path, with the sizes of their replicas; None: of every broker."""
     done: dict[int, dict[str, LogDir] | KafkaError] = {}
 
     async def attempt() -> None:
@@ -111,7 +111,7 @@ async def describe_log_dirs(
                 done[node] = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
                 continue
             try:
-                done[node] = _log_dirs(await cluster.send(DescribeLogDirsRequest(topics=None), Node(node)))
+                done[node] = _log_dirs(await cluster.send(DescribeLogDirsRequest(topics=None), BrokerById(node)))
             except RetriableError as error:
                 failed = error
             except KafkaError as error:
@@ -127,17 +127,17 @@ def _log_dirs(answer: DescribeLogDirsResponse) -> dict[str, LogDir] | KafkaError
     if answer.error_code:
         return error_for(answer.error_code, "describe log dirs")
     return {
-        found.log_dir: LogDir(
-            None if not found.error_code else str(error_for(found.error_code)),
-            found.total_bytes,
-            found.usable_bytes,
+        log_dir.log_dir: LogDir(
+            None if not log_dir.error_code else str(error_for(log_dir.error_code)),
+            log_dir.total_bytes,
+            log_dir.usable_bytes,
             {
                 TopicPartition(topic.name, part.partition_index): ReplicaOnDisk(
                     part.partition_size, part.offset_lag, part.is_future_key
                 )
-                for topic in found.topics
+                for topic in log_dir.topics
                 for part in topic.partitions
             },
         )
-        for found in answer.results
+        for log_dir in answer.results
     }

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
-from kohort.client.net.cluster import ANY, Cluster, Node, Target
+from kohort.client.net.cluster import ANY, BrokerById, Cluster, Target
 from kohort.errors import KafkaError, error_for
 from kohort.wire.discovery import (
     DescribeConfigsRequest,
@@ -27,7 +27,7 @@ _SOURCE_DEFAULT = 5
 async def describe_configs(
     cluster: Cluster, resources: Iterable[ConfigResource], *, timeout_ms: float | None = None
 ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-    """The properties of topics, brokers and groups, by name."""
+    """Describe the properties of topics, brokers and groups, by name."""
 
     async def ask(
         target: Target, wanted: list[ConfigResource]
@@ -53,7 +53,7 @@ async def incremental_alter_configs(
     validate_only: bool = False,
     timeout_ms: float | None = None,
 ) -> Results[ConfigResource, None]:
-    """Sets the properties given, and those given as None back to their default; leaves the others."""
+    """Set the given properties, and reset those given as None to their default; the others stay."""
 
     def entries(resource: ConfigResource) -> list[IncrementalAlterConfigsRequest.AlterConfigsResource.AlterableConfig]:
         return [
@@ -86,7 +86,7 @@ async def _at_places(
     what: str,
     timeout_ms: float | None,
 ) -> Results[ConfigResource, V]:
-    """A broker's own configuration is asked of that broker, everything else of any."""
+    """Send a request for a broker's own configuration to that broker, and everything else to any."""
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def attempt() -> None:
@@ -95,8 +95,8 @@ async def _at_places(
             if resource in done:
                 continue
             own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
-            places.setdefault(Node(int(resource.name)) if own else ANY, []).append(resource)
-        if any(isinstance(place, Node) for place in places) and not cluster.metadata.brokers:
+            places.setdefault(BrokerById(int(resource.name)) if own else ANY, []).append(resource)
+        if any(isinstance(place, BrokerById) for place in places) and not cluster.metadata.brokers:
             await cluster.refresh_metadata(timeout_ms)
         again: KafkaError | None = None
         for place, wanted in places.items():

@@ -1,26 +1,26 @@
-"""How kohort's coordinators over a Kafka cluster are, as each says of itself. Coroutines over a `Cluster`."""
+"""State of kohort's coordinators over a Kafka cluster, as each reports it. Coroutines over a `Cluster`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kohort.client.net.cluster import Cluster, Node
+from kohort.client.net.cluster import BrokerById, Cluster
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordinatorsResponse
 
-ASKED_MS = 3_000
-"""One that does not answer for so long is shown as silent."""
+DESCRIBE_TIMEOUT_MS = 3_000
+"""A coordinator that does not answer within this time is shown as silent."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSeen:
-    """One coordinator.
+class CoordinatorStatus:
+    """The state of one coordinator.
 
     Attributes:
-        elected: whether it is in office, by the newest map.
-        shards: how many that map gives to it.
-        map_version: of the map that it goes by itself; -1: not known.
-        trouble: why it did not answer, empty where it did.
+        elected: Whether it is the leader by the newest placement.
+        shards: Number of shards that the placement assigns to it.
+        map_version: The version of its own placement; -1: unknown.
+        trouble: Why it did not answer, empty if it did.
     """
 
     id: int
@@ -33,13 +33,13 @@ class CoordinatorSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSeen:
-    """One shard; None and -1 are not known.
+class ShardStatus:
+    """The state of one shard; None and -1 mean unknown.
 
     Attributes:
-        coordinator: whom the newest map gives it, -1: nobody.
-        phase: as that one says: loading, serving, failed, fenced, damaged.
-        figures: its own; see `DescribeCoordinatorsResponse.Shard`.
+        coordinator: The owner by the newest placement, -1: none.
+        phase: The phase that its owner reports: loading, serving, failed, fenced, damaged.
+        figures: Its metrics, as in `DescribeCoordinatorsResponse.Shard`.
     """
 
     index: int
@@ -50,12 +50,14 @@ class ShardSeen:
     )
 
 
-async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[list[CoordinatorSeen], list[ShardSeen]]:
-    """All coordinators, and all shards.
+async def describe_coordinators(
+    cluster: Cluster, timeout_ms: float
+) -> tuple[list[CoordinatorStatus], list[ShardStatus]]:
+    """Describe all coordinators, and all shards.
 
     Raises:
-        InvalidInputError: the bootstrap addresses are brokers'.
-        KafkaError: no coordinator answers.
+        InvalidInputError: The bootstrap servers are brokers.
+        KafkaError: No coordinator answers.
     """
     nodes = await cluster.group_nodes(timeout_ms)
     if not cluster.links.apart:
@@ -65,7 +67,7 @@ async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[li
     trouble: dict[int, str] = {}
     for node in nodes:
         try:
-            answer = await cluster.send(DescribeCoordinatorsRequest(), Node(node), timeout_ms=ASKED_MS)
+            answer = await cluster.send(DescribeCoordinatorsRequest(), BrokerById(node), timeout_ms=DESCRIBE_TIMEOUT_MS)
         except KafkaError as error:
             trouble[node] = str(error)
             continue
@@ -74,25 +76,25 @@ async def describe_coordinators(cluster: Cluster, timeout_ms: float) -> tuple[li
         raise error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no coordinator answers: {'; '.join(trouble.values())}")
     newest = max(said.values(), key=_standing)
     coordinators = [
-        CoordinatorSeen(
-            each.node_id,
-            f"{each.host}:{each.port}",
-            each.rack,
-            each.node_id == newest.elected_id,
-            newest.owners.count(each.node_id),
-            said[each.node_id].map_version if each.node_id in said else -1,
-            trouble.get(each.node_id, ""),
+        CoordinatorStatus(
+            coordinator.node_id,
+            f"{coordinator.host}:{coordinator.port}",
+            coordinator.rack,
+            coordinator.node_id == newest.elected_id,
+            newest.owners.count(coordinator.node_id),
+            said[coordinator.node_id].map_version if coordinator.node_id in said else -1,
+            trouble.get(coordinator.node_id, ""),
         )
-        for each in newest.coordinators
+        for coordinator in newest.coordinators
     ]
     figures = {(node, shard.index): shard for node, answer in said.items() for shard in answer.shards}
     shards = []
     for index, owner in enumerate(newest.owners):
         found = figures.get((owner, index))
-        shards.append(ShardSeen(index, owner) if found is None else ShardSeen(index, owner, found.phase, found))
+        shards.append(ShardStatus(index, owner) if found is None else ShardStatus(index, owner, found.phase, found))
     return coordinators, shards
 
 
 def _standing(answer: DescribeCoordinatorsResponse) -> tuple[bool, int]:
-    """Whose map counts: the elected one's own, else the highest version."""
+    """Return the sort key of a placement: the elected leader's own counts, else the one with the highest version."""
     return answer.node_id == answer.elected_id, answer.map_version

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from kohort.client.admin.routing import at_coordinators, at_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
@@ -27,7 +27,7 @@ _Fetched: TypeAlias = (
 _Topic: TypeAlias = OffsetCommitResponse.OffsetCommitResponseTopic | OffsetDeleteResponse.OffsetDeleteResponseTopic
 _NAMED_TIMES = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _STABLE_SINCE = 7
-"""OffsetFetch from here on can wait for open transactions."""
+"""The first version of OffsetFetch that can wait for open transactions."""
 
 
 async def list_consumer_group_offsets(
@@ -38,7 +38,7 @@ async def list_consumer_group_offsets(
     require_stable: bool = False,
     timeout_ms: float | None = None,
 ) -> PartitionResults[OffsetAndMetadata | None]:
-    """A group's committed offsets; None: of all partitions that have one. A partition without one gives None."""
+    """List a group's committed offsets; None: of all partitions that have one. A partition without one has None."""
     if partitions is not None:
         partitions = list(partitions)
 
@@ -49,11 +49,11 @@ async def list_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Fetched] | KafkaError]:
-        answer = await cluster.send(request, Node(node))
-        told = answer.groups[0] if answer.groups else answer
-        if told.error_code:
-            return {group: error_for(told.error_code, f"group {group!r}")}
-        return {group: told.topics}
+        answer = await cluster.send(request, BrokerById(node))
+        response = answer.groups[0] if answer.groups else answer
+        if response.error_code:
+            return {group: error_for(response.error_code, f"group {group!r}")}
+        return {group: response.topics}
 
     if partitions is not None and not partitions:
         return PartitionResults({}, {})
@@ -79,7 +79,7 @@ async def alter_consumer_group_offsets(
     *,
     timeout_ms: float | None = None,
 ) -> PartitionResults[None]:
-    """Commits offsets for a group that has no members."""
+    """Commit offsets for a group that has no members."""
 
     def entry(partition: TopicPartition) -> OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition:
         given = offsets[partition]
@@ -102,7 +102,7 @@ async def alter_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), Node(node))
+        answer = await cluster.send(Between(request, highest=HIGHEST_BY_NAME), BrokerById(node))
         return {group: _moved(answer.topics) or answer.topics}
 
     topics = (await at_coordinators(cluster, [group], ask, f"set offsets of {group!r}", timeout_ms)).result(group)
@@ -112,7 +112,7 @@ async def alter_consumer_group_offsets(
 async def delete_consumer_group_offsets(
     cluster: Cluster, group: str, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> PartitionResults[None]:
-    """Deletes committed offsets of partitions whose topics no member subscribes to (KIP-496).
+    """Delete committed offsets of partitions whose topics no member subscribes to (KIP-496).
 
     A partition without a committed offset is no error. When the call fails for the whole group, every partition has
     that error.
@@ -132,7 +132,7 @@ async def delete_consumer_group_offsets(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, Sequence[_Topic] | KafkaError]:
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
             return {group: error_for(code, f"group {group!r}: {code.text}")}
@@ -151,7 +151,7 @@ async def list_offsets(
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
     timeout_ms: float | None = None,
 ) -> PartitionResults[ListedOffset]:
-    """First, end, or by-time offsets of partitions."""
+    """Look up first, end, or by-time offsets of partitions."""
     times = {partition: spec if isinstance(spec, int) else _NAMED_TIMES[spec] for partition, spec in wanted.items()}
 
     async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, ListedOffset | KafkaError]:
@@ -171,7 +171,7 @@ async def list_offsets(
                 for topic, numbers in by_topic(partitions).items()
             ],
         )
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(part.error_code, f"offsets of {topic.name}")
             if part.error_code
@@ -184,7 +184,7 @@ async def list_offsets(
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:
-    """The error that says to look for the coordinator again, when the answer has one."""
+    """Return the error after which the coordinator has to be looked up again, if the response has one."""
     moved = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     for topic in topics:
         for part in topic.partitions:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from kohort.client.admin.routing import at_coordinators, refused
 from kohort.client.admin.values import GroupDescription, GroupListing, MemberDescription, Results
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.consumer_protocol import read_assignment, read_subscription
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition
@@ -28,30 +28,30 @@ _CONSUMER = "consumer"
 _DEAD = "Dead"
 _REMOVED_BY_ADMIN = "member was removed by an administrator"
 _SEVERAL_LEAVE_SINCE = 3
-"""LeaveGroup from here on names several members, and by instance."""
+"""The first version of LeaveGroup that names several members, and static ones by instance id."""
 
 
 async def list_groups(
     cluster: Cluster, *, states: Sequence[str] = (), types: Sequence[str] = (), timeout_ms: float | None = None
 ) -> list[GroupListing]:
-    """Groups of every coordinator, sorted; only of these states and types when given (letter case is ignored)."""
+    """List groups of every coordinator, sorted; only of these states and types if given (letter case is ignored)."""
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
 
     async def attempt() -> list[GroupListing]:
-        found = {}
+        listings = {}
         for node in await cluster.group_nodes(timeout_ms):
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
             for group in answer.groups:
-                found[group.group_id] = GroupListing(
+                listings[group.group_id] = GroupListing(
                     group.group_id, group.protocol_type, group.group_state, group.group_type, node
                 )
         return [
             group
-            for _, group in sorted(found.items())
+            for _, group in sorted(listings.items())
             if (not wanted_states or group.state.lower() in wanted_states)
             and (not wanted_types or group.type.lower() in wanted_types)
         ]
@@ -62,7 +62,7 @@ async def list_groups(
 async def describe_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, GroupDescription]:
-    """State, assignor and members of groups, of either protocol."""
+    """Describe state, assignor and members of groups, of either protocol."""
 
     async def ask(node: int, names: list[str]) -> _Described:
         outcomes = await _describe_consumer(cluster, node, names)
@@ -75,9 +75,9 @@ async def describe_consumer_groups(
 
 
 async def _describe_consumer(cluster: Cluster, node: int, names: list[str]) -> _Described:
-    """The KIP-848 groups among `names`; the others are left out, all of them when the broker knows no such groups."""
+    """Describe the KIP-848 groups among `names`; leave the others out, or all if the broker lacks KIP-848."""
     try:
-        answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), Node(node))
+        answer = await cluster.send(ConsumerGroupDescribeRequest(group_ids=names), BrokerById(node))
     except KafkaError as error:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:
             return {}
@@ -130,7 +130,7 @@ def _partitions(assignment: _Member.Assignment) -> tuple[TopicPartition, ...]:
 
 
 async def _describe_classic(cluster: Cluster, node: int, names: list[str]) -> _Described:
-    answer = await cluster.send(DescribeGroupsRequest(groups=names), Node(node))
+    answer = await cluster.send(DescribeGroupsRequest(groups=names), BrokerById(node))
     outcomes: _Described = {}
     for group in answer.groups:
         code = ErrorCode.of(group.error_code)
@@ -168,16 +168,16 @@ def _classic_member(
 
 
 def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
-    """The partitions in the bytes that a classic leader assigned; None when they are not a consumer's.
+    """Decode an assignment by a classic leader; None when its bytes are not a consumer's.
 
-    No bytes at all is no partition: the member has not been assigned anything yet.
+    Empty bytes are no partitions: the member has no assignment yet.
     """
     assignment = read_assignment(data)
     return None if assignment is None else tuple(sorted(assignment.partitions))
 
 
 def subscription_of(data: bytes) -> tuple[str, ...] | None:
-    """The topics in the bytes that a classic member joined with; None when they are not a consumer's."""
+    """Decode the topics of a classic member's subscription; None when its bytes are not a consumer's."""
     said = read_subscription(data)
     return None if said is None else tuple(sorted(said.topics))
 
@@ -189,10 +189,10 @@ def _member_order(member: MemberDescription) -> tuple[str, str]:
 async def delete_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Deletes groups without members, with their offsets."""
+    """Delete groups without members, with their offsets."""
 
     async def ask(node: int, names: list[str]) -> dict[str, KafkaError | None]:
-        answer = await cluster.send(DeleteGroupsRequest(groups_names=names), Node(node))
+        answer = await cluster.send(DeleteGroupsRequest(groups_names=names), BrokerById(node))
         return {
             result.group_id: refused(result, f"group {result.group_id!r}") if result.error_code else None
             for result in answer.results
@@ -204,7 +204,7 @@ async def delete_consumer_groups(
 async def remove_members_from_consumer_group(
     cluster: Cluster, group: str, group_instance_ids: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Removes static members from a group, by instance id; None: all its members, which gives outcomes by member id."""
+    """Remove static members from a group, by instance id; None: all its members, with outcomes by member id."""
     if group_instance_ids is None:
         described = (await describe_consumer_groups(cluster, [group], timeout_ms=timeout_ms)).result(group)
         wanted: list[tuple[str, str | None]] = [(member.member_id, None) for member in described.members]
@@ -220,7 +220,7 @@ async def remove_members_from_consumer_group(
     )
 
     async def ask(node: int, _: list[str]) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
-        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), Node(node))
+        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), BrokerById(node))
         if answer.error_code:
             return {group: refused(answer, f"group {group!r}")}
         return {group: answer.members}

@@ -1,4 +1,4 @@
-"""Ways to the right broker: to the controller, to leaders, to coordinators; each asks again where they have moved."""
+"""Routing of requests to the controller, to leaders and to coordinators, retried where these have moved."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Answer(Protocol):
-    """What has an error code, and maybe words beside it."""
+class HasErrorCode(Protocol):
+    """A part of a response with an error code, and possibly a message."""
 
     error_code: int
 
 
 _BROKER_TIME_SHARE = 0.8
-"""Of the call's time, what the broker is told that it may take; the rest is for the way."""
+"""Share of the call's time that the broker may take; the rest is for the network."""
 
 
 async def at_leaders(
@@ -32,20 +32,20 @@ async def at_leaders(
     what: str,
     timeout_ms: float | None,
 ) -> dict[TopicPartition, V | KafkaError]:
-    """Asks the leader of each partition, again where leaders have moved; an outcome for every partition.
+    """Send requests to the leader of each partition, again where leaders have moved; return all outcomes.
 
     Args:
-        ask: called with a node id and its partitions; gives a value or a KafkaError for each.
+        ask: Called with a node id and its partitions; returns a value or a KafkaError for each.
     """
     done: dict[TopicPartition, V | KafkaError] = {}
 
     async def attempt() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
         wanted = [partition for partition in partitions if partition not in done]
-        found = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
+        topics = await cluster.describe_topics({partition.topic for partition in wanted}, timeout_ms)
         for partition in wanted:
             node = cluster.metadata.leader(partition)
-            topic = found.get(partition.topic)
+            topic = topics.get(partition.topic)
             if topic is not None and not topic.error and partition.partition not in topic.partitions:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 done[partition] = error_for(code, f"{partition}: the topic has {len(topic.partitions)} partitions")
@@ -77,7 +77,7 @@ async def at_controller(
     what: str,
     timeout_ms: float | None,
 ) -> Results[K, V]:
-    """Asks the controller, and the next one for those that it refused because it is none any more."""
+    """Send a request to the controller, and retry at the new controller what the old one refused."""
     done: dict[K, V | KafkaError] = {}
 
     async def attempt() -> None:
@@ -95,8 +95,8 @@ async def at_controller(
     return Results.of(done)
 
 
-def refused(result: Answer, what: str) -> KafkaError:
-    """The error of one outcome: the broker's words where it has any, which may name the thing themselves."""
+def refused(result: HasErrorCode, what: str) -> KafkaError:
+    """Make the error of one outcome: with the broker's message if it has one, which may name the resource itself."""
     code = ErrorCode.of(result.error_code)
     said: str | None = getattr(result, "error_message", None)
     name = what.partition(" ")[2].strip("'")
@@ -107,7 +107,7 @@ def refused(result: Answer, what: str) -> KafkaError:
 
 
 def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
-    """What a broker is told that it may take, in milliseconds."""
+    """Return the time limit for a broker, in milliseconds."""
     limit = cluster.config.request_timeout_ms if timeout_ms is None else timeout_ms
     return max(1, int(limit * _BROKER_TIME_SHARE))
 
@@ -120,12 +120,13 @@ async def at_coordinators(
     timeout_ms: float | None,
     kind: int = GROUP,
 ) -> Results[str, V]:
-    """Asks the coordinator of each group, or transactional id, again where coordinators have moved.
-
-    Gives an outcome for each.
+    """Send requests to the coordinator of each group or transactional id, again where coordinators have moved.
 
     Args:
-        ask: called with a node id and its groups; gives a value or a KafkaError for each.
+        ask: Called with a node id and its groups; returns a value or a KafkaError for each.
+
+    Returns:
+        An outcome for each key.
     """
     done: dict[str, V | KafkaError] = {}
 

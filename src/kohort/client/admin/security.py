@@ -1,4 +1,4 @@
-"""Access rules, as coroutines over a `Cluster`."""
+"""Access rules, SCRAM credentials and quotas, as coroutines over a `Cluster`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _EXACT, _DEFAULT, _ANY_NAME = 0, 1, 2
 async def describe_user_scram_credentials(
     cluster: Cluster, users: Iterable[str] | None = None, *, timeout_ms: float | None = None
 ) -> Results[str, dict[ScramMechanism, int]]:
-    """The SCRAM mechanisms that users have credentials for, with their iterations; None: of every user."""
+    """Describe the SCRAM mechanisms that users have credentials for, with their iterations; None: of every user."""
     kind = DescribeUserScramCredentialsRequest
     named = None if users is None else [kind.UserName(name=name) for name in users]
 
@@ -77,9 +77,9 @@ async def alter_user_scram_credentials(
     *,
     timeout_ms: float | None = None,
 ) -> Results[str, None]:
-    """Sets and deletes SCRAM credentials; outcomes by user. Passwords are salted here and do not cross the wire.
+    """Set and delete SCRAM credentials, with outcomes by user. Passwords are salted here and are never sent.
 
-    Kafka takes one change for a user in a call.
+    Kafka accepts one change per user in a call.
 
     Args:
         upsertions: User, password, mechanism and iterations.
@@ -93,7 +93,7 @@ async def alter_user_scram_credentials(
         ],
         upsertions=[_upsertion(credential) for credential in upserted],
     )
-    users = list(dict.fromkeys([*(each.user for each in upserted), *(user for user, _ in deleted)]))
+    users = list(dict.fromkeys([*(credential.user for credential in upserted), *(user for user, _ in deleted)]))
 
     async def ask(_: Sequence[str]) -> dict[str, KafkaError | None]:
         answer = await cluster.send(request, CONTROLLER)
@@ -123,12 +123,11 @@ async def describe_client_quotas(
     strict: bool = False,
     timeout_ms: float | None = None,
 ) -> dict[QuotaEntity, dict[str, float]]:
-    """Quotas by what they apply to.
+    """Describe quotas by their entities.
 
     Args:
-        matching: Kinds (`user`, `client-id`, `ip`) with the name wanted, "*" for any name, None for the default's;
-            None: all.
-        strict: Leave out those that apply to further kinds too.
+        matching: Kinds (`user`, `client-id`, `ip`) with a name, "*" for any name, or None for the default; None: all.
+        strict: Leave out entities that have further kinds.
     """
     components = [_component(kind, name) for kind, name in (matching or {}).items()]
     request = DescribeClientQuotasRequest(components=components, strict=strict)
@@ -155,12 +154,12 @@ async def alter_client_quotas(
     validate_only: bool = False,
     timeout_ms: float | None = None,
 ) -> Results[QuotaEntity, None]:
-    """Sets quotas, and removes those given as None.
+    """Set quotas, and remove those given as None.
 
     Args:
-        changes: For each entity, a tuple of (kind, name) pairs where the name None is the default's, values by Kafka's
-            names (`producer_byte_rate`, `consumer_byte_rate`, `request_percentage`, `controller_mutation_rate`).
-        validate_only: Only say whether that would work.
+        changes: Values by Kafka's names (`producer_byte_rate`, `consumer_byte_rate`, `request_percentage`,
+            `controller_mutation_rate`) for each entity: a tuple of (kind, name) pairs; the name None is the default.
+        validate_only: Only check whether that would succeed.
     """
     kind = AlterClientQuotasRequest
     sorted_changes = {tuple(sorted(entity)): values for entity, values in changes.items()}
@@ -168,7 +167,7 @@ async def alter_client_quotas(
     async def ask(wanted: Sequence[QuotaEntity]) -> dict[QuotaEntity, KafkaError | None]:
         entries = [
             kind.EntryData(
-                entity=[kind.EntityData(entity_type=each, entity_name=name) for each, name in entity],
+                entity=[kind.EntityData(entity_type=entity_type, entity_name=name) for entity_type, name in entity],
                 ops=[
                     kind.OpData(key=key, value=0.0 if value is None else float(value), remove=value is None)
                     for key, value in sorted_changes[entity].items()
@@ -186,7 +185,7 @@ async def alter_client_quotas(
 
 
 def _entity(entry: _Entry) -> QuotaEntity:
-    return tuple(sorted((each.entity_type, each.entity_name) for each in entry.entity))
+    return tuple(sorted((part.entity_type, part.entity_name) for part in entry.entity))
 
 
 _Deleted: TypeAlias = DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchingAcl
@@ -195,7 +194,7 @@ _Deleted: TypeAlias = DeleteAclsResponse.DeleteAclsFilterResult.DeleteAclsMatchi
 async def describe_acls(
     cluster: Cluster, matching: AclFilter | None = None, *, timeout_ms: float | None = None
 ) -> list[Acl]:
-    """The access rules that match a filter, sorted; None: all."""
+    """List the access rules that match a filter, sorted; None: all."""
     matching = matching or AclFilter()
     request = DescribeAclsRequest(
         resource_type_filter=matching.resource_type,
@@ -217,7 +216,7 @@ async def describe_acls(
 
 
 async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:
-    """Adds access rules; one that is there already is no error."""
+    """Add access rules; an existing rule is no error."""
 
     async def ask(wanted: Sequence[Acl]) -> dict[Acl, KafkaError | None]:
         creations = [
@@ -244,28 +243,29 @@ async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: floa
 async def delete_acls(
     cluster: Cluster, filters: Iterable[AclFilter], *, timeout_ms: float | None = None
 ) -> Results[AclFilter, list[Acl]]:
-    """Deletes the access rules that match filters; gives those deleted, for each filter.
+    """Delete the access rules that match filters; return the deleted ones for each filter.
 
-    A rule that could not be deleted makes its filter an error; others that match the filter may be gone.
+    A rule that could not be deleted makes its filter an error; others that match the filter may be deleted.
     """
 
     async def ask(wanted: Sequence[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
         request = DeleteAclsRequest(
             filters=[
                 DeleteAclsRequest.DeleteAclsFilter(
-                    resource_type_filter=each.resource_type,
-                    resource_name_filter=each.resource_name,
-                    pattern_type_filter=each.pattern,
-                    principal_filter=each.principal,
-                    host_filter=each.host,
-                    operation=each.operation,
-                    permission_type=each.permission,
+                    resource_type_filter=acl_filter.resource_type,
+                    resource_name_filter=acl_filter.resource_name,
+                    pattern_type_filter=acl_filter.pattern,
+                    principal_filter=acl_filter.principal,
+                    host_filter=acl_filter.host,
+                    operation=acl_filter.operation,
+                    permission_type=acl_filter.permission,
                 )
-                for each in wanted
+                for acl_filter in wanted
             ]
         )
         answer = await cluster.send(request, CONTROLLER)
-        return {each: _deleted(each, result) for each, result in zip(wanted, answer.filter_results, strict=True)}
+        results = zip(wanted, answer.filter_results, strict=True)
+        return {acl_filter: _deleted(acl_filter, result) for acl_filter, result in results}
 
     return await at_controller(cluster, list(filters), ask, "delete access rules", timeout_ms)
 

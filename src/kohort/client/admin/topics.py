@@ -11,7 +11,7 @@ from kohort.client.admin.values import (
     PartitionResults,
     Results,
 )
-from kohort.client.net.cluster import CONTROLLER, Cluster, Node
+from kohort.client.net.cluster import CONTROLLER, BrokerById, Cluster
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
@@ -25,7 +25,7 @@ from kohort.wire.discovery import (
 
 
 async def list_topics(cluster: Cluster, *, internal: bool = False, timeout_ms: float | None = None) -> list[TopicInfo]:
-    """Every topic by name; Kafka's own ones too when `internal`."""
+    """List every topic by name; Kafka's internal ones too when `internal`."""
     topics = await cluster.describe_topics(None, timeout_ms)
     return [info for _, info in sorted(topics.items()) if internal or not info.internal]
 
@@ -33,12 +33,12 @@ async def list_topics(cluster: Cluster, *, internal: bool = False, timeout_ms: f
 async def describe_topics(
     cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, TopicInfo]:
-    """Partitions, leaders and replicas of topics."""
+    """Describe partitions, leaders and replicas of topics."""
     topics = list(topics)
-    found = await cluster.describe_topics(topics, timeout_ms)
+    infos = await cluster.describe_topics(topics, timeout_ms)
     outcomes: dict[str, TopicInfo | KafkaError] = {}
     for name in topics:
-        info = found.get(name, TopicInfo(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        info = infos.get(name, TopicInfo(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         outcomes[name] = error_for(info.error, f"topic {name!r}: {info.error.topic_text}") if info.error else info
     return Results.of(outcomes)
 
@@ -46,7 +46,7 @@ async def describe_topics(
 async def create_topics(
     cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, CreatedTopic]:
-    """Creates topics; with `validate_only` it only says whether that would work."""
+    """Create topics; with `validate_only` only check whether that would succeed."""
     topics = list(topics)
 
     def build(names: Sequence[str]) -> CreateTopicsRequest:
@@ -88,7 +88,7 @@ def _creatable(topic: NewTopic) -> CreateTopicsRequest.CreatableTopic:
 async def delete_topics(
     cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Deletes topics with their records; groups' offsets for them go too."""
+    """Delete topics with their records, and groups' offsets for them."""
 
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = DeleteTopicsRequest(
@@ -108,7 +108,7 @@ async def delete_topics(
 async def create_partitions(
     cluster: Cluster, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, None]:
-    """Raises topics' partition counts to the totals given."""
+    """Raise topics' partition counts to the given totals."""
 
     async def ask(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = CreatePartitionsRequest(
@@ -131,7 +131,7 @@ async def create_partitions(
 async def delete_records(
     cluster: Cluster, before: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
 ) -> PartitionResults[int]:
-    """Deletes the records before the offsets given (-1: all there are); gives the new first offsets."""
+    """Delete the records before the given offsets (-1: all records); return the new first offsets."""
 
     async def ask(node: int, partitions: list[TopicPartition]) -> dict[TopicPartition, int | KafkaError]:
         message = DeleteRecordsRequest.DeleteRecordsTopic
@@ -148,7 +148,7 @@ async def delete_records(
             for topic, numbers in by_topic(partitions).items()
         ]
         request = DeleteRecordsRequest(topics=topics, timeout_ms=broker_time(cluster, timeout_ms))
-        answer = await cluster.send(request, Node(node), timeout_ms=timeout_ms)
+        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
         return {
             TopicPartition(topic.name, part.partition_index): error_for(part.error_code, "delete records")
             if part.error_code

@@ -13,7 +13,7 @@ from kohort.client.admin.values import (
     TransactionDescription,
     TransactionListing,
 )
-from kohort.client.net.cluster import TRANSACTION, Cluster, Node
+from kohort.client.net.cluster import TRANSACTION, BrokerById, Cluster
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.transactions import (
@@ -27,7 +27,7 @@ from kohort.wire.transactions import (
 )
 
 _FENCE_TIMEOUT_MS = 1
-"""Of the transactions of a producer that is only made to fence another one: it begins none."""
+"""Transaction timeout of a producer whose only purpose is to fence another one: it begins no transaction."""
 
 
 async def list_transactions(
@@ -39,13 +39,13 @@ async def list_transactions(
     pattern: str | None = None,
     timeout_ms: float | None = None,
 ) -> list[TransactionListing]:
-    """Transactional ids of every coordinator, sorted.
+    """List the transactional ids of every coordinator, sorted.
 
     Args:
         states: Only of these states (Ongoing, PrepareAbort …).
         producer_ids: Only of these producers.
         open_for_ms: Only those whose transaction is open for longer.
-        pattern: Only ids that this regular expression matches as a whole (Kafka 4.1 and later).
+        pattern: Only ids that this regular expression matches in full (Kafka 4.1 and later).
     """
     request = ListTransactionsRequest(
         state_filters=list(states),
@@ -55,19 +55,19 @@ async def list_transactions(
     )
 
     async def attempt() -> list[TransactionListing]:
-        found = []
+        listings = []
         for node in sorted((await cluster.refresh_metadata(timeout_ms)).brokers):
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its transactions")
             if answer.unknown_state_filters:
                 unknown = ", ".join(answer.unknown_state_filters)
                 raise error_for(ErrorCode.INVALID_REQUEST, f"no states of transactions: {unknown}")
-            found += [
-                TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node)
-                for each in answer.transaction_states
+            listings += [
+                TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node)
+                for state in answer.transaction_states
             ]
-        return sorted(found, key=lambda each: each.transactional_id)
+        return sorted(listings, key=lambda listing: listing.transactional_id)
 
     return await cluster.retrying(attempt, "list transactions", timeout_ms)
 
@@ -75,11 +75,11 @@ async def list_transactions(
 async def describe_transactions(
     cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, TransactionDescription]:
-    """State, producer and partitions of transactional ids."""
+    """Describe state, producer and partitions of transactional ids."""
 
     async def ask(node: int, names: list[str]) -> dict[str, TransactionDescription | KafkaError]:
-        answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), Node(node))
-        return {each.transactional_id: _described(each, node) for each in answer.transaction_states}
+        answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), BrokerById(node))
+        return {state.transactional_id: _described(state, node) for state in answer.transaction_states}
 
     return await at_coordinators(
         cluster, list(transactional_ids), ask, "describe transactions", timeout_ms, TRANSACTION
@@ -104,16 +104,17 @@ def _described(state: DescribeTransactionsResponse.TransactionState, node: int) 
 async def fence_producers(
     cluster: Cluster, transactional_ids: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, ProducerIdentity]:
-    """Makes the producers of transactional ids unable to go on, and undoes what they have open.
+    """Fence the producers of transactional ids, and abort their open transactions.
 
-    Gives the new identity.
+    Returns:
+        The new identities.
     """
 
     async def ask(node: int, names: list[str]) -> dict[str, ProducerIdentity | KafkaError]:
         outcomes: dict[str, ProducerIdentity | KafkaError] = {}
         for name in names:
             request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=_FENCE_TIMEOUT_MS)
-            answer = await cluster.send(request, Node(node))
+            answer = await cluster.send(request, BrokerById(node))
             outcomes[name] = (
                 refused(answer, f"transactional id {name!r}")
                 if answer.error_code
@@ -127,7 +128,7 @@ async def fence_producers(
 async def describe_producers(
     cluster: Cluster, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None
 ) -> PartitionResults[tuple[ProducerState, ...]]:
-    """The producers that wrote to partitions lately, with the first offset of what each has open there."""
+    """Describe the producers that recently wrote to partitions, with the start of each open transaction there."""
 
     async def ask(
         node: int, wanted: list[TopicPartition]
@@ -138,11 +139,11 @@ async def describe_producers(
                 for topic, numbers in by_topic(wanted).items()
             ]
         )
-        answer = await cluster.send(request, Node(node))
+        answer = await cluster.send(request, BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): refused(part, f"{topic.name}-{part.partition_index}")
             if part.error_code
-            else tuple(_producer(each) for each in part.active_producers)
+            else tuple(_producer(producer) for producer in part.active_producers)
             for topic in answer.topics
             for part in topic.partitions
         }
@@ -165,13 +166,13 @@ def _producer(state: DescribeProducersResponse.TopicResponse.PartitionResponse.P
 async def abort_transaction(
     cluster: Cluster, partition: TopicPartition, producer: ProducerState, *, timeout_ms: float | None = None
 ) -> None:
-    """Ends a transaction that hangs in one partition, its coordinator knowing nothing of it any more (KIP-664).
+    """Abort a hanging transaction in one partition, which its coordinator no longer knows (KIP-664).
 
-    The marker is written to the partition alone. Use it for what `describe_producers` shows open while
-    `describe_transactions` does not; a transaction that its coordinator knows is ended by `fence_producers`.
+    The marker is written to this partition alone. Use it for a transaction that `describe_producers` shows as open
+    while `describe_transactions` does not. `fence_producers` ends a transaction that its coordinator knows.
 
     Raises:
-        KafkaError: the partition's leader refused, the transaction being another one by now, say.
+        KafkaError: The partition's leader refused, for example because it is another transaction by now.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=producer.producer_id,
@@ -184,15 +185,15 @@ async def abort_transaction(
     )
 
     async def ask(node: int, _: list[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
-        answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), Node(node))
+        answer = await cluster.send(WriteTxnMarkersRequest(markers=[marker]), BrokerById(node))
         return {
             TopicPartition(topic.name, part.partition_index): error_for(
                 part.error_code, f"transaction of producer {producer.producer_id} in {partition}"
             )
             if part.error_code
             else None
-            for each in answer.markers
-            for topic in each.topics
+            for written in answer.markers
+            for topic in written.topics
             for part in topic.partitions
         }
 

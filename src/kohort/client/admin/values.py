@@ -1,4 +1,4 @@
-"""What the administration takes and gives back. Values only."""
+"""Arguments and results of the administration. Values only."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ V = TypeVar("V")
 
 ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
 QuotaEntity = tuple[tuple[str, str | None], ...]
-"""What a quota applies to: (kind, name) pairs, sorted; the name None is the default's. `(("user", "alice"),)`"""
+"""The entity of a quota: (kind, name) pairs, sorted; the name None is the default. `(("user", "alice"),)`"""
 
 OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
-"""Which offset of a partition: a name, or the first at or after a time in milliseconds since 1970."""
+"""The kind of an offset: a name, or the first one at or after a time in milliseconds since 1970."""
 
 
 @checked
 class Results(Generic[K, V]):
-    """What a call did, one outcome for each thing asked for: a value, or the error that befell it.
+    """Results of a call, one outcome per resource: a value, or an error.
 
     Args:
-        values: the outcomes that went well.
-        errors: the others.
+        values: The successful outcomes.
+        errors: The errors.
     """
 
     values: dict[K, V]
@@ -41,7 +41,7 @@ class Results(Generic[K, V]):
 
     @classmethod
     def of(cls, outcomes: Mapping[K, V | KafkaError]) -> Self:
-        """Tells values and errors apart."""
+        """Separate values from errors."""
         values: dict[K, V] = {}
         errors: dict[K, KafkaError] = {}
         for key, outcome in outcomes.items():
@@ -52,11 +52,11 @@ class Results(Generic[K, V]):
         return cls(values, errors)
 
     def result(self, key: K) -> V:
-        """The value for one thing.
+        """Return the value for one resource.
 
         Raises:
-            KafkaError: what befell it.
-            InvalidInputError: it was not asked for.
+            KafkaError: The resource's error.
+            InvalidInputError: The resource was not part of the call.
         """
         if key in self.errors:
             raise self.errors[key]
@@ -65,10 +65,10 @@ class Results(Generic[K, V]):
         return self.values[key]
 
     def all(self) -> dict[K, V]:
-        """Every value.
+        """Return every value.
 
         Raises:
-            KafkaError: the first error, when there is one.
+            KafkaError: The first error, if there is one.
         """
         for error in self.errors.values():
             raise error
@@ -90,11 +90,11 @@ class PartitionResults(Results[TopicPartition, V]):
     """Outcomes by partition."""
 
     def partition_result(self, partition: TopicPartition) -> V:
-        """The value for one partition.
+        """Return the value for one partition.
 
         Raises:
-            KafkaError: what befell it, or the whole call.
-            InvalidInputError: the partition was not asked for.
+            KafkaError: The error of the partition, or of the whole call.
+            InvalidInputError: The partition was not part of the call.
         """
         return self.result(partition)
 
@@ -112,7 +112,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic that was created; counts are -1 where the broker does not tell them."""
+    """A topic that was created; counts are -1 if the broker does not return them."""
 
     name: str
     topic_id: uuid.UUID
@@ -132,7 +132,7 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster's id, its brokers and which of them is the controller (-1: not told)."""
+    """The cluster's id, its brokers and its controller (-1: unknown)."""
 
     cluster_id: str
     controller_id: int
@@ -140,7 +140,7 @@ class ClusterDescription:
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to. Numbers as on the wire."""
+    """The kinds of resources with a configuration. Numbers as on the wire."""
 
     TOPIC = 2
     BROKER = 4
@@ -151,7 +151,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigResource:
-    """A thing that has a configuration, by type and name."""
+    """A resource with a configuration, by type and name."""
 
     type: ResourceType
     name: str
@@ -163,7 +163,7 @@ class ConfigEntry:
 
     Attributes:
         value: None for a secret.
-        is_default: whether no one set it for this resource.
+        is_default: Whether it is not set for this resource.
     """
 
     name: str
@@ -175,7 +175,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group in a list. `type` is Classic or Consumer; empty strings where an older broker does not tell."""
+    """A group in a list. `type` is Classic or Consumer; empty strings if an older broker does not return them."""
 
     group_id: str
     protocol_type: str = ""
@@ -189,10 +189,10 @@ class MemberDescription:
     """A member of a group.
 
     Attributes:
-        assignment: what the coordinator says it owns; None when the protocol's bytes are not a consumer's.
-        target_assignment: where a KIP-848 member is heading; None for classic members.
-        subscription: topic names; None when unknown.
-        epoch: the KIP-848 member epoch; None for classic groups.
+        assignment: The partitions that it owns by the coordinator; None when the protocol's bytes are not a consumer's.
+        target_assignment: The target assignment of a KIP-848 member; None for classic members.
+        subscription: Topic names; None when unknown.
+        epoch: The KIP-848 member epoch; None for classic groups.
     """
 
     member_id: str
@@ -212,8 +212,8 @@ class GroupDescription:
     """A group with its members.
 
     Attributes:
-        assignor: the assignor in use (classic: the protocol that the group chose).
-        epoch: the group epoch of KIP-848; None for classic groups, which do not tell their generation.
+        assignor: The assignor in use (classic: the protocol that the group chose).
+        epoch: The group epoch of KIP-848; None for classic groups, whose generation is not reported.
     """
 
     group_id: str
@@ -229,7 +229,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An offset that was searched for. Offset -1: there is no record at or after the time."""
+    """An offset that was looked up. Offset -1: there is no record at or after the time."""
 
     offset: int
     timestamp: int = -1
@@ -238,7 +238,7 @@ class ListedOffset:
 
 @dataclass(frozen=True, slots=True)
 class FeatureDescription:
-    """The level at which a feature is in force (0: it is not), and those that the broker asked supports."""
+    """The finalized level of a feature (0: not finalized), and the levels that the responding broker supports."""
 
     level: int
     lowest: int
@@ -247,7 +247,7 @@ class FeatureDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOnDisk:
-    """What a replica takes, in bytes, and how many records it is behind; a future one is being moved here."""
+    """A replica's size in bytes, and its lag in records; a future replica is being moved here."""
 
     size: int
     offset_lag: int
@@ -256,10 +256,10 @@ class ReplicaOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A broker's log directory; bytes are -1 where they are not told.
+    """A broker's log directory; bytes are -1 if the broker does not return them.
 
     Attributes:
-        error: why it can't be used; None when it can.
+        error: Why the directory can't be used; None when it can.
     """
 
     error: str | None
@@ -283,8 +283,8 @@ class TransactionDescription:
     """A transactional id.
 
     Attributes:
-        started_ms: when its open transaction began, in milliseconds since 1970; None: none is open.
-        partitions: those in the open transaction.
+        started_ms: When its open transaction began, in milliseconds since 1970; None: none is open.
+        partitions: The partitions of the open transaction.
     """
 
     transactional_id: str
@@ -307,11 +307,11 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What a partition knows of a producer.
+    """The state of a producer in a partition.
 
     Attributes:
-        last_timestamp: of its last batch, in milliseconds since 1970; -1: unknown.
-        open_since_offset: the first offset of its open transaction; None: it has none here.
+        last_timestamp: The timestamp of its last batch, in milliseconds since 1970; -1: unknown.
+        open_since_offset: The first offset of its open transaction; None: it has none here.
     """
 
     producer_id: int
@@ -323,7 +323,7 @@ class ProducerState:
 
 
 class AclResource(IntEnum):
-    """What an access rule is about. Numbers as on the wire; ANY is for filters."""
+    """The resource type of an access rule. Numbers as on the wire; ANY is for filters."""
 
     ANY = 1
     TOPIC = 2
@@ -335,7 +335,7 @@ class AclResource(IntEnum):
 
 
 class AclPattern(IntEnum):
-    """How a rule's name is meant: as it is, or as the beginning of names. ANY and MATCH are for filters."""
+    """The meaning of a rule's name: literal, or a prefix of names. ANY and MATCH are for filters."""
 
     ANY = 1
     MATCH = 2
@@ -344,7 +344,7 @@ class AclPattern(IntEnum):
 
 
 class AclPermission(IntEnum):
-    """Whether a rule allows or denies; ANY is for filters."""
+    """The permission of a rule: allow or deny; ANY is for filters."""
 
     ANY = 1
     DENY = 2
@@ -353,7 +353,7 @@ class AclPermission(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """An access rule: who (`User:alice`) may do what with which thing, from where (`*`: anywhere)."""
+    """An access rule: a principal (`User:alice`), an operation, a resource, and a host (`*`: any)."""
 
     principal: str
     operation: AclOperation
@@ -366,9 +366,9 @@ class Acl:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """Chooses access rules; what is left out is not looked at.
+    """A filter of access rules; omitted fields match everything.
 
-    The pattern MATCH finds all rules that apply to a name.
+    The pattern MATCH selects all rules that apply to a name.
     """
 
     principal: str | None = None

@@ -1,1 +1,1 @@
-"""Reading: what is fetched, what is handed out, where it stands, what is committed."""
+"""Consumer: fetching, returning records, positions, commits."""

@@ -1,4 +1,4 @@
-"""The consumer for asyncio: the same core as `Consumer`, stepped by the event loop."""
+"""The asyncio consumer: the same core as `Consumer`, stepped by the event loop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import Steering
+from kohort.client.consumer.sync_methods import SyncMethods
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
@@ -35,58 +35,61 @@ _DECODE_HERE_BYTES = 64 * 1024
 
 @checked
 @documented(ConsumerConfig)
-class AsyncConsumer(Steering):
-    """Reads topics on the running event loop. Listener methods may be coroutine functions.
+class AsyncConsumer(SyncMethods):
+    """A consumer of topics on the running event loop. Listener methods may be coroutine functions.
 
     async with AsyncConsumer("127.0.0.1:9092", group_id="etl") as consumer:
         consumer.subscribe(["flights"])
         async for record in consumer:
             ...
 
-    What `Consumer` says of a coordinator that does not answer goes for this one too.
+    A coordinator that does not answer has the same effects as in `Consumer`.
     """
 
     config: ConsumerConfig
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
-        """Must be called on a running loop; connects with the first call. Settings as `Consumer`'s."""
+        """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
         self.config = client_config(ConsumerConfig, bootstrap_servers, settings)
         self._client = AsyncClient(self.config)
         self._core = ConsumerCore(self._client.cluster, self.config)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
         self._polling = False
-        self._iterating: asyncio.Task[Any] | None = None  # whose loop has a record in hand
+        self._iterating: asyncio.Task[Any] | None = None  # the task whose loop has the current record
 
-    # What to read.
+    # Subscription and assignment.
 
     async def unsubscribe(self) -> None:
-        """Leave the group, or drop what was assigned."""
+        """Leave the group, or drop the assigned partitions."""
         await self._run(self._core.unsubscribe())
 
     async def release(self) -> bool:
-        """Give up what the group wants back, with a `HoldingListener`.
+        """Release the partitions that the group revokes, with a `HoldingListener`.
 
-        Commits first with auto commit. False: nothing is held any more, because it was lost meanwhile.
+        With auto commit, commit first.
+
+        Returns:
+            False if no partitions were held any more, because they were lost meanwhile.
         """
         return await self._run(self._core.release())
 
     # Reading.
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:
-        """Records as soon as there are any, at most `max_poll_records` (or `max_records`); empty when time is over."""
+        """Return records as soon as there are any, at most `max_poll_records` (or `max_records`); empty on timeout."""
         limit = self._limit if max_records is None else max_records
         taken = await self._run(self._core.poll(limit, self._deadline(timeout_ms)))
         return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
 
     async def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
-        """Records as one Arrow batch with the columns of Spark's Kafka source; None when time is over."""
+        """Return records as one Arrow batch with the columns of Spark's Kafka source; None on timeout."""
         return to_batch(await self._run(self._core.poll(max_records, self._deadline(timeout_ms))))
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
+        """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            for record in self._core.handing_out.give(
+            for record in self._core.record_iterator.give(
                 await self._run(self._core.poll(self._limit, self._deadline(_ITERATION_POLL_MS)))
             ):
                 self._iterating = asyncio.current_task()
@@ -98,7 +101,7 @@ class AsyncConsumer(Steering):
     committed = awaiting(sync_methods.committed)
 
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """The offset of the next record that will be returned."""
+        """Return the offset of the next record that will be returned."""
         return await self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
     offsets_for_times = awaiting(lookups.offsets_for_times)
@@ -106,7 +109,7 @@ class AsyncConsumer(Steering):
     end_offsets = awaiting(lookups.end_offsets)
     partitions_for_topic = awaiting(lookups.partitions_for_topic)
 
-    # The end.
+    # Wakeup and close.
 
     def wakeup(self) -> None:
         """Make the running poll, or the next one, raise WakeupError."""
@@ -116,15 +119,15 @@ class AsyncConsumer(Steering):
     async def close(self, *, timeout_ms: float | None = None) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
-        What was returned counts as processed: call `close` when it is. What was returned last does not count when an
-        exception, a cancellation too, leaves the `async with`: it comes again. Nor does the record that a loop has in
-        hand when another task closes the consumer, as a signal's handler does.
+        Returned records count as processed: call `close` after processing them. When an exception or a cancellation
+        leaves the `async with`, the last poll's records do not count, and are returned again. The same is true of a
+        loop's current record when another task closes the consumer, as a signal handler does.
 
         Args:
-            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
+            timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        in_hand = self._core.handing_out.giving and asyncio.current_task() is not self._iterating
+        in_hand = self._core.record_iterator.giving and asyncio.current_task() is not self._iterating
         await self._close(timeout_ms, unfinished=in_hand)
 
     async def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
@@ -143,7 +146,7 @@ class AsyncConsumer(Steering):
     ) -> None:
         await self._close(None, unfinished=error is not None)
 
-    # How the core is driven.
+    # Driving the core.
 
     def _deadline(self, timeout_ms: float | None) -> float:
         return self._client.now_ms() + (self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
@@ -159,16 +162,16 @@ class AsyncConsumer(Steering):
         finally:
             self._client.wake()
 
-    def _look(self, question: Callable[[ConsumerCore], T]) -> T:
+    def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         return question(self._core)
 
     async def _run(self, script: Script[T]) -> T:
-        """Carry out a script's effects, awaiting."""
+        """Run a script's effects, awaiting."""
         if self._polling:
             raise InvalidInputError("another task is using this consumer; only wakeup may be called meanwhile")
         self._polling = True
         try:
-            running = Running(script)
+            running = RunningScript(script)
             while True:
                 effect = self._do(lambda _: running.step())
                 if effect is None:
@@ -181,7 +184,7 @@ class AsyncConsumer(Steering):
             self._polling = False
 
     async def _effect(self, effect: Effect) -> Any:
-        if isinstance(effect, Wait):
+        if isinstance(effect, WaitUntil):
             return await self._client.wait(effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000))
         if isinstance(effect, Decode):
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:

@@ -1,4 +1,4 @@
-"""Commits in order: each starts when the one before it has its answer, whoever asked for it.
+"""Commits in order: each starts when the one before it has its response, whatever started it.
 
 Source: spec 2.5; scenario 16 (a close waits for the commit in flight).
 """
@@ -27,39 +27,39 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 
-# -- The time of a close, shared out among its steps
+# -- Time limits of the steps of a close
 
 LAST_COMMIT_MS = 5_000
-"""What the last commit of partitions that are given up may take."""
+"""Limit for the last commit of partitions that are given up."""
 GOODBYE_MS = 200
-"""What the end of fetch sessions may take."""
+"""Limit for closing the fetch sessions."""
 KEPT_TO_LEAVE = 0.25
-"""Share of a close's time that the last commit may not use: a coordinator that does not answer it may answer the
-leave."""
+"""Share of a close's time that the last commit may not use. A coordinator that does not answer the commit may still
+answer the leave."""
 
 
-class Closing:
-    """How long a step may take: its own limit, or less when a close has less left."""
+class CloseDeadline:
+    """Time limits of a close: each step's own limit, or less when the close has less left."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._until_ms = float("inf")
 
     def begin(self, timeout_ms: float | None) -> None:
-        """The close begins; None: each step may take its own time."""
+        """Begin the close; None: each step may take its own time."""
         if timeout_ms is not None:
             self._until_ms = self._runtime.now_ms + timeout_ms
 
     def leave_out(self, since_ms: float) -> None:
-        """What has passed since then was the application's time."""
+        """Extend the limit by the time since then, which the application used."""
         self._until_ms += self._runtime.now_ms - since_ms
 
     def at_most(self, limit_ms: float, keep: float = 0.0) -> float:
-        """Milliseconds for a step.
+        """Return the milliseconds for a step.
 
         Args:
-            limit_ms: its own limit.
-            keep: share of what is left that is not for it.
+            limit_ms: The step's own limit.
+            keep: The share of the remaining time that later steps need.
         """
         return max(0.0, min(limit_ms, (self._until_ms - self._runtime.now_ms) * (1 - keep)))
 
@@ -69,13 +69,13 @@ OnCommit = Callable[[dict[TopicPartition, OffsetAndMetadata], KafkaError | None]
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A commit's place behind those that began before it.
+class _QueuedCommit:
+    """A commit's place in the queue of commits.
 
     Attributes:
-        before: the one before it, None when there is none.
-        ends_ms: when its time is over.
-        over: nobody waits for it any more.
+        before: The commit before it, None when there is none.
+        ends_ms: When its time is over.
+        over: Whether its caller has given up.
     """
 
     before: Task[None] | None
@@ -84,10 +84,10 @@ class _Turn:
 
 
 class Commits:
-    """Commits of one consumer.
+    """The commits of one consumer.
 
     Attributes:
-        committed: What was committed last through here, by partition.
+        committed: The last committed offsets, by partition.
         count: Successful commits.
     """
 
@@ -111,11 +111,11 @@ class Commits:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
     ) -> None:
-        """Commit after all earlier ones.
+        """Commit after all earlier commits.
 
         Raises:
-            CommitFailedError: this consumer is no member (any more).
-            KafkaError: the coordinator refused.
+            CommitFailedError: This consumer is not a member (any more).
+            KafkaError: The coordinator refused.
         """
         await self.start(offsets, timeout_ms)
 
@@ -123,14 +123,14 @@ class Commits:
         """Begin a commit in the background, after all earlier ones."""
         ids = known_ids(self._cluster, offsets, self._partitions.ids)
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        turn = _Turn(self._tail, self._cluster.runtime.now_ms + limit_ms)
-        self._tail = self._cluster.runtime.spawn(self._one(turn, dict(offsets), ids), "commit")
+        turn = _QueuedCommit(self._tail, self._cluster.runtime.now_ms + limit_ms)
+        self._tail = self._cluster.runtime.spawn(self._commit_in_turn(turn, dict(offsets), ids), "commit")
         return self._cluster.runtime.spawn(self._in_time(turn, self._tail, limit_ms), "commit")
 
     def auto(self, positions: Callable[[], Mapping[TopicPartition, Position]]) -> None:
-        """Commit positions in the background.
+        """Commit positions in the background, if the auto commit interval is over.
 
-        When the interval is over, they have moved, and the last auto commit is done.
+        The positions must have moved, and the last auto commit must be complete.
         """
         now = self._cluster.runtime.now_ms
         if now < self._auto_due_ms or self._config.group_id is None or (self._auto is not None and not self._auto.done):
@@ -150,20 +150,22 @@ class Commits:
             self._auto.on_done(_auto_done)
 
     async def drain(self, timeout_ms: float) -> None:
-        """Wait for the commits under way."""
+        """Wait for the commits in flight."""
         if self._tail is not None:
             await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms)
 
-    async def _in_time(self, turn: _Turn, commit: Task[None], limit_ms: float) -> None:
-        """Wait for a commit, but for those before it only as long as it may take itself."""
+    async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
+        """Wait for a commit, but for those before it only within its own time limit."""
         if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
             why = self._cluster.unreachable() or "an earlier commit has no answer yet"
             raise TimedOutError(f"nothing was committed within {limit_ms:g} ms: {why}")
         await commit
 
-    async def _one(self, turn: _Turn, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]) -> None:
-        """Commit when those before it are done: one that is tried again must not undo a later one."""
+    async def _commit_in_turn(
+        self, turn: _QueuedCommit, offsets: dict[TopicPartition, OffsetAndMetadata], ids: dict[str, UUID]
+    ) -> None:
+        """Commit after the commits before it: a retried commit must not undo a later one."""
         runtime = self._cluster.runtime
         if turn.before is not None:
             await runtime.first(turn.before)
@@ -189,13 +191,13 @@ class Commits:
 
 
 def tell(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
-    """Call the application back. What it raises is logged: it must not end the client's thread."""
+    """Call the application's callback. Log its exception, which must not end the client's thread."""
     error = done.error
-    told = fault("commit", error) if isinstance(error, Exception) else None
-    if error is not None and told is None:
-        told = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
+    failure = fault("commit", error) if isinstance(error, Exception) else None
+    if error is not None and failure is None:
+        failure = RetriableError("the consumer was closed before the commit was answered: it may have been made or not")
     try:
-        callback(offsets, told)
+        callback(offsets, failure)
     except Exception:
         log.exception("a commit callback failed")
 

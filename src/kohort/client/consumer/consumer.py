@@ -1,4 +1,4 @@
-"""The consumer for threads."""
+"""The blocking consumer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, Running, Script, Wait
+from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
 from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import Steering
+from kohort.client.consumer.sync_methods import SyncMethods
 from kohort.client.lookups import Lookups
 from kohort.client.net.facades import blocking
 from kohort.client.net.thread_driver import ThreadClient, for_application
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ITERATION_POLL_MS = 60_000
 _OTHER_THREAD_S = 10.0
-"""How long a close waits for another thread to return from a call of this consumer."""
+"""Limit for a close to wait until another thread returns from a call of this consumer."""
 
 
 @checked
 @documented(ConsumerConfig)
-class Consumer(Lookups, Steering):
-    """Reads topics, as a member of a group or by itself.
+class Consumer(Lookups, SyncMethods):
+    """A consumer of topics, as a group member or with partitions assigned by hand.
 
         with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["flights"])
@@ -47,32 +47,33 @@ class Consumer(Lookups, Steering):
                     ...
                 consumer.commit()
 
-    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches go on in the background
+    One thread at a time may use it; `wakeup` may be called from any. Heartbeats and fetches continue in the background
     between polls; rebalance listeners are called inside `poll`, by the thread that polls.
 
-    When a kohort broker's coordinator has not answered for its `group.disconnect.lease.ms`, others may have this
-    consumer's partitions soon: polls then return nothing (a warning, `figures.lapses`), positions stay, and the next
-    answer makes it go on.
+    A kohort broker may soon reassign this consumer's partitions when its coordinator has not answered for
+    `group.disconnect.lease.ms`. Polls then return nothing (a warning is logged, `figures.lapses` counts it) and
+    positions stay. The next answer resumes the consumer.
 
-    While no broker can be reached, polls return nothing and connections are tried again, since one that restarts can't
-    be told from one that never was there. The log `kohort.client` is warned at once, then more and more rarely. Calls
-    that need an answer (`committed`, `position`, `commit` …) raise TimedOutError with addresses and causes when their
-    time is over.
+    While no broker can be reached, polls return nothing and the connections are retried. A broker that restarts can't
+    be told from an address that never had one. The log `kohort.client` has a warning at once, then less and less often.
+    Calls that need an answer (`committed`, `position`, `commit` …) raise TimedOutError when their time is over. Its
+    text has addresses and causes.
     """
 
     _core: ConsumerCore
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
-        """Connects with the first call.
+        """Make a consumer, which connects with the first call.
 
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`); the class's text
+            **settings: Kafka's names with `_` for `.`, or as a file has them (`**{"group.id": "g"}`). The class's
+                docstring
                 lists them.
 
         Raises:
-            InvalidInputError: an unknown setting (naming the nearest), or a value that can't be.
+            InvalidInputError: An unknown setting (naming the nearest), or an invalid value.
         """
         config = client_config(ConsumerConfig, bootstrap_servers, settings)
         super().__init__(ThreadClient(config), config)
@@ -83,46 +84,48 @@ class Consumer(Lookups, Steering):
         self._client.guard(self, _abandon, self._core)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
 
-    # What to read.
+    # Subscription and assignment.
 
     def unsubscribe(self) -> None:
-        """Leave the group, or drop what was assigned."""
+        """Leave the group, or drop the assigned partitions."""
         self._run(self._core.unsubscribe())
 
     def release(self) -> bool:
-        """Give up what the group wants back, with a `HoldingListener`.
+        """Release the partitions that the group revokes, with a `HoldingListener`.
 
-        Commits first with auto commit. False: nothing is held any more, because it was lost meanwhile.
+        With auto commit, commit first.
+
+        Returns:
+            False if no partitions were held any more, because they were lost meanwhile.
         """
         return self._run(self._core.release())
 
     # Reading.
 
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> Records:
-        """Records as soon as there are any, at most `max_poll_records` (or `max_records`); empty when time is over.
+        """Return records as soon as there are any, at most `max_poll_records` (or `max_records`); empty on timeout.
 
         Raises:
             WakeupError: `wakeup` was called.
-            KafkaError: the group can't be joined, or a partition can't be read on; what was returned before is not
-                affected.
+            KafkaError: The group can't be joined, or a partition can't be read; earlier polls are not affected.
         """
         limit = self._limit if max_records is None else max_records
         taken = self._poll(limit, timeout_ms)
         return Records(taken, self.config.key_deserializer, self.config.value_deserializer)
 
     def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
-        """Records as one Arrow batch with the columns of Spark's Kafka source; None when time is over.
+        """Return records as one Arrow batch with the columns of Spark's Kafka source; None on timeout.
 
         Args:
-            timeout_ms: How long to wait for the first record.
-            max_records: None: one fetch's worth, within `fetch_max_bytes`.
+            timeout_ms: Limit for the first record.
+            max_records: None: those of one fetch, within `fetch_max_bytes`.
         """
         return to_batch(self._poll(max_records, timeout_ms))
 
     def __iter__(self) -> Iterator[Record]:
-        """Records for ever, until the consumer is closed. The position follows the record that was yielded last."""
+        """Yield records until the consumer is closed. The position follows the record that was yielded last."""
         while not self._client.closed:
-            yield from self._core.handing_out.give(self._poll(self._limit, _ITERATION_POLL_MS))
+            yield from self._core.record_iterator.give(self._poll(self._limit, _ITERATION_POLL_MS))
 
     # Offsets.
 
@@ -130,25 +133,25 @@ class Consumer(Lookups, Steering):
     committed = blocking(sync_methods.committed)
 
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
-        """The offset of the next record that will be returned."""
+        """Return the offset of the next record that will be returned."""
         return self._run(self._core.position(partition, self._deadline(timeout_ms)))
 
     def seek_to_times(self, times: Mapping[TopicPartition, int], *, timeout_ms: float | None = None) -> None:
-        """Go on from the first records at or after these times (ms since the epoch).
+        """Continue from the first records at or after these times (ms since the epoch).
 
-        Where there is none, after the last offset.
+        A partition without such a record continues after its last offset.
         """
-        found = self.offsets_for_times(times, timeout_ms=timeout_ms)
-        late = [partition for partition, value in found.items() if value is None]
+        offsets = self.offsets_for_times(times, timeout_ms=timeout_ms)
+        late = [partition for partition, value in offsets.items() if value is None]
         if late:
             self.seek_to_end(*late)
-        for partition, value in found.items():
+        for partition, value in offsets.items():
             if value is not None:
                 self.seek(partition, value.offset)
 
     partitions_for_topic = blocking(lookups.partitions_for_topic)
 
-    # The end.
+    # Wakeup and close.
 
     def wakeup(self) -> None:
         """Make the running poll, or the next one, raise WakeupError. May be called from any thread."""
@@ -159,21 +162,23 @@ class Consumer(Lookups, Steering):
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Commit what was returned (with auto commit), leave the group at once, close. Does nothing the second time.
 
-        What `poll` returned counts as processed, as in Kafka's own consumer: call `close` when it is. The record that a
-        loop over the consumer has in hand does not count: it comes again. Nor does what was returned last when an
-        exception leaves the `with`. In a signal's handler that interrupts `poll`, `close` returns at once: the poll
-        returns nothing, and the consumer is closed with it. Does nothing in a forked child.
+        Records that `poll` returned count as processed, as in Kafka's own consumer: call `close` after processing them.
+        The current record of a loop over the consumer does not count, and is returned again. When an exception leaves
+        the `with`, the last poll's records do not count either.
+
+        In a signal handler that interrupts `poll`, `close` returns at once: the poll returns nothing and closes the
+        consumer. Does nothing in a forked child.
 
         Args:
-            timeout_ms: For all of it, but what the rebalance listener takes; None: up to 5 s for the commit, 3 s for
+            timeout_ms: Limit for all of it except the rebalance listener; None: up to 5 s for the commit, 3 s for
                 leaving.
         """
-        self._close(timeout_ms, unfinished=self._core.handing_out.giving)
+        self._close(timeout_ms, unfinished=self._core.record_iterator.giving)
 
     def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
         if self._client.closed or self._client.is_of_another_process():
             return
-        if self._user_thread == threading.get_ident():  # a signal's handler has interrupted one of our methods
+        if self._user_thread == threading.get_ident():  # a signal handler has interrupted a method of this consumer
             self._close_asked = (timeout_ms,)
             self.wakeup()
             return
@@ -183,7 +188,7 @@ class Consumer(Lookups, Steering):
         try:
             self._carry_out(self._core.close(timeout_ms, unfinished=unfinished))
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of it
+            raise for_application(error)  # noqa: B904 - a copy of the error
         finally:
             self._leave()
             self._client.close(until_s)
@@ -195,7 +200,7 @@ class Consumer(Lookups, Steering):
             False if the other thread has closed it.
 
         Raises:
-            InvalidInputError: the other thread does not return in time; nothing is closed.
+            InvalidInputError: The other thread does not return in time; nothing is closed.
         """
         if not self._user.acquire(blocking=False):
             self._close_asked = (timeout_ms,)
@@ -210,10 +215,10 @@ class Consumer(Lookups, Steering):
         return True
 
     def _close_if_asked(self) -> bool:
-        asked, self._close_asked = self._close_asked, None
-        if asked is not None:
-            self._close(asked[0], unfinished=False)
-        return asked is not None
+        close_args, self._close_asked = self._close_asked, None
+        if close_args is not None:
+            self._close(close_args[0], unfinished=False)
+        return close_args is not None
 
     def __enter__(self) -> Self:
         return self
@@ -223,14 +228,14 @@ class Consumer(Lookups, Steering):
     ) -> None:
         self._close(None, unfinished=error is not None)
 
-    # How the core is driven.
+    # Driving the core.
 
     def _deadline(self, timeout_ms: float | None) -> float:
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         return time.monotonic() * 1000 + limit
 
     def _do(self, action: Callable[[ConsumerCore], T], *, sends: bool = False) -> T:
-        """Something that needs no waiting; `sends`: what it has to send leaves on this thread."""
+        """Run an action that does not wait; with `sends`, its requests are sent by this thread."""
         client = self._client
         with client.lock:
             client.check()
@@ -262,12 +267,12 @@ class Consumer(Lookups, Steering):
             raise
 
     def _run(self, script: Script[T]) -> T:
-        """Carry out a script's effects, blocking."""
+        """Run a script's effects, blocking."""
         self._enter()
         try:
             return self._carry_out(script)
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of it
+            raise for_application(error)  # noqa: B904 - a copy of the error
         finally:
             self._leave()
 
@@ -283,7 +288,7 @@ class Consumer(Lookups, Steering):
         self._user.release()
 
     def _carry_out(self, script: Script[T]) -> T:
-        running = Running(script)
+        running = RunningScript(script)
         while True:
             effect = self._do(lambda _: running.step())
             if effect is None:
@@ -294,7 +299,7 @@ class Consumer(Lookups, Steering):
                 running.failed(error)
 
     def _effect(self, effect: Effect) -> Any:
-        if isinstance(effect, Wait):
+        if isinstance(effect, WaitUntil):
             return self._client.wait(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
         if isinstance(effect, Decode):
             return decode(effect.sets, effect.options)
@@ -306,6 +311,6 @@ class Consumer(Lookups, Steering):
 
 
 def _abandon(client: ThreadClient, core: ConsumerCore) -> None:
-    """A consumer that nobody closed: its group need not wait for the session's end."""
+    """Leave the group for a consumer that nobody closed, so that its group need not wait for the session timeout."""
     if not client.closed:
         client.abandon(core.goodbye())

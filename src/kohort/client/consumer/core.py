@@ -1,7 +1,7 @@
-"""The consumer without I/O: subscription, group, positions, fetches and commits, tied together. Both faces drive this.
+"""The consumer without I/O: subscription, group, positions, fetches and commits. Both facades drive it.
 
-What can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the rest returns
-at once. Source: spec 2.1–2.7, 3.4, 3.11.
+A method that can wait is a coroutine (stepped by the runtime) or a script (`kohort.client.consumer.effects`); the
+others return at once. Source: spec 2.1–2.7, 3.4, 3.11.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from kohort.client.consumer.commits import GOODBYE_MS, KEPT_TO_LEAVE, LAST_COMMIT_MS, Closing, Commits, OnCommit, tell
-from kohort.client.consumer.effects import Await, CallUser, Decode, Script, Wait
+from kohort.client.consumer.commits import (
+    GOODBYE_MS,
+    KEPT_TO_LEAVE,
+    LAST_COMMIT_MS,
+    CloseDeadline,
+    Commits,
+    OnCommit,
+    tell,
+)
+from kohort.client.consumer.effects import Await, CallUser, Decode, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
-from kohort.client.consumer.fetching import Fetched, Fetcher
+from kohort.client.consumer.fetching import CompletedFetch, Fetcher
 from kohort.client.consumer.metrics import ConsumerFigures
 from kohort.client.consumer.positions import PositionFinder
-from kohort.client.consumer.record_iterator import HandingOut
+from kohort.client.consumer.record_iterator import RecordIterator
 from kohort.client.consumer.subscription import Partitions, Position
 from kohort.client.group.membership import LEAVE_MS, Membership
 from kohort.client.group.protocols import join_group
@@ -35,11 +43,11 @@ log = logging.getLogger("kohort.client")
 
 
 class WakeupError(KafkaError):
-    """`wakeup()` was called: the poll it interrupted returned nothing and moved nothing."""
+    """Error of the poll that `wakeup()` interrupted; that poll returned nothing and moved no position."""
 
 
 class ConsumerCore:
-    """See the module's text."""
+    """The consumer without I/O: subscription, group, positions, fetches and commits."""
 
     def __init__(self, cluster: Cluster, config: ConsumerConfig) -> None:
         self.cluster = cluster
@@ -59,18 +67,18 @@ class ConsumerCore:
             check_crcs=config.check_crcs,
             max_bytes=min(DECODED_BYTES, config.queued_max_bytes),
         )
-        self.handing_out = HandingOut(self.partitions, config)
+        self.record_iterator = RecordIterator(self.partitions, config)
         self._seen = self._rebalances_seen = 0
         self._rebalances_before = self._lapses_before = 0
         self._manual = False
         self._woken = False
         self._closed = False
-        self._closing = Closing(cluster.runtime)
+        self._close_deadline = CloseDeadline(cluster.runtime)
         self._missing = MissingTopics(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
         cluster.on_metadata(self._follow_metadata)
 
-    # What to read.
+    # Subscription and assignment.
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: RebalanceListener | None = None
@@ -78,7 +86,7 @@ class ConsumerCore:
         """Join the group for these topics.
 
         Raises:
-            InvalidInputError: no group id, partitions were assigned by hand, or no topic can have such a name.
+            InvalidInputError: No group id, partitions were assigned by hand, or a topic name is not allowed.
         """
         if self.config.group_id is None:
             raise InvalidInputError(
@@ -94,10 +102,10 @@ class ConsumerCore:
         self.membership.subscribe(subscription)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, without the group's say.
+        """Read these partitions without a group's assignment.
 
         Raises:
-            InvalidInputError: a subscription exists, or no topic can have such a name.
+            InvalidInputError: A subscription exists, or a topic name is not allowed.
         """
         if self.membership is not None:
             raise InvalidInputError("a subscription exists: unsubscribe before assigning by hand")
@@ -105,12 +113,12 @@ class ConsumerCore:
         check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
         self.partitions.set(wanted)
-        self.partitions.note_ids(self.cluster.metadata.topic_id)
+        self.partitions.store_ids(self.cluster.metadata.topic_id)
         self.cluster.want_topics(self, {part.topic for part in wanted})
         self._moved()
 
     def unsubscribe(self) -> Script[None]:
-        """Leave the group, or drop what was assigned by hand."""
+        """Leave the group, or drop the partitions assigned by hand."""
         if self.membership is not None:
             yield from self._leave("the application unsubscribed")
         self._manual = False
@@ -118,14 +126,14 @@ class ConsumerCore:
         self._moved()
 
     def subscription(self) -> tuple[str, ...]:
-        """The topics subscribed to, as far as metadata tells."""
+        """Return the subscribed topics, as far as they are in the metadata."""
         return () if self.membership is None else self.membership.topics()
 
     # Polling.
 
     def poll_now(self, limit: int) -> list[Slice]:
-        """What `poll` would return, when enough is decoded and nothing else is to be done first; else nothing."""
-        if self.handing_out.open or self._closed or self._woken or self._group_news():
+        """Return a poll's records if enough are decoded and nothing else has to happen first; else nothing."""
+        if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
         if self.buffer.available() < limit:
             return []
@@ -140,26 +148,26 @@ class ConsumerCore:
 
     def _return(self, taken: list[Slice]) -> None:
         self.returned += sum(map(len, taken))
-        self.handing_out.returned(taken if self.config.enable_auto_commit else ())
+        self.record_iterator.returned(taken if self.config.enable_auto_commit else ())
 
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
         self.fetcher.unbounded = limit is None
-        self.handing_out.returned(())
+        self.record_iterator.returned(())
         if self.membership is not None:
             self.membership.polled()
         if self.config.enable_auto_commit:
             self.commits.auto(self.partitions.positions)
 
     def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
-        """Records, as soon as there are any; at most `limit`; None: one fetch's worth.
+        """Return records as soon as there are any, at most `limit`; None: those of one fetch.
 
         Raises:
-            KafkaError: the group can't be joined, a partition can't be read on.
+            KafkaError: The group can't be joined, or a partition can't be read.
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
-        self.handing_out.take_back()
+        self.record_iterator.take_back()
         self._begin_poll(limit)
         while True:
             self._raise_errors()
@@ -174,31 +182,31 @@ class ConsumerCore:
             if taken:
                 self._return(taken)
                 return taken
-            if not (yield Wait(self._newer_than(self.news), deadline_ms)):
+            if not (yield WaitUntil(self._newer_than(self.news), deadline_ms)):
                 return []
 
     def wakeup(self) -> None:
-        """Make the poll that runs, or the next one, raise WakeupError."""
+        """Make the running poll, or the next one, raise WakeupError."""
         self._woken = True
         self._changed()
 
     def _follow_metadata(self, metadata: Metadata) -> None:
-        """A topic that was deleted and made again is another one: no position of the old one holds in it."""
+        """Reset the positions of a topic that was deleted and recreated: they are not valid in the new topic."""
         self._missing.look(metadata, self.subscription(), self.partitions)
         held = self.partitions.ids.items()
         again = {topic for topic, known in held if metadata.topic_id(topic) not in (NO_TOPIC_ID, known)}
         for partition in [part for part in self.partitions if part.topic in again]:
-            log.warning("%s: the topic was deleted and made again; its position is looked up anew", partition)
+            log.warning("%s: the topic was deleted and recreated; resetting the position", partition)
             self.commits.committed.pop(partition, None)
             self.partitions.forget(partition, None)
-        self.partitions.note_ids(metadata.topic_id, again)
+        self.partitions.store_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.replaced())
         if again:
             self._moved()
         self.pump()
 
     def pump(self) -> None:
-        """Send whatever fetches are due."""
+        """Send the fetches that are due."""
         self.fetcher.pump()
 
     def _wants_more(self, limit: int | None) -> bool:
@@ -219,7 +227,7 @@ class ConsumerCore:
     def _owns(self) -> bool:
         return self.membership is None or self.membership.owns
 
-    def _keep(self, fetched: Fetched, decoded: Decoded) -> None:
+    def _keep(self, fetched: CompletedFetch, decoded: Decoded) -> None:
         self.fetcher.decoded(fetched)
         for index, given in enumerate(decoded.sets):
             partition = TopicPartition(given.topic, given.partition)
@@ -233,9 +241,9 @@ class ConsumerCore:
             self._keep_rest(fetched, decoded)
         decoded.drop_bytes()
 
-    def _keep_rest(self, fetched: Fetched, decoded: Decoded) -> None:
-        """A limit of the decoder ended it within the answer: the rows so far count, the rest is decoded next."""
-        rest = Fetched(fetched.node, [], [], [], 0)
+    def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
+        """Keep the records so far and queue the rest, after a limit of the decoder ended it within a response."""
+        rest = CompletedFetch(fetched.node, [], [], [], 0)
         for index, given in enumerate(decoded.remaining()):
             where = [i for i, rows in enumerate(decoded.ranges) if not rows.finished][index]
             self.buffer.add(TopicPartition(given.topic, given.partition), decoded, where, fetched.versions[where])
@@ -278,7 +286,7 @@ class ConsumerCore:
         return member is not None and (member.sequence != self._seen or member.error is not None)
 
     def _follow_group(self) -> Script[None]:
-        """Carry out what the group decided since: give up, take on, and tell the listener."""
+        """Apply the group's decisions since the last call: revoke and assign partitions, and call the listener."""
         member = self.membership
         while member is not None and member.sequence != self._seen:
             self._seen = member.sequence
@@ -297,14 +305,14 @@ class ConsumerCore:
                 added, _ = self.partitions.set(member.assignment.partitions)
                 for part in [part for part in added if part in member.starts]:
                     self.partitions.place(part, Position(member.starts[part]))
-                self.partitions.note_ids(self.cluster.metadata.topic_id)
+                self.partitions.store_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
-                if added or member.holding:  # when it joins anew already, it has what it was given all the same
+                if added or member.holding:  # a member that already rejoins has its assignment nevertheless
                     yield CallUser(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
-        """Give up what the group wants back; False: nothing is held any more."""
+        """Release the partitions that the group revokes; return False when none are held any more."""
         member = self.membership
         held = self.partitions.wanted()
         if member is None or member.revocation is None or member.revocation.lost or not held:
@@ -314,7 +322,7 @@ class ConsumerCore:
         return True
 
     def _give_up(self, gone: list[TopicPartition], lost: bool, staying: Membership | None = None) -> Script[None]:
-        """`staying`: as a member of the group, which may carry the last positions itself."""
+        """Give partitions up; `staying` is the membership, which may carry the last positions itself."""
         positions = self.partitions.positions()
         if staying is not None and staying.carries_positions:
             staying.take_positions({part: positions[part].offset for part in gone if part in positions})
@@ -325,18 +333,20 @@ class ConsumerCore:
         try:
             yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
         finally:
-            self._closing.leave_out(began_ms)
+            self._close_deadline.leave_out(began_ms)
             self.partitions.remove(gone)
             self._moved()
 
     def _last_commit(self, positions: Mapping[TopicPartition, Position]) -> Script[bool]:
-        """Commit before partitions go; False when they are someone else's already."""
-        limit_ms = min(self.config.default_api_timeout_ms, self._closing.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE))
+        """Commit before partitions are given up; return False when other members own them already."""
+        limit_ms = min(
+            self.config.default_api_timeout_ms, self._close_deadline.at_most(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
+        )
         try:
             yield Await(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
             group = self.config.group_id
-            log.warning("group %s: offsets could not be committed before giving partitions up: %s", group, error)
+            log.warning("[group %s] could not commit offsets before giving partitions up: %s", group, error)
             return not isinstance(error, CommitFailedError) or error.code is ErrorCode.REBALANCE_IN_PROGRESS
         return True
 
@@ -354,30 +364,30 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason, self._closing.at_most(LEAVE_MS)))
+            yield Await(member.leave(reason, self._close_deadline.at_most(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
-        """Commit what was returned, but nothing `unfinished`; tell the listener, and leave. `Closing` has the time."""
+        """Commit all returned but `unfinished` records, call the listener, leave. `CloseDeadline` limits the time."""
         if self._closed:
             return
         self._closed = True
         if unfinished:
-            self.handing_out.step_back(self.commits.committed)
-        self._closing.begin(timeout_ms)
+            self.record_iterator.step_back(self.commits.committed)
+        self._close_deadline.begin(timeout_ms)
         self.fetcher.close()
         try:
             if self.membership is not None:
                 yield from self._leave("the consumer is closed")
             elif self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                 yield from self._last_commit(self.partitions.positions())
-            yield Await(self.commits.drain(self._closing.at_most(LAST_COMMIT_MS)))
-            yield Await(self.fetcher.end_sessions(self._closing.at_most(GOODBYE_MS)))
+            yield Await(self.commits.drain(self._close_deadline.at_most(LAST_COMMIT_MS)))
+            yield Await(self.fetcher.end_sessions(self._close_deadline.at_most(GOODBYE_MS)))
         finally:
             self.buffer.clear()
             self.positions.close()
 
     async def goodbye(self) -> None:
-        """Leave the group without commit and without a word to the listener."""
+        """Leave the group without a commit and without calling the listener."""
         self._closed = True
         self.fetcher.close()
         self.positions.close()
@@ -387,14 +397,14 @@ class ConsumerCore:
     # Offsets.
 
     def seek(self, partition: TopicPartition, position: Position) -> None:
-        """Go on from there; what was fetched is thrown away."""
+        """Continue from a position; fetched records are dropped."""
         if position.offset < 0:
             raise InvalidInputError(f"{partition}: offset {position.offset} is negative")
         self.partitions.place(partition, position)
         self._moved()
 
     def seek_to(self, partitions: Iterable[TopicPartition], policy: str) -> None:
-        """`earliest` or `latest`, found when first needed; no partitions: all."""
+        """Continue from the `earliest` or `latest` offset, looked up when first needed; no partitions: all."""
         for partition in list(partitions) or list(self.partitions):
             self.partitions.forget(partition, policy)
         self._moved()
@@ -409,10 +419,10 @@ class ConsumerCore:
         self._moved()
 
     def position(self, partition: TopicPartition, deadline_ms: float) -> Script[int]:
-        """The offset of the next record to return, waiting until it is known."""
+        """Return the offset of the next record, waiting until it is known."""
         state = self.partitions.of(partition)
         if not (
-            yield Wait(
+            yield WaitUntil(
                 lambda: state.position is not None or state.broken is not None or self.positions.error is not None,
                 deadline_ms,
             )
@@ -427,7 +437,7 @@ class ConsumerCore:
         return TimedOutError(f"the position of {partition} is not known yet: {why}")
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Records between the position and the end, as the last fetch told it; None before that."""
+        """Return the records between the position and the end, as of the last fetch; None before that."""
         state = self.partitions.of(partition)
         end = state.last_stable if self._options.read_committed and state.last_stable >= 0 else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
@@ -435,7 +445,7 @@ class ConsumerCore:
     def to_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a commit call means: None is all positions."""
+        """Return the offsets for a commit call; None: all positions."""
         if offsets is None:
             return offsets_of(self.partitions.positions())
         return {
@@ -444,7 +454,7 @@ class ConsumerCore:
         }
 
     def figures(self) -> ConsumerFigures:
-        """Counters."""
+        """Return the metrics."""
         links, member = self.cluster.links, self.membership
         return ConsumerFigures(
             polls=self.polls,
@@ -461,10 +471,10 @@ class ConsumerCore:
         )
 
     def group_metadata(self) -> GroupMetadata:
-        """This consumer's place in its group.
+        """Return this consumer's group metadata.
 
         Raises:
-            InvalidInputError: no group id.
+            InvalidInputError: No group id.
         """
         group = self.config.group_id
         if group is None:
@@ -474,16 +484,16 @@ class ConsumerCore:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None, callback: OnCommit | None
     ) -> None:
-        """Commit in the background, in order with the others."""
+        """Commit in the background, in order with the other commits."""
         values = self.to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
             task.on_done(partial(tell, callback, values))
 
-    # Inside.
+    # Internals.
 
     def _moved(self) -> None:
-        """The set of partitions or a position changed."""
+        """React to a changed set of partitions, or a changed position."""
         self.buffer.drop_void()
         self.positions.look()
         self.pump()
@@ -491,9 +501,9 @@ class ConsumerCore:
 
     def _changed(self) -> None:
         self.news += 1
-        self.handing_out.halted = self.membership is not None and self.membership.lapsed
+        self.record_iterator.halted = self.membership is not None and self.membership.lapsed
 
 
 def offsets_of(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Positions as offsets to commit."""
+    """Return the positions as offsets to commit."""
     return {part: OffsetAndMetadata(position.offset, "", position.leader_epoch) for part, position in positions.items()}

@@ -14,10 +14,10 @@ from kohort.errors import CorruptDataError
 
 
 def text(data: bytes) -> str:
-    """UTF-8 text.
+    """Decode UTF-8 text.
 
     Raises:
-        CorruptDataError: it is not UTF-8.
+        CorruptDataError: The bytes are not UTF-8.
     """
     try:
         return data.decode()
@@ -26,10 +26,10 @@ def text(data: bytes) -> str:
 
 
 def json(data: bytes) -> Any:
-    """A JSON document.
+    """Decode a JSON document.
 
     Raises:
-        CorruptDataError: it is not JSON.
+        CorruptDataError: The bytes are not JSON.
     """
     try:
         return _json.loads(data)
@@ -38,10 +38,10 @@ def json(data: bytes) -> Any:
 
 
 def arrow_rows(data: bytes) -> list[dict[str, Any]]:
-    """The rows of an Arrow IPC stream.
+    """Decode the rows of an Arrow IPC stream.
 
     Raises:
-        CorruptDataError: it is no Arrow stream.
+        CorruptDataError: The bytes are no Arrow stream.
     """
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""What a script of the core asks its face to do, so that the synchronous and the asynchronous face share the script.
+"""Effects: the operations that a script of the core requests from its facade.
 
-A script is a generator: it yields one of these and gets the outcome back. Between two yields it runs without
-interruption (under the driver's lock, in the loop's thread).
+The synchronous and the asynchronous facade share the scripts. A script is a generator: it yields an effect and gets its
+outcome back. Between two yields it runs without interruption (under the driver's lock, or in the loop's thread).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Run a coroutine of the core; gives its value or raises its error."""
+    """Run a coroutine of the core; the outcome is its value or its error."""
 
     coro: Work[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class CallUser:
-    """Call the application, without the lock; what it raises is raised in the script."""
+    """Call the application, without the lock; its exception is raised in the script."""
 
     function: Callable[[list[TopicPartition]], Awaitable[None] | None]
     argument: list[TopicPartition]
@@ -34,29 +34,29 @@ class CallUser:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode record sets, without the lock; gives the `Decoded`."""
+    """Decode record sets, without the lock; the outcome is the `Decoded`."""
 
     sets: Sequence[RecordSet]
     options: DecodeOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait until `ready()` or until the core's clock reads `deadline_ms`; gives what `ready()` says then."""
+class WaitUntil:
+    """Wait until `ready()` is true or the core's clock reads `deadline_ms`; the outcome is `ready()` at that time."""
 
     ready: Callable[[], bool]
     deadline_ms: float
 
 
-Effect: TypeAlias = Await | CallUser | Decode | Wait
+Effect: TypeAlias = Await | CallUser | Decode | WaitUntil
 Script: TypeAlias = Generator[Effect, Any, T]
 
 
-class Running(Generic[T]):
-    """A script under way: `step` runs it to its next effect, and the outcome of that goes into the next `step`.
+class RunningScript(Generic[T]):
+    """A running script: `step` runs it to its next effect, whose outcome goes into the next `step`.
 
     Attributes:
-        value: What the script returned, once `step` gave None.
+        value: The script's return value, once `step` has returned None.
     """
 
     def __init__(self, script: Script[T]) -> None:
@@ -66,7 +66,7 @@ class Running(Generic[T]):
         self.value: T | None = None
 
     def step(self) -> Effect | None:
-        """The next effect, or None at the script's end; raises what the script raises."""
+        """Return the next effect, or None at the script's end; raise the script's exception."""
         error, self._error = self._error, None
         outcome, self._outcome = self._outcome, None
         try:

@@ -1,9 +1,9 @@
-"""Records that were fetched and not returned yet, and the fair choice of what to return next. Pure.
+"""Fetched records that were not returned yet, and the fair choice of the next ones. Pure.
 
-Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks: a call to
-`take` begins with the partition where the last one left off, and a partition goes to the end of the rotation when its
-chunk is used up, so that between two chunks of one partition every other partition has its turn, however fast the one
-is refilled. Source: spec 2.1–2.3, 2.5, 2.7.
+Each partition has a queue of chunks, one per fetch. The rotation holds the partitions that have chunks. A call to
+`take` begins with the partition where the last call ended. A partition goes to the end of the rotation when its chunk
+is used up. Between two chunks of one partition every other partition therefore has its turn, however fast the one is
+refilled. Source: spec 2.1–2.3, 2.5, 2.7.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RangeFacts(Protocol):
-    """Of kohort.columns.RowRange, what is used here."""
+    """The part of `kohort.columns.RowRange` that the buffer uses."""
 
     @property
     def start(self) -> int: ...
@@ -39,7 +39,7 @@ class RangeFacts(Protocol):
 
 
 class Rows(Protocol):
-    """Of kohort.columns.Decoded, what is used here."""
+    """The part of `kohort.columns.Decoded` that the buffer uses."""
 
     @property
     def ranges(self) -> Sequence[RangeFacts]: ...
@@ -58,9 +58,9 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one partition out of one decode.
+    """Decoded rows of one partition.
 
-    `row` is the next one to return; `position_version` that of the partition when it was fetched.
+    `row` is the next row to return; `position_version` is the partition's at the time of the fetch.
     """
 
     block: Rows
@@ -72,7 +72,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows to return: start to stop (exclusive) of a decode, all of one partition."""
+    """Rows to return: start to stop (exclusive) of a decoded block, all of one partition."""
 
     partition: TopicPartition
     block: Rows
@@ -85,9 +85,9 @@ class Slice:
 
 
 def position_at(block: Rows, index: int, row: int) -> Position:
-    """Where to go on once the rows of a record set below `row` are returned.
+    """Return the position after the rows of a record set below `row`.
 
-    Without an epoch where it changes on the way.
+    The epoch is left out if it changes within the rows.
     """
     rows = block.ranges[index]
     epoch = rows.leader_epoch if rows.one_epoch or row >= rows.stop else -1
@@ -95,11 +95,11 @@ def position_at(block: Rows, index: int, row: int) -> Position:
 
 
 class FetchBuffer:
-    """See the module's text.
+    """The fetched records of all partitions, and their fair rotation.
 
     Attributes:
-        records: How many are kept altogether, those of paused partitions too.
-        nbytes: Memory of the decodes that they are part of; a decode counts whole until its last row is returned.
+        records: Number of records kept, those of paused partitions included.
+        nbytes: Memory of the decoded blocks; a block counts in full until its last row is returned.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -112,7 +112,7 @@ class FetchBuffer:
         self._chunks_of: Counter[Rows] = Counter()
 
     def add(self, partition: TopicPartition, block: Rows, index: int, position_version: int) -> None:
-        """Keep the rows of one record set of a decode."""
+        """Keep the rows of one record set of a decoded block."""
         rows = block.ranges[index]
         queue = self._queues.get(partition)
         if queue is None:
@@ -128,7 +128,7 @@ class FetchBuffer:
             self._voided_seen = -1
 
     def take(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
-        """Up to `limit` records in fair order; None: those of the oldest decode. Moves positions past them."""
+        """Take up to `limit` records in fair order; None: those of the oldest block. Moves positions past them."""
         self.drop_void()
         if limit is None:
             return self._take_block()
@@ -137,20 +137,20 @@ class FetchBuffer:
         return list(self._take_greedy(limit))
 
     def count(self, partition: TopicPartition) -> int:
-        """Records kept of one partition."""
+        """Return the number of records kept of one partition."""
         return self._counts[partition]
 
     def available(self) -> int:
-        """Records kept of partitions that are not paused."""
+        """Return the number of records kept of partitions that are not paused."""
         self.drop_void()
         return self.records - sum(self._counts[partition] for partition in self._partitions.paused)
 
     def any_ready(self) -> bool:
-        """Whether `take` would return records or move a position."""
+        """Return whether `take` would return records or move a position."""
         return any(self._ready(partition) is not None for partition in self._rotation)
 
     def drop_void(self) -> None:
-        """Throw away what belongs to partitions that were given up or sought since."""
+        """Drop the records of partitions that were given up or sought since the fetch."""
         if self._voided_seen == self._partitions.voided:
             return
         self._voided_seen = self._partitions.voided
@@ -168,7 +168,7 @@ class FetchBuffer:
                 self._drop_chunk(partition)
             self._forget(partition)
 
-    # Inside.
+    # Internals.
 
     def _ready(self, partition: TopicPartition) -> PartitionState | None:
         state = self._partitions.get(partition)
@@ -204,7 +204,7 @@ class FetchBuffer:
         return taken
 
     def _take_upto(self, partition: TopicPartition, count: int) -> list[Slice]:
-        """Of one partition over its chunks; the partition goes to the end of the rotation."""
+        """Take rows of one partition from its chunks, and move the partition to the end of the rotation."""
         taken = []
         while count > 0 and partition in self._queues and (state := self._ready(partition)) is not None:
             part = self._cut(partition, state, count)
@@ -231,9 +231,9 @@ class FetchBuffer:
         return taken
 
     def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
-        """Rows off the first chunk.
+        """Take rows from the first chunk.
 
-        A chunk that is used up is dropped, and its partition goes to the end of the rotation.
+        A used-up chunk is dropped, and its partition goes to the end of the rotation.
         """
         queue = self._queues[partition]
         chunk = queue[0]
@@ -259,7 +259,7 @@ class FetchBuffer:
             del self._queues[partition]
 
     def _drop_chunk(self, partition: TopicPartition) -> None:
-        """Let the first chunk of a partition go, with what is left of it, and its decode behind its last chunk."""
+        """Drop the first chunk of a partition with its remaining rows, and its block with the block's last chunk."""
         chunk = self._queues[partition].popleft()
         self._count(partition, chunk.row - chunk.stop)
         self._chunks_of[chunk.block] -= 1

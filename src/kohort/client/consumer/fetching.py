@@ -1,11 +1,12 @@
-"""Plans fetches and takes their answers in: one request in flight and little ahead per broker. No I/O.
+"""Planning of fetches and handling of their responses: one request in flight and little prefetch per broker. No I/O.
 
-A broker is asked for what follows its last answer (the batch headers say where that is) as soon as that is here, so
-that the next answer travels while the application decodes and works. At most two answers per broker wait to be decoded,
-the second only behind a small one. Nothing is asked for while `queued_max_bytes` wait, decoded or not. With a
-bound on records the next fetch begins when fewer than `max_poll_records` are kept, or an eighth of a large answer is
-used up: begun with the last poll of it, the application would wait as long as the answer is on its way. Source: spec
-2.4 (prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
+The next request to a broker follows as soon as its last response has arrived. The batch headers show where to continue.
+So the next response travels while the application decodes and processes. At most two responses per broker wait to be
+decoded, the second only behind a small one. No request is sent while `queued_max_bytes` wait, decoded or not.
+
+With a limit on records the next fetch begins when fewer than `max_poll_records` are left, or when an eighth of a large
+response is used. If it began with the last poll, the application would wait for the whole round trip. Source: spec 2.4
+(prefetch heuristics 1 and 2), KIP-74, KIP-227, KIP-320, KIP-392.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TypeAlias
 from uuid import UUID
 
 from kohort.client.consumer.fetch_buffer import FetchBuffer
-from kohort.client.consumer.positions import patience_ms
+from kohort.client.consumer.positions import confirmation_ms
 from kohort.client.consumer.subscription import Partitions, PartitionState, Position
-from kohort.client.net.cluster import Between, Cluster, Node
+from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
@@ -30,11 +31,11 @@ from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.data import FetchRequest, FetchResponse
 
-# -- Builds Fetch requests in the layouts of all versions, by topic name and id
+# -- Fetch requests in the layouts of all versions, by topic name and id
 
 FETCH_LANE = "fetch"
 HIGHEST_BY_NAME = 12
-"""From version 13 on, Fetch names topics by id only."""
+"""The highest version of Fetch that names topics; from version 13 on it has topic ids only."""
 
 MOVED = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -48,12 +49,12 @@ MOVED = (
     ErrorCode.INCONSISTENT_TOPIC_ID,
     ErrorCode.LEADER_NOT_AVAILABLE,
 )
-"""Codes after which metadata is asked for and the fetch tried again."""
+"""Codes after which the metadata is refreshed and the fetch retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchEntry:
-    """One partition of a fetch."""
+    """One partition of a Fetch request."""
 
     partition: TopicPartition
     position: Position
@@ -67,13 +68,13 @@ Topics: TypeAlias = dict[str, FetchRequest.FetchTopic]
 def fetch_request(
     cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry], max_bytes: int | None = None
 ) -> Between[FetchResponse]:
-    """A Fetch for these partitions, outside a fetch session; topics by id where all ids are known.
+    """Make a Fetch for these partitions, outside a fetch session; topics by id if all ids are known.
 
     Args:
-        cluster: For topic ids and leader epochs.
+        cluster: Supplies topic ids and leader epochs.
         config: Waits, limits, isolation, rack.
-        entries: What to fetch; brokers fill the answer in this order.
-        max_bytes: Of the whole answer; None: `fetch_max_bytes`.
+        entries: The partitions; brokers fill the response in this order.
+        max_bytes: Limit for the whole response; None: `fetch_max_bytes`.
     """
     topics: Topics = {}
     for entry in entries:
@@ -85,12 +86,12 @@ def fetch_request(
 
 
 def by_id_possible(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
-    """Whether the ids of all topics are known."""
+    """Return whether the ids of all topics are known."""
     return all(cluster.metadata.topic_id(topic).int for topic in {entry.partition.topic for entry in entries})
 
 
 def bare_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
-    """A Fetch of these topics, outside a fetch session."""
+    """Make a Fetch of these topics, outside a fetch session."""
     return FetchRequest(
         max_wait_ms=config.fetch_max_wait_ms,
         min_bytes=config.fetch_min_bytes,
@@ -118,21 +119,19 @@ def add_partition(cluster: Cluster, topics: Topics, entry: FetchEntry) -> None:
     topic.partitions.append(part)
 
 
-# -- What one broker was told to fetch, so that the next request names only what changed (KIP-227). No I/O
+# -- Fetch sessions
 #
-# | epoch | what the next request is |
-# |---|---|
-# | 0 | full: every partition; closes the session named, if any, and asks for a new one |
-# | n > 0 | incremental: partitions that are new or moved, and those to forget |
+# A request names only what changed since the last one (KIP-227). No I/O.
 #
-# A broker without room for a session answers with id 0; requests then stay full. After an answer or its loss:
+# Epoch 0: The next request is full. It has every partition, closes the named session, if any, and requests a new one.
+# Epoch n > 0: The next request is incremental. It has the partitions that are new or moved, and those to forget.
 #
-# | answer | id | epoch |
-# |---|---|---|
-# | in order, with a session | the broker's | the next one |
-# | in order, without one | 0 | 0 |
-# | FETCH_SESSION_ID_NOT_FOUND | 0 | 0 |
-# | another error of the session, no answer | kept, to be closed | 0 |
+# A broker without room for a session responds with id 0; requests then stay full. After a response:
+#
+# In order, with a session: `id` is the broker's, `epoch` the next one.
+# In order, without a session: `id` and `epoch` are 0.
+# FETCH_SESSION_ID_NOT_FOUND: `id` and `epoch` are 0.
+# Another error of the session, or no response: `id` is kept, to be closed, and `epoch` is 0.
 #
 # Source: KIP-227, "Fetch Session Epoch", "Fetch Session Errors"; KIP-516 for topics by id.
 
@@ -143,45 +142,45 @@ _SESSION_ERRORS = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-_Facts: TypeAlias = tuple[Position, int, int, UUID]
-"""What a session holds of a partition: from where, how many bytes at most, the leader's epoch, the topic's id."""
+_SessionEntry: TypeAlias = tuple[Position, int, int, UUID]
+"""A session's data of a partition: position, byte limit, leader epoch, topic id."""
 
 
-class FetchSession:
-    """One broker's session.
+class FetchSessionHandler:
+    """The fetch session with one broker.
 
     Attributes:
-        id: The broker's name for it; 0 without one.
-        epoch: Of the next request.
+        id: The broker's id of the session; 0 without one.
+        epoch: The epoch of the next request.
     """
 
     def __init__(self) -> None:
         self.id = 0
         self.epoch = 0
         self._by_id = False
-        self._told: dict[TopicPartition, _Facts] = {}
+        self._in_session: dict[TopicPartition, _SessionEntry] = {}
 
     def request(
         self, cluster: Cluster, config: ConsumerConfig, entries: Sequence[FetchEntry]
     ) -> Between[FetchResponse]:
-        """A Fetch for these partitions and no others, in this order where it is full."""
+        """Make a Fetch for exactly these partitions, in this order if it is full."""
         by_id = by_id_possible(cluster, entries)
-        wanted = _facts(cluster, entries)
-        if by_id != self._by_id or _made_again(self._told, wanted):
+        wanted = _session_entries(cluster, entries)
+        if by_id != self._by_id or _recreated(self._in_session, wanted):
             self._by_id, self.epoch = by_id, 0
-        told = self._told if self.epoch else {}
+        in_session = self._in_session if self.epoch else {}
         topics: Topics = {}
         for entry in entries:
-            if told.get(entry.partition) != wanted[entry.partition]:
+            if in_session.get(entry.partition) != wanted[entry.partition]:
                 add_partition(cluster, topics, entry)
         request = bare_request(config, topics)
         request.session_id, request.session_epoch = self.id, self.epoch
-        request.forgotten_topics_data = _forgotten(told, wanted)
-        self._told = wanted
+        request.forgotten_topics_data = _forgotten(in_session, wanted)
+        self._in_session = wanted
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def answered(self, code: ErrorCode, session_id: int) -> bool:
-        """An answer came, which names `session_id`; True when it is no more than a call for a full request."""
+        """Update the session after a response; return True when the response only requests a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
             self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -193,18 +192,18 @@ class FetchSession:
         return again
 
     def lost(self) -> None:
-        """No answer came: what the broker took in is not known."""
+        """Restart the session, because the broker may or may not have processed the last request."""
         self.epoch = 0
 
     def goodbye(self) -> FetchRequest | None:
-        """A request that frees the broker's memory; None where there is no session."""
+        """Return the request that frees the session in the broker's memory; None without a session."""
         if not self.id:
             return None
         return FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=0, session_id=self.id, session_epoch=_CLOSE)
 
 
-def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _Facts]:
-    facts: dict[TopicPartition, _Facts] = {}
+def _session_entries(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartition, _SessionEntry]:
+    facts: dict[TopicPartition, _SessionEntry] = {}
     topics = cluster.metadata.topics
     for entry in entries:
         partition = entry.partition
@@ -215,20 +214,22 @@ def _facts(cluster: Cluster, entries: Sequence[FetchEntry]) -> dict[TopicPartiti
     return facts
 
 
-def _made_again(told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]) -> bool:
-    """Whether a topic has another id than the session was told: by name, a request can't mean both."""
+def _recreated(
+    in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
+) -> bool:
+    """Return whether a topic has another id than in the session: by name, a request can't mean both."""
     for partition, facts in wanted.items():
-        before = told.get(partition)
+        before = in_session.get(partition)
         if before is not None and before[-1] is not facts[-1] and before[-1] != facts[-1]:
             return True
     return False
 
 
 def _forgotten(
-    told: Mapping[TopicPartition, _Facts], wanted: Mapping[TopicPartition, _Facts]
+    in_session: Mapping[TopicPartition, _SessionEntry], wanted: Mapping[TopicPartition, _SessionEntry]
 ) -> list[FetchRequest.ForgottenTopic]:
     topics: dict[str, FetchRequest.ForgottenTopic] = {}
-    for partition, facts in told.items():
+    for partition, facts in in_session.items():
         if partition not in wanted:
             topic = topics.get(partition.topic)
             if topic is None:
@@ -239,16 +240,15 @@ def _forgotten(
 
 _REPLICA_LEASE_MS = 300_000
 _SMALL_BYTES = 8 * 1024 * 1024
-"""Of an answer behind which another may wait: together they take as long to decode as one of usual size to arrive."""
+"""Limit for a response behind which another may wait: both together decode as fast as a usual one arrives."""
 
 _LARGE_BYTES = 1024 * 1024
-"""Of an answer that takes so long to come that the next is asked for when an eighth of it is used, not only at the last
-poll."""
+"""Minimum of a large response: its successor is fetched when an eighth of it is used, not only at the last poll."""
 
 
 @dataclass(slots=True)
-class Fetched:
-    """Record sets of one answer, not decoded yet, and the versions of their partitions' positions at the request."""
+class CompletedFetch:
+    """The undecoded record sets of one response, with their partitions' position versions at the request."""
 
     node: int
     sets: list[RecordSet]
@@ -258,21 +258,20 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What one request asked of one partition."""
+class _PartitionFetch:
+    """The position of one partition in one request."""
 
     position: Position
     position_version: int
 
 
 class Fetcher:
-    """See the module's text.
+    """The fetches of one consumer: requests to the brokers, and responses that wait to be decoded.
 
     Attributes:
-        ready: Answers to decode, oldest first.
-        error: Why a broker can't be fetched from though it may be tried again; taken with `take_error`.
-        unbounded: Whether the application polls without a bound on records: then only bytes bound what is fetched
-            ahead.
+        ready: Responses to decode, oldest first.
+        error: Why a broker can't be fetched from, though a retry may succeed; taken with `take_error`.
+        unbounded: Whether the application polls without a limit on records: then only bytes limit the prefetch.
     """
 
     def __init__(
@@ -287,13 +286,13 @@ class Fetcher:
         self.config = config
         self.partitions = partitions
         self.buffer = buffer
-        self.ready: deque[Fetched] = deque()
+        self.ready: deque[CompletedFetch] = deque()
         self.unbounded = config.max_poll_records < 0
         self.fetches = 0
         self.fetched_bytes = 0
         self._changed = changed
         self.error: KafkaError | None = None
-        self._sessions: dict[int, FetchSession] = {}
+        self._sessions: dict[int, FetchSessionHandler] = {}
         self._busy: set[int] = set()
         self._order: dict[TopicPartition, None] = {}
         self._order_changes = -1
@@ -310,9 +309,9 @@ class Fetcher:
     def on_lost_position(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, Position], None]
     ) -> None:
-        """Called when the broker does not have a partition's fetch position.
+        """Set the callbacks for a fetch position that the broker does not have.
 
-        `truncated` gets the last one that both have.
+        `truncated` gets the last position that both sides have.
         """
         self._on_out_of_range, self._on_truncated = out_of_range, truncated
 
@@ -321,13 +320,13 @@ class Fetcher:
         self.ready.clear()
 
     async def end_sessions(self, timeout_ms: float) -> None:
-        """Free what brokers keep of this consumer; who does not answer in time forgets it by itself later."""
+        """Close the fetch sessions; a broker that does not respond in time drops the session by itself later."""
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
             request = session.goodbye()
             if request is not None and self.cluster.links.load(node) is not None:
-                goodbye = self.cluster.send(request, Node(node), timeout_ms=timeout_ms)
+                goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
                     await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
 
@@ -335,28 +334,25 @@ class Fetcher:
         error, self.error = self.error, None
         return error
 
-    # What waits.
+    # Responses that wait to be decoded.
 
     @property
     def queued_bytes(self) -> int:
         return sum(fetched.bytes for fetched in self.ready)
 
     def kept_records(self, partition: TopicPartition | None = None) -> int:
-        """Records here and not returned, decoded or not; of one partition or of all."""
+        """Return the records that were fetched and not returned, decoded or not; of one partition or of all."""
         if partition is not None:
             return self.buffer.count(partition) + self._undecoded[partition]
         return self.buffer.records + self._undecoded_records
 
     def available_records(self) -> int:
-        """Records here and not returned, of partitions that are not paused."""
+        """Return the records that were fetched and not returned, of partitions that are not paused."""
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
         return self.buffer.available() + self._undecoded_records - paused
 
-    def next_ready(self) -> Fetched | None:
-        """The oldest answer, without what was revoked or sought away since; None when there is none.
-
-        The caller decodes it.
-        """
+    def next_ready(self) -> CompletedFetch | None:
+        """Take the oldest response for decoding, without partitions revoked or sought since; None without one."""
         while self.ready:
             fetched = self.ready.popleft()
             keep = [i for i, given in enumerate(fetched.sets) if self._current(given, fetched.versions[i])]
@@ -370,12 +366,12 @@ class Fetcher:
                 return fetched
         return None
 
-    def decoded(self, fetched: Fetched) -> None:
-        """What `next_ready` gave is decoded and counted elsewhere now."""
+    def decoded(self, fetched: CompletedFetch) -> None:
+        """Uncount the records of a response from `next_ready`, which the caller has decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
 
-    def _count(self, fetched: Fetched, index: int, sign: int) -> None:
+    def _count(self, fetched: CompletedFetch, index: int, sign: int) -> None:
         given = fetched.sets[index]
         partition = TopicPartition(given.topic, given.partition)
         self._undecoded[partition] += sign * fetched.counts[index]
@@ -383,8 +379,8 @@ class Fetcher:
         if not self._undecoded[partition]:
             del self._undecoded[partition]
 
-    def put_back(self, fetched: Fetched) -> None:
-        """To be decoded first of all."""
+    def put_back(self, fetched: CompletedFetch) -> None:
+        """Queue a response to be decoded first."""
         self.ready.appendleft(fetched)
         for index in range(len(fetched.sets)):
             self._count(fetched, index, 1)
@@ -396,26 +392,26 @@ class Fetcher:
     # Planning.
 
     def refill(self) -> None:
-        """As `pump`, when nothing but room may be new: costs little while no broker may be asked."""
+        """Run `pump` if a broker may be free. Cheap while all brokers are busy."""
         full = self._full_nodes()
         if any(node not in self._busy and node not in full for node in self.cluster.metadata.brokers):
             self.pump()
 
     def pump(self) -> None:
-        """Ask every broker that may be asked for what may be fetched from it."""
+        """Send a Fetch to every broker that is free and has fetchable partitions."""
         if self._closed or self._is_full():
             return
         wanted = self._enough()
         if wanted is None:
             return
-        by_node: dict[int, dict[TopicPartition, _Asked]] = {}
+        by_node: dict[int, dict[TopicPartition, _PartitionFetch]] = {}
         barred = self._busy | self._full_nodes()
         bounded = wanted != float("inf")
         now = self.cluster.runtime.now_ms
         for partition in self._ordered():
             state = self.partitions.of(partition)
             if state.retry_at_ms > now:
-                self._pump_at(state.retry_at_ms)  # the timer may have been set for another one, who was earlier
+                self._pump_at(state.retry_at_ms)  # the timer may have been set for an earlier partition
                 continue
             if not _fetchable(state) or (bounded and self.kept_records(partition) >= wanted):
                 continue
@@ -423,20 +419,20 @@ class Fetcher:
             if node < 0:
                 self._ask_leaders(now)
             elif node not in barred and state.fetch_position is not None:
-                by_node.setdefault(node, {})[partition] = _Asked(state.fetch_position, state.position_version)
+                by_node.setdefault(node, {})[partition] = _PartitionFetch(state.fetch_position, state.position_version)
         for node, asked in by_node.items():
             self._busy.add(node)
             self.cluster.runtime.spawn(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
-        """Whether enough bytes wait. What only paused partitions have does not keep the others waiting."""
+        """Return whether enough bytes wait. Bytes of paused partitions alone do not block the others."""
         most = self.config.queued_max_bytes
         if self.queued_bytes >= most:
             return True
         return self.queued_bytes + self.buffer.nbytes >= most and self.available_records() > 0
 
     def _full_nodes(self) -> set[int]:
-        """Brokers of which enough waits to be decoded."""
+        """Return the brokers with enough responses that wait to be decoded."""
         first: dict[int, int] = {}
         full = set()
         for fetched in self.ready:
@@ -446,7 +442,7 @@ class Fetcher:
         return full
 
     def _enough(self) -> float | None:
-        """How many buffered records of a partition rule it out; None when nothing is to be fetched."""
+        """Return the number of buffered records that rules a partition out; None when no fetch is needed."""
         if self.unbounded:
             return float("inf")
         limit = self.config.max_poll_records
@@ -464,7 +460,7 @@ class Fetcher:
         return self.cluster.metadata.leader(partition)
 
     def _ordered(self) -> dict[TopicPartition, None]:
-        """Partitions, those that gave data last at the end: brokers fill an answer in the order of the request."""
+        """Return the partitions, most recently fetched last: brokers fill a response in the order of the request."""
         if self._order_changes != self.partitions.changes:
             old = {part: None for part in self._order if part in self.partitions}
             self._order = old | {part: None for part in self.partitions if part not in old}
@@ -473,24 +469,26 @@ class Fetcher:
 
     # One fetch.
 
-    async def _fetch(self, node: int, asked: dict[TopicPartition, _Asked]) -> None:
-        session = self._sessions.setdefault(node, FetchSession())
+    async def _fetch(self, node: int, asked: dict[TopicPartition, _PartitionFetch]) -> None:
+        session = self._sessions.setdefault(node, FetchSessionHandler())
         try:
             limit = self.config.max_partition_fetch_bytes
             entries = [FetchEntry(partition, entry.position, limit) for partition, entry in asked.items()]
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
             request = session.request(self.cluster, self.config, entries)
-            answer = await self.cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+            answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
             if not session.answered(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
-        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the application gets any error
             self._not_fetched(session, asked, fault(f"fetch from broker {node}", error))
         finally:
             self._busy.discard(node)
         self.refill()
 
-    def _not_fetched(self, session: FetchSession, asked: dict[TopicPartition, _Asked], error: KafkaError) -> None:
+    def _not_fetched(
+        self, session: FetchSessionHandler, asked: dict[TopicPartition, _PartitionFetch], error: KafkaError
+    ) -> None:
         session.lost()
         if isinstance(error, RetriableError) or error.code.retriable:
             self.cluster.request_metadata()
@@ -505,11 +503,13 @@ class Fetcher:
 
     # One answer.
 
-    def _take_in(self, node: int, asked: dict[TopicPartition, _Asked], answer: FetchResponse, code: ErrorCode) -> None:
+    def _take_in(
+        self, node: int, asked: dict[TopicPartition, _PartitionFetch], answer: FetchResponse, code: ErrorCode
+    ) -> None:
         if code is not ErrorCode.NONE:
             raise error_for(code, f"fetch from broker {node}")
         self.fetches += 1
-        fetched = Fetched(node, [], [], [], 0)
+        fetched = CompletedFetch(node, [], [], [], 0)
         for topic in answer.responses:
             name = topic.topic or self.cluster.metadata.topic_names.get(topic.topic_id, "")
             for part in topic.partitions:
@@ -525,9 +525,9 @@ class Fetcher:
 
     def _take_partition(
         self,
-        fetched: Fetched,
+        fetched: CompletedFetch,
         partition: TopicPartition,
-        entry: _Asked,
+        entry: _PartitionFetch,
         state: PartitionState,
         part: FetchResponse.FetchableTopicResponse.PartitionData,
     ) -> None:
@@ -581,15 +581,15 @@ class Fetcher:
         self._changed()
 
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
-        """Whether it was said for long enough that the position is not there."""
+        """Return whether brokers have reported for long enough that they do not have the position."""
         position, now_ms = state.fetch_position, self.cluster.runtime.now_ms
         assert position is not None
         if state.doubted_ms is None:
             state.doubted_ms = now_ms
-        return now_ms - state.doubted_ms >= patience_ms(position, self.cluster.metadata.partition(partition))
+        return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
 
     def _ask_leaders(self, now_ms: float) -> None:
-        """Metadata, but not again before the retry backoff is over."""
+        """Refresh the metadata, but not before the retry backoff is over."""
         if now_ms >= self._ask_leaders_ms:
             self._ask_leaders_ms = now_ms + self.config.retry_backoff_ms
             refresh = self.cluster.request_metadata()
@@ -599,16 +599,16 @@ class Fetcher:
         self._pump_at(self._ask_leaders_ms)
 
     def _asked_leaders(self, refresh: Promise[None]) -> None:
-        """No leader is known, and what keeps metadata away does not pass by itself.
+        """Report why no leader is known, if the refresh has failed for a lasting reason.
 
-        A login was refused, say, or an answer can't be read.
+        Examples are a refused login and a response that can't be decoded.
         """
         if isinstance(refresh.error, KafkaError):
             self.error = refresh.error
             self._changed()
 
     def _later(self, state: PartitionState) -> None:
-        """Not before the retry backoff is over."""
+        """Retry the partition after the retry backoff."""
         state.retry_at_ms = self.cluster.runtime.now_ms + self.config.retry_backoff_ms
         self._pump_at(state.retry_at_ms)
 
@@ -618,8 +618,8 @@ class Fetcher:
             self.cluster.runtime.at(when).on_done(lambda _: self.pump())
 
 
-def _goes_on(state: PartitionState, asked: _Asked) -> bool:
-    """Whether what was asked for is what comes next: one that stood still answers when another has long done so."""
+def _goes_on(state: PartitionState, asked: _PartitionFetch) -> bool:
+    """Return whether a response continues at the current fetch position; a stalled broker's may be outdated."""
     position = state.fetch_position
     return (
         position is not None

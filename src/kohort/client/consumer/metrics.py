@@ -1,4 +1,4 @@
-"""What a consumer counts."""
+"""Metrics of a consumer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFigures:
-    """Counters of a consumer since it was made, and what it keeps now.
+    """Counters of a consumer since it was made, and the records it holds now.
 
     Attributes:
-        lapses: How often nothing was handed out because the coordinator had not answered for the lease it told.
+        lapses: How often polls returned nothing because the coordinator had not answered within its lease.
     """
 
     polls: int

@@ -1,4 +1,4 @@
-"""Finds the positions that are not known: the group's committed offset, else what the reset policy says."""
+"""Lookup of unknown positions: the group's committed offset, else the reset policy."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from kohort.client.settings import ConsumerConfig, duration_ms
 from kohort.errors import ErrorCode, KafkaError, OffsetError, RetriableError, error_for
 from kohort.ids import TopicPartition
 
-# -- Whether to believe a broker that does not have an offset
+# -- Verification of a missing offset
 #
-# A leader that stood still answers as leader for a moment after it wakes, when another has led for long: what that one
-# took is not there, and a reset would begin the partition anew. The leader epoch tells such a broker from the leader
-# where both the position and the metadata have one (KIP-320): a position of a later epoch says that the metadata is
-# old. Where a position has none, the answer has to last.
+# A stalled leader still answers as leader for a moment after it wakes, when another has led for long. It lacks what the
+# new leader has taken, and a reset would start the partition over. The leader epoch tells the two apart where both the
+# position and the metadata have one (KIP-320). A later epoch in the position shows that the metadata is outdated. Where
+# a position has no epoch, the claim has to last.
 
 CONFIRM_MS: Final = 1_000
-"""A broker that woke has learnt by then that it leads no more."""
+"""Within this time a broker that wakes learns that it is no longer the leader."""
 BEHIND_MS: Final = 10_000
-"""All brokers name an earlier epoch than the position's for so long: that was of another log under this name."""
+"""All brokers name an earlier epoch than the position's for this long: the position belongs to another log of this
+name."""
 
 
-def patience_ms(position: Position, info: PartitionInfo | None) -> int:
-    """How long brokers have to say that they do not have a position, until that is believed.
+def confirmation_ms(position: Position, info: PartitionInfo | None) -> int:
+    """Return how long brokers must report a missing position until this is believed.
 
     Args:
-        position: What was asked for.
-        info: What the metadata says of its partition.
+        position: The position of the fetch.
+        info: The metadata of its partition.
     """
     named = -1 if info is None else info.leader_epoch
     if position.leader_epoch < 0 or named < 0:
@@ -48,7 +49,7 @@ log = logging.getLogger("kohort.client")
 
 
 class PositionFinder:
-    """One task that looks for missing positions whenever `look` says that there may be some."""
+    """A task that looks unknown positions up whenever `look` reports that there may be some."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class PositionFinder:
         self._looked: Promise[None] = Promise()
 
     def look(self) -> None:
-        """Positions may be missing now."""
+        """Report that positions may be unknown now."""
         if self._task is None:
             self._task = self._cluster.runtime.spawn(self._run(), "positions")
         looked, self._looked = self._looked, Promise()
@@ -79,9 +80,9 @@ class PositionFinder:
 
     @property
     def error(self) -> KafkaError | None:
-        """Why positions can't be found.
+        """The error of the position lookup.
 
-        None if the application has meanwhile placed or dropped all that were asked for.
+        None if the application has since sought or dropped all of these partitions.
         """
         moot = self._asked and not any(self._still_asked(partition) for partition in self._asked)
         return None if moot else self._error
@@ -91,7 +92,7 @@ class PositionFinder:
         return state is not None and state.position_version == self._asked[partition] and state.position is None
 
     def take_error(self) -> KafkaError | None:
-        """As `error`, once: the positions are looked for again."""
+        """Return `error` once; the positions are then looked up again."""
         error, self._error = self.error, None
         if error is not None:
             self.look()
@@ -102,7 +103,7 @@ class PositionFinder:
             self._task.cancel()
 
     def out_of_range(self, partition: TopicPartition) -> None:
-        """The broker does not have the position: reset it, or say so."""
+        """Reset a position that the broker does not have, or fail the partition."""
         state = self._partitions.of(partition)
         offset = state.fetch_position.offset if state.fetch_position is not None else -1
         if self._config.auto_offset_reset == "none":
@@ -122,7 +123,7 @@ class PositionFinder:
         self.look()
 
     def truncated(self, partition: TopicPartition, common: Position) -> None:
-        """A new leader never had what was read last: records were lost after an unclean election.
+        """Continue at the last common position, because the new leader lacks records after an unclean election.
 
         Source: KIP-320, "Truncation detection".
         """
@@ -135,7 +136,7 @@ class PositionFinder:
         if self._config.auto_offset_reset == "none":
             self._partitions.fail(partition, OffsetError(f"{text}; seek to go on", partition=partition))
         else:
-            log.warning("%s: going on from there", text)
+            log.warning("%s: continuing there", text)
             self._partitions.place(partition, common)
         self._changed()
         self._found()
@@ -152,13 +153,13 @@ class PositionFinder:
                     continue
             except RetriableError as error:
                 failures += 1
-                log.debug("positions are not found yet: %s", error)
+                log.debug("could not look positions up yet: %s", error)
                 wait = self._cluster.links.backoff_ms(
                     failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
                 )
                 await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue
-            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - the application gets any error
                 self._error = fault("positions", error)
                 self._changed()
             await looked
@@ -194,7 +195,7 @@ class PositionFinder:
         self._found()
 
     async def _reset(self, looked: Promise[None]) -> bool:
-        """Find positions by policy; True: look again at once. `looked` ends a wait for leaders."""
+        """Look positions up by policy; True: look again at once. `looked` ends a wait for leaders."""
         wanted = self._partitions.to_reset()
         if not wanted:
             return False
@@ -204,7 +205,7 @@ class PositionFinder:
             by_leader[self._cluster.metadata.leader(part)][part] = self._time_of(policy)
         leaderless = by_leader.pop(-1, {})
         await gather([self._cluster.runtime.spawn(self._reset_at(times), "positions") for times in by_leader.values()])
-        if leaderless:  # they may not be there at all: others that are wanted meanwhile do not wait for them
+        if leaderless:  # they may not exist: other partitions must not wait for them
             await self._cluster.runtime.first(self._cluster.request_metadata(), looked)
             if any(self._cluster.metadata.leader(part) >= 0 for part in leaderless):
                 return True
@@ -216,13 +217,13 @@ class PositionFinder:
         return True
 
     async def _reset_at(self, times: Mapping[TopicPartition, int]) -> None:
-        """Find positions of one leader's partitions."""
+        """Look up the positions of one leader's partitions."""
         committed_only = self._config.isolation_level == "read_committed"
-        found = await list_offsets(self._cluster, times, read_committed=committed_only)
-        late = {part: LATEST for part, value in found.items() if value.offset < 0}
+        offsets = await list_offsets(self._cluster, times, read_committed=committed_only)
+        late = {part: LATEST for part, value in offsets.items() if value.offset < 0}
         if late:
-            found.update(await list_offsets(self._cluster, late, read_committed=committed_only))
-        for part, value in found.items():
+            offsets.update(await list_offsets(self._cluster, late, read_committed=committed_only))
+        for part, value in offsets.items():
             if self._still_asked(part):
                 self._partitions.place(part, Position(value.offset))
         self._changed()

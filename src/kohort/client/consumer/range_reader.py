@@ -1,4 +1,4 @@
-"""Reads ranges of offsets without a group: big fetches, one ahead, bounded memory."""
+"""Reader of offset ranges without a group: large fetches, one prefetched, bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kohort.client.consumer.fetching import FETCH_LANE, MOVED, FetchEntry, fetch
 from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import Position
 from kohort.client.lookups import Lookups
-from kohort.client.net.cluster import Node
+from kohort.client.net.cluster import BrokerById
 from kohort.client.net.health import reach
 from kohort.client.net.metadata import TopicInfo
 from kohort.client.net.thread_driver import ThreadClient
@@ -35,7 +35,7 @@ _NAMED_TIMES = {"earliest": EARLIEST, "latest": LATEST}
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One fetch's record set, and where the next one begins (-1: nothing came)."""
+    """One fetch's record set, and where the next one begins (-1: no records)."""
 
     records: memoryview
     aborted: list[tuple[int, int]]
@@ -44,8 +44,8 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """What is read: a partition, and which topic of that name (None: whichever)."""
+class _ReadTarget:
+    """The partition to read, and its topic's id (None: any topic of that name)."""
 
     partition: TopicPartition
     topic_id: UUID | None
@@ -53,14 +53,14 @@ class _Source:
 
 @checked
 class RangeReader(Lookups):
-    """Fetches offsets [start, end) of partitions as Arrow batches.
+    """A reader of offsets [start, end) of partitions as Arrow batches.
 
         with RangeReader("127.0.0.1:9092", columns=("key", "value", "offset")) as reader:
             for batch in reader.read(TopicPartition("flights", 0), 0, 100_000):
                 ...
 
-    Keeps its connections between reads. Holds at most three fetch answers of `fetch_bytes`. One thread may use it at a
-    time.
+    The connections are kept between reads. Memory holds at most three fetch responses of `fetch_bytes`. One thread may
+    use it at a time.
     """
 
     @checked_call
@@ -72,13 +72,13 @@ class RangeReader(Lookups):
         fetch_bytes: int = 8 * 1024 * 1024,
         **settings: Any,
     ) -> None:
-        """Connects with the first call.
+        """Make a reader, which connects with the first call.
 
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
             columns: Out of key, value, topic, partition, offset, timestamp, timestampType, headers; None: all.
-            fetch_bytes: Asked for at once from one partition.
-            **settings: Of `ConsumerConfig` (isolation_level, check_crcs, security …), by either kind of name.
+            fetch_bytes: Bytes per fetch of one partition.
+            **settings: Settings of `ConsumerConfig` (isolation_level, check_crcs, security …), by either kind of name.
         """
         config = client_config(ConsumerConfig, bootstrap_servers, settings)
         super().__init__(ThreadClient(config), config)
@@ -98,28 +98,29 @@ class RangeReader(Lookups):
         fail_on_data_loss: bool = True,
         topic_id: UUID | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches with the records of [start, end), in order, one fetch answer or less each.
+        """Yield batches with the records of [start, end), in order, each from at most one fetch response.
 
-        Offsets without a record (compacted, control, aborted records) are passed over.
+        Offsets without a record (compacted, control, aborted records) are skipped.
 
         Args:
-            partition: Which.
+            partition: The partition.
             start: The first offset.
-            end: The offset after the last one; when it lies after the partition's end, `read` waits for data until
+            end: The offset after the last one. If it lies after the partition's end, `read` waits for data until
                 `default_api_timeout_ms` has passed without any.
-            fail_on_data_loss: False goes on at the first offset there is when retention has removed a part.
-            topic_id: The topic that the offsets belong to: nothing is read of another one of the same name. None: the
-                one that has the name at the time.
+            fail_on_data_loss: If False, continue at the first available offset when retention has removed a part.
+            topic_id: The id of the topic that the offsets belong to: another topic of the same name is not read. None:
+                the
+                topic that has the name at the time.
 
         Raises:
-            NotFoundError: the topic of `topic_id` was deleted, or made again.
-            OffsetError: a part of the range is gone; names offsets.
-            TimedOutError: no data for `default_api_timeout_ms`.
-            CorruptDataError: a damaged batch; names its offset.
+            NotFoundError: The topic of `topic_id` was deleted or recreated.
+            OffsetError: A part of the range is no longer available; names offsets.
+            TimedOutError: No data for `default_api_timeout_ms`.
+            CorruptDataError: A batch is damaged; names its offset.
         """
         if start >= end:
             return
-        of = _Source(partition, topic_id)
+        of = _ReadTarget(partition, topic_id)
         position = start
         ahead = self._client.submit(self._fetch(of, position, end, fail_on_data_loss))
         try:
@@ -141,7 +142,7 @@ class RangeReader(Lookups):
             if damage is not None and damage.offset < end:
                 raise damage_error(given, damage)
 
-    async def _fetch(self, of: _Source, offset: int, end: int, fail: bool) -> _Answer:
+    async def _fetch(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> _Answer:
         cluster, partition = self._client.cluster, of.partition
         limit_ms = self.config.default_api_timeout_ms
         deadline = cluster.runtime.now_ms + limit_ms
@@ -153,7 +154,7 @@ class RangeReader(Lookups):
                 doubted_ms = now_ms if doubted_ms is None else doubted_ms
                 if now_ms - doubted_ms < CONFIRM_MS:
                     await cluster.runtime.sleep(self.config.retry_backoff_ms)
-                    await self._look_again(of)
+                    await self._refresh(of)
                     continue
                 offset = await self._resume(of, offset, end, fail)
                 if offset >= end:
@@ -165,21 +166,21 @@ class RangeReader(Lookups):
                     f"{partition}: no data at offset {offset} (of a range up to {end}) for {limit_ms} ms"
                 )
 
-    async def _attempt(self, of: _Source, offset: int) -> _Answer | None:
-        """One fetch; None when the offset is out of range."""
+    async def _attempt(self, of: _ReadTarget, offset: int) -> _Answer | None:
+        """Fetch once; return None when the offset is out of range."""
         cluster, partition = self._client.cluster, of.partition
         node = await self._leader(of)
         request = fetch_request(
             cluster, self.config, [FetchEntry(partition, Position(offset), self._fetch_bytes)], self._fetch_bytes
         )
         timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-        answer = await cluster.send(request, Node(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
+        answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, lane=FETCH_LANE)
         if answer.error_code or not answer.responses:
             raise error_for(answer.error_code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition} can't be read")
         part = answer.responses[0].partitions[0]
         code = ErrorCode.of(part.error_code)
         if code in MOVED:
-            await self._look_again(of)
+            await self._refresh(of)
         elif of.topic_id is not None and answer.responses[0].topic_id != of.topic_id:
             await self._refuse_another(of, node)  # the fetch went by name
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -190,7 +191,7 @@ class RangeReader(Lookups):
         aborted = [(txn.producer_id, txn.first_offset) for txn in part.aborted_transactions or ()]
         return _Answer(records, aborted, offset, extent(records).next_offset)
 
-    async def _leader(self, of: _Source) -> int:
+    async def _leader(self, of: _ReadTarget) -> int:
         cluster, partition = self._client.cluster, of.partition
         if of.topic_id is None:
             return await cluster.leader(partition)
@@ -201,40 +202,40 @@ class RangeReader(Lookups):
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader of {partition} is known")
         return node
 
-    async def _look_again(self, of: _Source) -> None:
+    async def _refresh(self, of: _ReadTarget) -> None:
         if of.topic_id is None:
             await self._client.cluster.describe_topics([of.partition.topic])
         else:
             await self._refuse_another(of)
 
-    async def _refuse_another(self, of: _Source, node: int | None = None) -> None:
-        """Ask whose the name is now.
+    async def _refuse_another(self, of: _ReadTarget, node: int | None = None) -> None:
+        """Check that the topic's name still belongs to the topic to read.
 
         Args:
-            of: What is read.
-            node: The broker that a fetch by name went to, which knows what it gave; None: any.
+            of: The partition to read.
+            node: The broker that answered a fetch by name, and knows the topic's id; None: any.
 
         Raises:
-            NotFoundError: another topic's, or no one's.
+            NotFoundError: The name belongs to another topic, or to none.
         """
         topic = of.partition.topic
         if node is not None:
-            asked = MetadataRequest.MetadataRequestTopic(name=topic)
-            request = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
-            told = (await self._client.cluster.send(request, Node(node))).topics
-            if any(one.topic_id == of.topic_id for one in told):
+            named = MetadataRequest.MetadataRequestTopic(name=topic)
+            request = MetadataRequest(topics=[named], allow_auto_topic_creation=False)
+            responding = (await self._client.cluster.send(request, BrokerById(node))).topics
+            if any(topic_info.topic_id == of.topic_id for topic_info in responding):
                 return
-        found = (await present_topics(self._client.cluster, [topic])).get(topic)
-        if found is None:
+        current = (await present_topics(self._client.cluster, [topic])).get(topic)
+        if current is None:
             raise NotFoundError(f"topic {topic} (id {of.topic_id}) was deleted")
-        if found.topic_id != of.topic_id:
+        if current.topic_id != of.topic_id:
             raise NotFoundError(
-                f"topic {topic} was deleted and made again: its id was {of.topic_id} and is {found.topic_id} now"
+                f"topic {topic} was deleted and made again: its id was {of.topic_id} and is {current.topic_id} now"
             )
-        if of.partition.partition not in found.partitions:
+        if of.partition.partition not in current.partitions:
             raise NotFoundError(f"{of.partition} does not exist")
 
-    async def _resume(self, of: _Source, offset: int, end: int, fail: bool) -> int:
+    async def _resume(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> int:
         cluster, partition = self._client.cluster, of.partition
         gone = of.topic_id is not None
         first, last = [
@@ -254,31 +255,31 @@ class RangeReader(Lookups):
         return max(first.offset, offset)
 
     def reach(self, timeout_ms: float) -> None:
-        """Have a connection to a broker, in bounded time.
+        """Connect to a broker within a time limit.
 
         Raises:
-            TimedOutError: none could be had; names addresses and causes.
-            KafkaError: a login was refused, or another thing that trying again does not cure; at once.
+            TimedOutError: No broker could be connected; names addresses and causes.
+            KafkaError: A login was refused, or another error that a retry does not cure; raised at once.
         """
         self._client.call(reach(self._client.cluster, timeout_ms))
 
     def present_topics(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
-        """Those of the topics that exist, asked now, with their ids and partitions; at once, also of those deleted.
+        """Return the topics that exist, asked now, with their ids and partitions; deleted ones are detected at once.
 
         Raises:
-            KafkaError: a topic can't be seen for another reason than that it does not exist.
+            KafkaError: A topic is not visible for another reason than that it does not exist.
         """
         return self._client.call(present_topics(self._client.cluster, topics))
 
     def present_offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Offsets by time of those partitions that exist.
+        """Look up offsets by time of the partitions that exist.
 
         Args:
             wanted: Milliseconds since the epoch, "earliest", or "latest" (as `end_offsets` means it), by partition.
 
         Returns:
-            What was found; `offset` is -1 where no record is at or after the time. Partitions that do not exist are
-            left out, at once.
+            The offsets; `offset` is -1 if no record is at or after the time. Partitions that do not exist are left out,
+            at once.
         """
         committed = self.config.isolation_level == "read_committed"
         times = {tp: when if isinstance(when, int) else _NAMED_TIMES[when] for tp, when in wanted.items()}
@@ -287,7 +288,7 @@ class RangeReader(Lookups):
         )
 
     def topics(self, timeout_ms: float | None = None) -> list[str]:
-        """All topics, sorted; internal ones left out."""
+        """Return all topics, sorted; internal ones left out."""
         return self._client.call(topic_names(self._client.cluster, timeout_ms))
 
     def close(self) -> None:

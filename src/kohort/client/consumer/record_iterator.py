@@ -1,4 +1,4 @@
-"""Records one by one, with positions that follow each: what iteration over a consumer is made of. Pure.
+"""Iteration over a consumer: records one by one, with positions that follow each. Pure.
 
 Source: spec 2.5, 2.7.
 """
@@ -16,13 +16,13 @@ from kohort.columns import Record
 from kohort.ids import TopicPartition
 
 
-class HandingOut:
-    """What one poll took and the application has not seen all of.
+class RecordIterator:
+    """The records of one poll that a loop over the consumer has not reached yet.
 
     Attributes:
-        open: Partitions being handed out, with the version of their position.
-        giving: Whether a loop has a record in hand.
-        halted: They may be others' by now: what is being handed out ends, and comes again if they are not.
+        open: The partitions of the poll, with the version of their position.
+        giving: Whether a loop has a current record.
+        halted: Whether other members may own the partitions by now: the iteration ends; its rest is fetched again.
     """
 
     def __init__(self, partitions: Partitions, config: ConsumerConfig) -> None:
@@ -36,10 +36,10 @@ class HandingOut:
         self._config = config
 
     def give(self, slices: Sequence[Slice]) -> Iterator[Record]:
-        """Records one by one; the position follows each as it is given out.
+        """Yield records one by one; the position follows each.
 
-        Ends a partition early when the application seeks or pauses it meanwhile, and everything when it polls: what it
-        has not seen then comes again.
+        A partition ends early when the application seeks or pauses it meanwhile, and all end when it polls. The records
+        that were not yielded are fetched again.
         """
         self.open, self._returned, self._record = {}, {}, None
         for part in slices:
@@ -49,22 +49,22 @@ class HandingOut:
                 state.position = _position_in(part, part.start)
         try:
             for part in slices:
-                yield from self._each(part)
+                yield from self._yield_records(part)
         finally:
             self.giving = False
         self.open = {}
 
     def returned(self, slices: Sequence[Slice]) -> None:
-        """A poll returns these; nothing: the next one begins, and what was returned before is finished."""
+        """Record the slices that a poll returns; none: a new poll begins, and the records before count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             if part.partition not in self._returned:
                 self._returned[part.partition] = _position_in(part, part.start)
 
     def step_back(self, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Set positions back to the record that a loop has in hand, or to what the last poll returned.
+        """Set positions back to the loop's current record, or to the start of the last poll.
 
-        Not where the application has committed more by itself.
+        Positions that the application itself has committed beyond that stay.
         """
         unfinished = self._returned
         if self._record is not None and self._record_of is not None:
@@ -76,7 +76,7 @@ class HandingOut:
             if known is None or known.offset < position.offset:
                 state.position = position
 
-    def _each(self, part: Slice) -> Iterator[Record]:
+    def _yield_records(self, part: Slice) -> Iterator[Record]:
         partition = part.partition
         position_version = self.open.get(partition)
         if position_version is None:
@@ -92,7 +92,10 @@ class HandingOut:
             if state.paused or self.halted:
                 self._take_back(partition, position_version)
                 return
-            self._record, self.giving = record, True  # before anything that may raise: nobody has seen it yet
+            self._record, self.giving = (
+                record,
+                True,
+            )  # before anything that may raise: the application has not got it yet
             state.position = Position(record.offset + 1, epoch)
             apply_deserializers(record, self._config.key_deserializer, self._config.value_deserializer)
             yield record
@@ -103,14 +106,14 @@ class HandingOut:
             state.position = _position_in(part, part.stop)
 
     def _take_back(self, partition: TopicPartition, position_version: int) -> None:
-        """What was taken out of a partition and not handed out is fetched again."""
+        """Fetch the records of a partition again that were not yielded."""
         self.open.pop(partition, None)
         state = self._partitions.get(partition)
         if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.place(partition, state.position)
 
     def take_back(self) -> None:
-        """End what is being handed out; what nobody has seen comes again."""
+        """End the iteration; the records that were not yielded are fetched again."""
         for partition, position_version in list(self.open.items()):
             self._take_back(partition, position_version)
 

@@ -1,4 +1,4 @@
-"""What `poll` returns: records, made from the columns when they are looked at."""
+"""The result of `poll`: records, created lazily from the decoded columns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _AT_ONCE = 4096
 
 @checked
 class Records:
-    """Records of one poll, grouped by partition, in the order of their offsets within each.
+    """The records of one poll, grouped by partition, in the order of their offsets within each.
 
-    Iterating makes `Record` objects in small lots; `to_arrow` makes none.
+    Iterating creates `Record` objects in small lots; `to_arrow` creates none.
     """
 
     __slots__ = ("_key", "_slices", "_value")
@@ -46,20 +46,20 @@ class Records:
         return chain.from_iterable(lot for part in self._slices for lot in self._lots(part))
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions that have records here."""
+        """Return the partitions that have records here."""
         return list(dict.fromkeys(part.partition for part in self._slices))
 
     def records(self, partition: TopicPartition) -> list[Record]:
-        """The records of one partition."""
+        """Return the records of one partition."""
         mine = [part for part in self._slices if part.partition == partition]
         return [record for part in mine for lot in self._lots(part) for record in lot]
 
     def by_partition(self) -> dict[TopicPartition, list[Record]]:
-        """All records, by partition."""
+        """Return all records, by partition."""
         return {partition: self.records(partition) for partition in self.partitions()}
 
     def to_arrow(self) -> pa.RecordBatch | None:
-        """The same records as one Arrow batch; None without records. Deserializers are not applied."""
+        """Return these records as one Arrow batch; None without records. Deserializers are not applied."""
         return to_batch(self._slices)
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class Records:
 def apply_deserializers(
     record: Record, key: Callable[[bytes], Any] | None, value: Callable[[bytes], Any] | None
 ) -> None:
-    """Replace key and value by what the functions make of them; None stays None."""
+    """Deserialize key and value in place; None stays None."""
     if key is not None and record.key is not None:
         record.key = key(record.key)
     if value is not None and record.value is not None:
@@ -89,7 +89,7 @@ def apply_deserializers(
 
 
 def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
-    """One Arrow batch of all slices: without a copy where they lie side by side in one decode."""
+    """Join all slices into one Arrow batch, without a copy if they are adjacent in one block."""
     runs: list[tuple[Rows, int, int]] = []
     for part in sorted(slices, key=lambda part: part.start) if _one_block(slices) else slices:
         if runs and runs[-1][0] is part.block and runs[-1][2] == part.start:

@@ -1,4 +1,4 @@
-"""What the application wants to read, and how far it has come: partitions, positions, pauses. Pure.
+"""State of a consumer's partitions: positions, pauses, errors. Pure.
 
 A position is the offset of the next record that a poll returns. It moves only when records are returned, when the
 application seeks, or when there is nothing at it (control records, compaction); never by fetching.
@@ -18,11 +18,11 @@ from kohort.ids import NO_TOPIC_ID, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to read on.
+    """The position of the next record to read.
 
     Attributes:
-        offset: Of the next record wanted.
-        leader_epoch: Of the record before it, or -1: what truncation is found by.
+        offset: The offset of the next record.
+        leader_epoch: The epoch of the record before it, or -1: truncation is detected by it.
     """
 
     offset: int
@@ -35,17 +35,20 @@ class PartitionState:
 
     Attributes:
         position: None until known: from the committed offset or the reset policy.
-        fetch_position: Where the next fetch starts: `position`, or after what is fetched already.
-        position_version: Changes with every seek and every new assignment, and never comes again: what was fetched at
-            another one is thrown away, also when the partition went and came back meanwhile.
-        reset: The policy or timestamp being asked for; None when the position stands.
-        high_watermark, log_start, last_stable: What the last fetch told; -1 unknown.
-        replica: Where to fetch instead of at the leader (KIP-392), or None.
-        doubted_ms: Since when brokers say that they do not have the position, while that is not believed; None: never.
-        broken: Why it can't be read on; raised by the next poll that reaches it.
-        wanted: The group wants it back, and it is held a while longer: nothing of it is returned.
-        withheld: The topic was made again, and the group has not said yet whose its partitions are: no position is
-            looked for, so that none is committed.
+        fetch_position: Where the next fetch starts: `position`, or after the fetched records.
+        position_version: Changes with every seek and every new assignment, and is never reused. Records that were
+            fetched
+            at another version are dropped, also when the partition was revoked and reassigned meanwhile.
+        reset: The policy or timestamp that is being looked up; None when the position is valid.
+        high_watermark, log_start, last_stable: Offsets from the last fetch; -1 unknown.
+        replica: The broker to fetch from instead of the leader (KIP-392), or None.
+        doubted_ms: Since when brokers report that they do not have the position, while this is not believed; None:
+            never.
+        broken: Why the partition can't be read; raised by the next poll that reaches it.
+        wanted: The group revokes the partition, and the application still holds it: none of its records are returned.
+        withheld: The topic was recreated, and the group has not reassigned its partitions yet: no position is looked
+            up, so
+            that none is committed.
     """
 
     position: Position | None = None
@@ -70,9 +73,9 @@ class Partitions:
 
     Attributes:
         changes: Grows when the set changes.
-        voided: Grows when something that was fetched becomes void.
-        paused: Those of which nothing is returned: paused by the application, or wanted back by the group.
-        ids: The ids under which topics are held, where they are known: positions are of those, and of no others.
+        voided: Grows when fetched records become void.
+        paused: The partitions of which no records are returned: paused by the application, or revoked by the group.
+        ids: The known ids of the topics: positions are valid in the topics of these ids only.
     """
 
     def __init__(self) -> None:
@@ -100,10 +103,10 @@ class Partitions:
         return self._states.get(partition)
 
     def of(self, partition: TopicPartition) -> PartitionState:
-        """The state of an assigned partition.
+        """Return the state of an assigned partition.
 
         Raises:
-            NotFoundError: it is not assigned to this consumer.
+            NotFoundError: The partition is not assigned to this consumer.
         """
         state = self._states.get(partition)
         if state is None:
@@ -111,7 +114,7 @@ class Partitions:
         return state
 
     def set(self, wanted: Iterable[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Make these the assigned ones; those that stay keep their state. Returns (added, removed)."""
+        """Set the assigned partitions; those that stay keep their state. Returns (added, removed)."""
         target = dict.fromkeys(sorted(wanted))
         added = [part for part in target if part not in self._states]
         removed = [part for part in self._states if part not in target]
@@ -130,7 +133,7 @@ class Partitions:
         dropped = set(gone)
         self.set([part for part in self._states if part not in dropped])
 
-    # What is not to be returned for now.
+    # Pauses and revocations.
 
     def pause(self, partition: TopicPartition) -> None:
         self.of(partition).paused = True
@@ -143,24 +146,24 @@ class Partitions:
             self.paused.discard(partition)
 
     def hold(self, wanted: Iterable[TopicPartition]) -> None:
-        """The group wants these back: nothing of them is returned, however long they are held."""
+        """Mark partitions that the group revokes: no records of them are returned, however long they are held."""
         for partition in wanted:
             self.of(partition).wanted = True
             self.pause(partition)
 
     def wanted(self) -> list[TopicPartition]:
-        """What the group wants back, sorted."""
+        """Return the partitions that the group revokes, sorted."""
         return [partition for partition, state in self._states.items() if state.wanted]
 
     def withhold(self, topics: Collection[str]) -> None:
-        """Withhold the partitions of these topics, and no others."""
+        """Withhold the partitions of exactly these topics."""
         for partition, state in self._states.items():
             state.withheld = partition.topic in topics
 
-    # Topics that are made again.
+    # Recreated topics.
 
-    def note_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
-        """Keep the ids that metadata had when topics came, and has now of those that were made again."""
+    def store_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
+        """Store the topic ids: those of the first metadata, and the current ones of recreated topics."""
         topics = {partition.topic for partition in self._states}
         ids = {topic: known(topic) if topic in again else self.ids.get(topic, known(topic)) for topic in topics}
         self.ids = {topic: held for topic, held in ids.items() if held != NO_TOPIC_ID}
@@ -168,7 +171,7 @@ class Partitions:
     # Positions.
 
     def fail(self, partition: TopicPartition, error: KafkaError, *, void: bool = False) -> None:
-        """It can't be fetched on, until it is placed elsewhere; with `void`, what was fetched is void too."""
+        """Mark a partition as unreadable until it has a new position; with `void`, drop its fetched records too."""
         state = self.of(partition)
         state.broken = error
         self._broken[partition] = None
@@ -177,18 +180,18 @@ class Partitions:
             state.fetch_position = state.position
 
     def failed(self) -> list[tuple[TopicPartition, KafkaError]]:
-        """Partitions that can't be fetched on, and why."""
+        """Return the partitions that can't be read, and why."""
         if not self._broken:
             return []
         states = [(partition, self._states.get(partition)) for partition in self._broken]
-        found = [
+        failures = [
             (partition, state.broken) for partition, state in states if state is not None and state.broken is not None
         ]
-        self._broken = dict.fromkeys(partition for partition, _ in found)
-        return found
+        self._broken = dict.fromkeys(partition for partition, _ in failures)
+        return failures
 
     def place(self, partition: TopicPartition, position: Position) -> None:
-        """The position becomes known: committed, reset to, or sought. What was fetched before is void."""
+        """Set a position that was committed, reset or sought. Records fetched before are void."""
         state = self.of(partition)
         state.position = state.fetch_position = position
         self._begin_era(state)
@@ -196,7 +199,7 @@ class Partitions:
         state.broken = None
 
     def forget(self, partition: TopicPartition, reset: str | int | None) -> None:
-        """The position must be found (again) by this policy; None: from the committed offset."""
+        """Forget the position, to be looked up by this policy; None: by the committed offset."""
         state = self.of(partition)
         state.position = state.fetch_position = None
         self._begin_era(state)
@@ -209,17 +212,17 @@ class Partitions:
         self.voided += 1
 
     def consumed(self, partition: TopicPartition, position: Position) -> None:
-        """Records up to here were returned."""
+        """Record that records up to here were returned."""
         state = self._states.get(partition)
         if state is not None and state.position is not None:
             state.position = position
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """The known positions."""
+        """Return the known positions."""
         return {part: state.position for part, state in self._states.items() if state.position is not None}
 
     def without_position(self) -> list[TopicPartition]:
-        """Those whose position must be found, without a policy chosen yet."""
+        """Return the partitions whose position is unknown, and for which no policy is chosen yet."""
         return [
             part
             for part, state in self._states.items()
@@ -227,7 +230,7 @@ class Partitions:
         ]
 
     def to_reset(self) -> dict[TopicPartition, str | int]:
-        """Those whose position a policy must find."""
+        """Return the partitions whose position a reset policy must determine."""
         return {
             part: state.reset
             for part, state in self._states.items()

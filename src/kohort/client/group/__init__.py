@@ -1,1 +1,1 @@
-"""A place in a group: joining, holding an assignment, leaving, in either protocol."""
+"""Membership in a group: joining, holding an assignment, leaving, in each of the protocols."""

@@ -1,18 +1,18 @@
-"""A member in the classic protocol: members join, the leader among them assigns.
+"""Group membership in the classic protocol: members join, and the leader among them assigns.
 
-States, and what moves the member on:
+States and transitions:
 
 ========== ======================================================== ====================================================
-state      meaning                                                  leaves it
+state      meaning                                                  left by
 ========== ======================================================== ====================================================
-IDLE       no subscription, or given up for not polling             subscribe; poll
-REVOKING   waits for the application to release partitions          release, or fenced meanwhile
-JOINING    JoinGroup is out; partitions are held only cooperatively its answer
-SYNCING    joined; the leader assigns; SyncGroup is out             its answer
-HOLDING    a generation is held, heartbeats go on                   the group rebalances; subscription or metadata
+IDLE       no subscription, or left because of a missing poll.      subscribe; poll.
+REVOKING   waits for the application to release partitions.         release, or fenced meanwhile.
+JOINING    JoinGroup is sent; cooperative members keep partitions.  its response.
+SYNCING    joined; the leader assigns; SyncGroup is sent.           its response.
+HOLDING    a generation is held, heartbeats continue.               the group rebalances; subscription or metadata
                                                                     change; fenced; session over by the own clock; poll
-                                                                    overdue
-LEFT       closed                                                   -
+                                                                    overdue.
+LEFT       closed.                                                  -
 ========== ======================================================== ====================================================
 
 Source: spec 3.1–3.11, KIP-62, KIP-345, KIP-394, KIP-429.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
@@ -52,7 +52,7 @@ from kohort.wire.groups import (
     SyncGroupRequest,
 )
 
-# -- What the members of a classic group tell each other through the coordinator: subscriptions up, assignments down
+# -- Subscriptions and assignments, which members exchange through the coordinator
 #
 # Their bytes are in `kohort.consumer_protocol`. Source: spec 3.2-3.6, 3.10, 3.13; KIP-429; KIP-792.
 
@@ -60,7 +60,7 @@ log = logging.getLogger("kohort.client")
 
 
 class ClassicProtocol:
-    """Builds and reads the protocol's bytes, runs the assignor as the leader, and watches for reasons to rebalance."""
+    """Codec of subscriptions and assignments; runs the assignor as the leader and detects changed metadata."""
 
     protocol_type = CONSUMER_PROTOCOL_TYPE
 
@@ -85,20 +85,20 @@ class ClassicProtocol:
         self._want()
 
     def topics(self) -> tuple[str, ...]:
-        """The topics subscribed to, as far as metadata tells."""
+        """Return the subscribed topics, as far as they are in the metadata."""
         if self._subscription is None:
             return ()
         return self._subscription.resolve(self._cluster.metadata, self._config.exclude_internal_topics)
 
     def unsubscribed(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those held whose topic is not subscribed to any more."""
+        """Return the held partitions whose topic is no longer subscribed."""
         topics = set(self.topics())
         return [part for part in held if part.topic not in topics]
 
-    # Up: this member's subscription.
+    # This member's subscription.
 
     async def prepare(self) -> None:
-        """A pattern needs to have seen the topics before it can join."""
+        """Load all topics before a member with a pattern joins."""
         if (
             self._subscription is not None
             and self._subscription.pattern is not None
@@ -107,7 +107,7 @@ class ClassicProtocol:
             await self._cluster.refresh_metadata(self._config.default_api_timeout_ms)
 
     def metadata(self, held: Assignment, generation: int) -> list[tuple[str, bytes]]:
-        """The join's protocols: assignor name and subscription bytes, by preference."""
+        """Return the protocols of a JoinGroup: assignor name and subscription bytes, by preference."""
         topics = self.topics()
         self._joined_with = topics
         protocols = []
@@ -126,13 +126,13 @@ class ClassicProtocol:
             protocols.append((name, write_subscription(said)))
         return protocols
 
-    # The leader's part.
+    # The leader's assignment.
 
     async def assign(self, joined: JoinGroupResponse) -> list[tuple[str, bytes]]:
-        """Every member's assignment bytes.
+        """Compute every member's assignment and encode it.
 
         Raises:
-            KafkaError: no assignment can be made; says why.
+            KafkaError: No assignment is possible; says why.
         """
         assignor = self._assignors.get(joined.protocol_name or "")
         if assignor is None:
@@ -141,7 +141,7 @@ class ClassicProtocol:
         members = {member.member_id: _member_subscription(member) for member in joined.members}
         topics = sorted({topic for member in members.values() for topic in member.topics})
         self._watched = frozenset(topics)
-        self._assigned_for = {}  # what is learned now is no change since
+        self._assigned_for = {}  # changes in this refresh are part of this assignment
         self._want()
         await self._cluster.describe_topics(topics)
         metadata = self._cluster.metadata
@@ -156,25 +156,25 @@ class ClassicProtocol:
             extra = assignor.assignment_user_data()
         except KafkaError:
             raise
-        except Exception as error:  # an assignor of the application's own: its failure is reported, not swallowed
+        except Exception as error:  # the application's own assignor: report its failure
             raise KafkaError(f"the assignor {joined.protocol_name!r} failed: {error!r}") from error
         return [
             (member, write_assignment(NEWEST_VERSION, parts, extra.get(member))) for member, parts in result.items()
         ]
 
     def followed(self) -> None:
-        """Another member leads: watch only what this member's own subscription needs."""
+        """Watch only this member's own topics, because another member leads."""
         self._watched = None
         self._assigned_for = {}
         self._want()
 
-    # Down: this member's assignment.
+    # This member's assignment.
 
     def decode_assignment(self, content: bytes) -> tuple[list[TopicPartition], bytes | None]:
-        """Partitions and user data; no bytes at all mean no partitions.
+        """Decode an assignment's partitions and user data; empty content means no partitions.
 
         Raises:
-            CorruptDataError: it is no assignment.
+            CorruptDataError: The content is no assignment.
         """
         assignment = read_assignment(bytes(content))
         if assignment is None:
@@ -184,7 +184,7 @@ class ClassicProtocol:
     def assigned(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
     ) -> None:
-        """Tell the chosen assignor what came of it."""
+        """Give the assignment to the chosen assignor."""
         assignor = self._assignors.get(protocol_name)
         if assignor is not None:
             assignor.on_assignment(partitions, user_data, generation)
@@ -192,15 +192,15 @@ class ClassicProtocol:
     # Metadata.
 
     def metadata_changed(self) -> None:
-        """Ask for a rebalance where topics appeared, grew or went since the last assignment.
+        """Request a rebalance if topics appeared, grew or disappeared since the last assignment.
 
-        The leader gathers changes first.
+        The leader collects changes first.
         """
         if not self._batching and self._what_changed():
             self._batch()
 
     def _what_changed(self) -> str:
-        """Why the last assignment is out of date, "" while it is not."""
+        """Return why the last assignment is outdated, "" while it is not."""
         by_pattern = self._subscription is not None and self._subscription.pattern is not None
         if by_pattern and self.topics() != self._joined_with:
             return "the topics that match the subscription changed"
@@ -216,7 +216,7 @@ class ClassicProtocol:
         )
 
     def _batch(self) -> None:
-        """Rebalance once changes were gathered for a while, unless a rebalance has taken them up meanwhile."""
+        """Request a rebalance after a delay that collects changes, unless another one has covered them by then."""
         wait_ms = self._config.rebalance_batch_ms
 
         def over(_: Awaited | None = None) -> None:
@@ -241,13 +241,13 @@ class ClassicProtocol:
 
 
 def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:
-    """What a member asks for.
+    """Return a member's subscription for the assignor.
 
-    Nothing, when its bytes can't be read, so that one such member does not stop the group.
+    A member whose subscription can't be decoded gets no topics, so that it does not stop the group.
     """
     said = read_subscription(bytes(member.metadata))
     if said is None:
-        log.warning("member %s gets no partitions: its subscription can't be read", member.member_id)
+        log.warning("member %s gets no partitions: its subscription can't be decoded", member.member_id)
         return MemberSubscription(topics=(), instance_id=member.group_instance_id)
     return MemberSubscription(
         topics=said.topics,
@@ -269,10 +269,10 @@ def _assignable(metadata: Metadata, topic: str, numbers: tuple[int, ...]) -> Ass
 
 
 def _assignors(config: ConsumerConfig) -> dict[str, Assignor]:
-    """Assignors by name, in order of preference.
+    """Return the configured assignors by name, in order of preference.
 
     Raises:
-        InvalidInputError: an unknown name, none at all, or one that needs a rack where none is configured.
+        InvalidInputError: An unknown name, none at all, or an assignor that needs a rack where none is configured.
     """
     chosen = [
         client_assignor(strategy, config.client_rack) if isinstance(strategy, str) else strategy
@@ -288,7 +288,7 @@ _FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.
 
 
 class _Rejoin(Exception):
-    """Control flow: the round is over, join again; `reset` forgets the member id."""
+    """Control flow: the attempt is over, join again; `reset` forgets the member id."""
 
     def __init__(self, code: ErrorCode, reset: bool = False) -> None:
         super().__init__(code.name)
@@ -297,7 +297,7 @@ class _Rejoin(Exception):
 
 
 class ClassicMembership(Membership):
-    """See the module's text."""
+    """A member in the classic protocol."""
 
     NOT_JOINED = -1
 
@@ -309,7 +309,7 @@ class ClassicMembership(Membership):
         changed: Callable[[], None] = lambda: None,
         poll_bound: bool = True,
     ) -> None:
-        """As Membership."""
+        """Make an idle member."""
         super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
         self.protocol = ClassicProtocol(cluster, config, self, self.request_rejoin)
         self.chosen_protocol = ""
@@ -320,11 +320,11 @@ class ClassicMembership(Membership):
         self._beat_now: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
-        """Rebalance the group."""
+        """Request a rebalance of the group."""
         self._rejoin_reason = self._rejoin_reason or reason
         self._move()
 
-    # The life of a member.
+    # Lifecycle.
 
     async def _live(self) -> None:
         failures = 0
@@ -339,24 +339,24 @@ class ClassicMembership(Membership):
                 await self._after(again)
             except RetriableError as error:
                 failures += 1
-                self._not_yet(error, failures)
-            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+                self._log_retry(error, failures)
+            except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
             if failures:
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
 
     async def _round(self) -> None:
-        """One rebalance as this member sees it: give up, join, sync, take."""
-        await self._until(lambda: self.revocation is None)  # nothing is claimed that is being lost
+        """Run one rebalance: revoke, join, sync, take the assignment."""
+        await self._until(lambda: self.revocation is None)  # a join must not claim partitions that are being lost
         self._raise_failure()
-        await self._give_up_before_joining()
+        await self._revoke_before_joining()
         self._raise_failure()
         if not self.assignment.partitions:
             self._stop_beating()
         reason, self._rejoin_reason = (
             self._rejoin_reason or "",
             None,
-        )  # also what came while it gave up: this join serves it
+        )  # reasons that arose during the revocation too: this join serves them
         self._unsettle()
         self.state = MemberState.JOINING
         sent_ms = self.cluster.runtime.now_ms
@@ -378,7 +378,7 @@ class ClassicMembership(Membership):
             self._syncing = False
         await self._take(content)
 
-    async def _give_up_before_joining(self) -> None:
+    async def _revoke_before_joining(self) -> None:
         if self._fenced is not None:
             await self._lose(self._fenced)
         held = self.assignment.partitions
@@ -419,13 +419,13 @@ class ClassicMembership(Membership):
         return answer
 
     async def _sync(self, joined: JoinGroupResponse) -> bytes:
-        """The assignment's bytes; the leader computes everyone's first."""
+        """Sync and return the assignment's bytes; the leader first computes the assignments of all."""
         assignments: list[tuple[str, bytes]] = []
         if joined.leader == joined.member_id:
             try:
                 assignments = await self.protocol.assign(joined)
             except KafkaError:
-                await self._tell_left("the assignor failed")
+                await self._leave_quietly("the assignor failed")
                 raise
         else:
             self.protocol.followed()
@@ -452,7 +452,7 @@ class ClassicMembership(Membership):
                     raise _Rejoin(code, reset=True)
                 self._raise_for(code, "sync")
                 self._heard_ms = max(self._heard_ms, sent_ms)
-                if self._session_left_ms() <= 0:  # what the answer gives may be others' by now
+                if self._session_left_ms() <= 0:  # other members may own the assignment by now
                     raise _Rejoin(ErrorCode.ILLEGAL_GENERATION, reset=True)
                 self._renew(sent)
                 return bytes(answer.assignment)
@@ -476,10 +476,10 @@ class ClassicMembership(Membership):
             self.request_rejoin("partitions were given up for another member")
         self._settle(tuple(sorted(partitions)), user_data)
         if self._lease.length_ms is not None and self._rejoin_reason is None:
-            self._beat_now.resolve(None)  # a broker that tells a lease answers when there is something to say
+            self._beat_now.resolve(None)  # a broker with leases uses long polling
 
     async def _holding(self) -> None:
-        """Until there is a reason to join again."""
+        """Hold the assignment until there is a reason to rejoin."""
         runtime = self.cluster.runtime
         while self._rejoin_reason is None and self._fenced is None:
             wait = self._poll_time_left_ms()
@@ -495,7 +495,7 @@ class ClassicMembership(Membership):
         self._rejoin_reason = self._rejoin_reason or f"after {again.code.name}"
 
     def _raise_failure(self) -> None:
-        """Why nobody beats for what is held, if that is so."""
+        """Raise the error that ended the heartbeats, if they have ended."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -503,7 +503,7 @@ class ClassicMembership(Membership):
     # Heartbeats.
 
     def _start_beating(self) -> None:
-        if self.joined and (self._beating is None or self._beating.done):  # done: fenced while a join was on its way
+        if self.joined and (self._beating is None or self._beating.done):  # done: fenced during a JoinGroup
             self._beating = self.cluster.runtime.spawn(self._beat(), f"heartbeats of {self.group}")
 
     def _stop_beating(self) -> None:
@@ -512,13 +512,13 @@ class ClassicMembership(Membership):
             self._beating = None
 
     async def _beat(self) -> None:
-        """Until it is fenced or stopped.
+        """Heartbeat until the member is fenced or stopped.
 
-        Any other end would leave a member that no one beats for, so it is the member's failure.
+        Any other end would leave a member without heartbeats, so it counts as the member's failure.
         """
         try:
             await self._beat_on()
-        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the application gets any error
             self._failure = fault(f"heartbeat of group {self.group!r}", error)
             self._fence(ErrorCode.ILLEGAL_GENERATION, str(self._failure))
 
@@ -534,15 +534,15 @@ class ClassicMembership(Membership):
             session_left = self._session_left_ms()
             if self._syncing or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
-                    # Its join claimed them, and who assigns may wait until they are given up: only another says they
-                    # were.
+                    # The JoinGroup claimed these partitions, and the assignor may wait for their release: only another
+                    # JoinGroup reports it.
                     self.request_rejoin("partitions were lost while it joined")
-                    await self._lose_held(NOT_HEARD)
+                    await self._lose_held(SESSION_EXPIRED)
                 if not await self._beat_aside(sent, sent_elapsed):
                     due = min(due, runtime.now_ms + config.retry_backoff_ms)
                 continue
-            if session_left <= 0:  # it keeps its id: a coordinator that was silent itself may know it still
-                self._fence(ErrorCode.ILLEGAL_GENERATION, NOT_HEARD)
+            if session_left <= 0:  # the id is kept: a coordinator that was silent itself may still know it
+                self._fence(ErrorCode.ILLEGAL_GENERATION, SESSION_EXPIRED)
                 return
             try:
                 code = await self._heartbeat(min(config.request_timeout_ms, session_left))
@@ -566,10 +566,13 @@ class ClassicMembership(Membership):
         return self._session_end_ms - self.cluster.runtime.now_ms
 
     async def _beat_aside(self, sent: float, sent_elapsed: float) -> bool:
-        """A sign of life on a connection of its own, while a join or sync waits on the usual one.
+        """Send a heartbeat on a separate connection while a JoinGroup or SyncGroup waits on the usual one.
 
-        The coordinator keeps a member that waits, but not one whose answer is on its way for a session or gets lost.
-        What went wrong is told by the answer to that join or sync. False: the coordinator was not reached.
+        The coordinator keeps a member that waits, but not a member whose response is delayed for a session, or lost.
+        Errors are left to the response of that JoinGroup or SyncGroup.
+
+        Returns:
+            False if the coordinator was not reached.
         """
         limit = min(self.config.request_timeout_ms, max(self.config.retry_backoff_ms, self._session_left_ms()))
         try:
@@ -589,14 +592,14 @@ class ClassicMembership(Membership):
             group_instance_id=self.config.group_instance_id,
         )
         asking = self._ask(request, self._lease.answer_ms(timeout_ms), lane)
-        # A connection is made first, which may take as long again.
+        # The connection is made first, which may take the same time again.
         answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)
         return code
 
-    # Inside.
+    # Internals.
 
     async def _send_leave(self, reason: str) -> None:
         if not self._member_id or self.config.group_instance_id is not None:
@@ -607,7 +610,7 @@ class ClassicMembership(Membership):
             member_id=member_id,
             members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason=reason[:255])],
         )
-        # On a connection of its own: a JoinGroup that waits would hold it up.
+        # On a separate connection: a waiting JoinGroup would delay it.
         await self._ask(request, min(self.config.request_timeout_ms, LEAVE_MS), f"leave:{self.group}")
 
     def _raise_for(self, code: ErrorCode, what: str) -> None:

@@ -1,26 +1,28 @@
-"""A member in the KIP-848 protocol: the coordinator assigns, heartbeats carry everything.
+"""Group membership in the KIP-848 protocol: the coordinator assigns, and heartbeats carry everything.
 
 ========== ======================================================== ====================================================
-state      meaning                                                  leaves it
+state      meaning                                                  left by
 ========== ======================================================== ====================================================
-IDLE       no subscription, or given up for not polling             subscribe; poll
-JOINING    a heartbeat with epoch 0 is out, or with the last epoch  its answer
-           of a member that may be known still
-HOLDING    an epoch is held; heartbeats at the interval the         an assignment that lacks held partitions; fenced;
-           coordinator tells, and at once when there is news        session over by the own clock; poll overdue
-REVOKING   waits for the application to release partitions          release: acknowledged at once; fenced meanwhile
-LEFT       closed                                                   -
+IDLE       no subscription, or left because of a missing poll.      subscribe; poll.
+JOINING    a heartbeat with epoch 0 is sent, or with the last epoch its response.
+           if the coordinator may still know the member.
+HOLDING    an epoch is held. Heartbeats at the interval that the    an assignment that lacks held partitions. Fenced;
+           coordinator sets, and at once after a change.            session over by the own clock; poll overdue.
+REVOKING   waits for the application to release partitions.         release: acknowledged at once; fenced meanwhile.
+LEFT       closed.                                                  -
 ========== ======================================================== ====================================================
 
-A heartbeat carries only what changed since the last one that was answered, and everything after one that failed. One is
-under way at a time: what it says of the partitions owned is an acknowledgement, which the coordinator takes to know the
-answer before. Said too early, it would release partitions that the answer gives. Partitions are held under the topic's
-id that the coordinator gave: those of a topic that was deleted and made again are given up, since partitions of the
-same name are another's until the coordinator says whose. Source: KIP-848, "Consumer Group Protocol"; spec 3.4, 3.11.
+A heartbeat carries only what changed since the last answered one; after a failed one, everything. One heartbeat is in
+flight at a time, because its owned partitions acknowledge the response before it. Sent too early, the list would
+release partitions that the response assigns.
 
-A member that let go by itself comes back with its last epoch, so that it hears whether it is known still. Who is not
-takes another id: when a group ends and is made again its epochs begin anew, and a commit that was sent before would be
-taken, if it came late, at the same epoch of the same id.
+Partitions are held under the topic id that the coordinator sent. When a topic is deleted and recreated, its old
+partitions are given up: the new ones belong to nobody until the coordinator assigns them. Source: KIP-848, "Consumer
+Group Protocol"; spec 3.4, 3.11.
+
+A member that gave up by itself rejoins with its last epoch, to learn whether the coordinator still knows it. If not, it
+takes a new id. The reason: when a group ends and is created again, its epochs start over. A late commit with the old id
+could then match the epoch of the new member.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Between, Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.runtime import Task
@@ -45,16 +47,16 @@ from kohort.wire.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeart
 log = logging.getLogger("kohort.client")
 _JOIN, _LEAVE, _LEAVE_STATIC = 0, -1, -2
 _PATTERNS_SINCE = 1
-"""Heartbeats from here on bring a pattern; an older coordinator is told the topics that it matches now."""
+"""The first version of heartbeats with a pattern; older coordinators receive the topics that match now."""
 _FENCED = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 _AGAIN = (*LOST_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.UNRELEASED_INSTANCE_ID)
 _FIRST_INTERVAL_MS = 5_000
 _HELD_MS = 5_500
-"""kohort's broker holds a heartbeat for up to 4.5 s, whatever interval it told."""
+"""kohort's broker delays a heartbeat's response for up to 4.5 s, whatever the interval."""
 
 
-class Facts(NamedTuple):
-    """What the coordinator must know of a member; what is not said in a heartbeat is None, or -1."""
+class HeartbeatFields(NamedTuple):
+    """The member's state for the coordinator; a field that a heartbeat omits is None, or -1."""
 
     topics: Collection[str] | None
     pattern: str | None
@@ -63,9 +65,9 @@ class Facts(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def since(self, told: Facts) -> Facts:
-        """What is new since these were told."""
-        return Facts(
+    def since(self, told: HeartbeatFields) -> HeartbeatFields:
+        """Return the fields that changed since an earlier state."""
+        return HeartbeatFields(
             topics=None if self.topics == told.topics else self.topics,
             pattern=None if self.pattern == told.pattern else self.pattern,
             assignor=None if self.assignor == told.assignor else self.assignor,
@@ -77,11 +79,11 @@ class Facts(NamedTuple):
         )
 
 
-UNSAID = Facts(None, None, None, -1, None, None)
+NO_FIELDS = HeartbeatFields(None, None, None, -1, None, None)
 
 
 class ConsumerMembership(Membership):
-    """See the module's text."""
+    """A member in the KIP-848 protocol."""
 
     NOT_JOINED = 0
 
@@ -94,14 +96,14 @@ class ConsumerMembership(Membership):
         poll_bound: bool = True,
         new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        """As Membership; `new_member_id` is called once for each life of the member."""
+        """Make an idle member; `new_member_id` is called once each time that the member joins as a new one."""
         super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
         self._new_member_id = new_member_id
         self._interval_ms: float = _FIRST_INTERVAL_MS
         self._known_epoch = _JOIN
         self._target: dict[uuid.UUID, list[int]] | None = None
         self._held_ids: dict[str, uuid.UUID] = {}
-        self._told = UNSAID
+        self._sent_fields = NO_FIELDS
         self._beating: Task[None] | None = None
         self._hurried = False
         self._naming: Task[None] | None = None
@@ -110,7 +112,7 @@ class ConsumerMembership(Membership):
         self._due_ms = 0.0
         self._urgent = False
 
-    # The life of a member.
+    # Lifecycle.
 
     async def _live(self) -> None:
         while True:
@@ -119,19 +121,19 @@ class ConsumerMembership(Membership):
                 await self._member()
             except RetriableError as error:
                 self._failures += 1
-                self._not_yet(error, self._failures)
+                self._log_retry(error, self._failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
-            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """One life of a member: from a join, or its return, until it is fenced or gives up. It begins with nothing."""
+        """Run a membership, from a join or a rejoin until it is fenced or leaves. It begins without partitions."""
         if self.assignment.partitions:
             await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
         if not self._member_id:
             self._member_id, self._known_epoch = self._new_member_id(), _JOIN
         runtime = self.cluster.runtime
-        self._told, self._target, self._urgent = UNSAID, None, True
+        self._sent_fields, self._target, self._urgent = NO_FIELDS, None, True
         self._unsettle()
         self._generation, self.state = _JOIN, MemberState.JOINING
         self._heard_ms = runtime.now_ms
@@ -143,7 +145,9 @@ class ConsumerMembership(Membership):
                 await self._lose(code)
                 return
             if runtime.now_ms >= self._session_end_ms and self.joined:
-                self._fence(ErrorCode.FENCED_MEMBER_EPOCH, NOT_HEARD)  # it may be known still, at its epoch
+                self._fence(
+                    ErrorCode.FENCED_MEMBER_EPOCH, SESSION_EXPIRED
+                )  # the coordinator may still know it, at its epoch
                 continue
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
@@ -157,7 +161,7 @@ class ConsumerMembership(Membership):
                 await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _may_beat_now(self) -> bool:
-        """Whether a heartbeat is due, and none is under way."""
+        """Return whether a heartbeat is due, and none is in flight."""
         if self._beating is not None and self._beating.done:
             self._beating = None
         return self._beating is None and (self._urgent or self.cluster.runtime.now_ms >= self._due_ms)
@@ -173,16 +177,16 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """There is news while a heartbeat is under way.
+        """Send another request, because there is a change while a heartbeat is in flight.
 
-        kohort's broker may hold its answer until another request comes.
+        kohort's broker may delay the heartbeat's response until the next request.
         """
         anything = MetadataRequest(topics=[])
-        with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is tried again
+        with contextlib.suppress(KafkaError):  # the heartbeat fails too, and is retried
             await self.cluster.send(anything, self._coordinator, timeout_ms=self.config.request_timeout_ms)
 
     def _quiet_ms(self) -> float | None:
-        """How long nothing is to be done, unless something happens."""
+        """Return how long to wait if nothing happens."""
         now = self.cluster.runtime.now_ms
         waits = [self._due_ms - now] if self._beating is None else []
         if self.joined:
@@ -195,18 +199,18 @@ class ConsumerMembership(Membership):
     # Heartbeats.
 
     async def _beat(self) -> None:
-        """One heartbeat; what does not come of trying again is the member's error."""
+        """Send one heartbeat; an error that a retry does not cure becomes the member's error."""
         try:
             await self._beat_once()
-        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the application gets any error
             self.error = fault(f"heartbeat of group {self.group!r}", error)
             self._move()
 
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
-        facts = self._facts()
-        news = facts.since(self._told)
-        self._told = facts
+        facts = self._current_fields()
+        news = facts.since(self._sent_fields)
+        self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(_HELD_MS, self._interval_ms * 2)))
         try:
@@ -227,7 +231,7 @@ class ConsumerMembership(Membership):
                 self.error = error_for(code, f"group {self.group!r}: {answer.error_message or code.text}")
             self._again(code.text)
         elif code in _FENCED or (code is ErrorCode.GROUP_ID_NOT_FOUND and self._epoch != _JOIN):
-            # A group that is gone, or of another protocol now, has given its partitions to others.
+            # A group that was deleted, or has another protocol now, has given its partitions to others.
             self._known_epoch = _JOIN
             self._fence(code, answer.error_message or "")
         else:
@@ -235,9 +239,9 @@ class ConsumerMembership(Membership):
             self._move()
 
     def _again(self, reason: str) -> None:
-        self._told = UNSAID
+        self._sent_fields = NO_FIELDS
         self._failures += 1
-        self._not_yet(reason, self._failures)
+        self._log_retry(reason, self._failures)
         self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
         self._move()
 
@@ -258,15 +262,15 @@ class ConsumerMembership(Membership):
 
     @property
     def _epoch(self) -> int:
-        """What a heartbeat says: the epoch that is held, or else the last one that this member id was told."""
+        """Return the epoch for a heartbeat: the current one, or else the last one of this member id."""
         return self._generation or self._known_epoch
 
-    def _facts(self) -> Facts:
-        """What the coordinator must know; told again only when it changes."""
+    def _current_fields(self) -> HeartbeatFields:
+        """Return the member's state for the coordinator."""
         subscription = self._subscription
         pattern = subscription.pattern if subscription is not None else None
         owned = {self._held_ids[topic]: numbers for topic, numbers in by_topic(self.assignment.partitions).items()}
-        return Facts(
+        return HeartbeatFields(
             topics=self.topics(),
             pattern=None if pattern is None else f"(?s).*(?:{pattern}).*",
             assignor=self.config.group_remote_assignor,
@@ -275,7 +279,7 @@ class ConsumerMembership(Membership):
             owned=owned,
         )
 
-    def _request(self, news: Facts) -> Between[ConsumerGroupHeartbeatResponse]:
+    def _request(self, news: HeartbeatFields) -> Between[ConsumerGroupHeartbeatResponse]:
         request = self._heartbeat(news)
         names = None if news.topics is None else list(news.topics)
         if self._subscription is None or self._subscription.pattern is None:
@@ -286,7 +290,7 @@ class ConsumerMembership(Membership):
         older.subscribed_topic_names = names
         return Between(request, lowest=_PATTERNS_SINCE, instead=older)
 
-    def _heartbeat(self, news: Facts) -> ConsumerGroupHeartbeatRequest:
+    def _heartbeat(self, news: HeartbeatFields) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group,
             member_id=self._member_id,
@@ -304,7 +308,7 @@ class ConsumerMembership(Membership):
     # Assignments.
 
     def _reconcile(self) -> None:
-        """Bring what is held in line with the newest target: give up first, then take."""
+        """Reconcile the held partitions with the newest target assignment: revoke first, then assign."""
         if not self.joined:
             return
         target = self._target
@@ -327,7 +331,7 @@ class ConsumerMembership(Membership):
             self._settle(partitions, None)
 
     def replaced(self) -> set[str]:
-        """As `Membership.replaced`: the id that a topic had when its partitions were given is not its id any more."""
+        """Return the topics of held partitions that were recreated: their id is no longer the one of the assignment."""
         known = self.cluster.metadata.topic_id
         held = {part.topic for part in self.assignment.partitions}
         return {topic for topic in held if known(topic) not in (NO_TOPIC_ID, self._held_ids[topic])}
@@ -339,14 +343,14 @@ class ConsumerMembership(Membership):
 
     def _released(self, ask_for_all: bool) -> None:
         if ask_for_all:
-            self._told = UNSAID
+            self._sent_fields = NO_FIELDS
         self._urgent = True
         self._move()
 
     def _named(self, target: dict[uuid.UUID, list[int]]) -> tuple[TopicPartition, ...] | None:
-        """The target with names.
+        """Return the target assignment with topic names.
 
-        None while metadata does not know a topic, which is asked for beside the heartbeats.
+        None while the metadata lacks a topic, which a background task then looks up.
         """
         names = self.cluster.metadata.topic_names
         unknown = [topic for topic in target if topic not in names]
@@ -359,19 +363,19 @@ class ConsumerMembership(Membership):
         )
 
     async def _learn_names(self, topics: list[uuid.UUID]) -> None:
-        """Ask for topics once; if that was in vain, the member looks again after a pause."""
+        """Look up topics by id once; if that fails, the member tries again after a pause."""
         try:
             await self.cluster.describe_topic_ids(topics)
         except RetriableError as error:
-            log.debug("group %s: topics of the assignment are not known yet: %s", self.group, error)
-        except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            log.debug("[group %s] topics of the assignment are not in the metadata yet: %s", self.group, error)
+        except Exception as error:  # noqa: BLE001 - the application gets any error
             self.error = fault(f"topics of group {self.group!r}", error)
         if any(topic not in self.cluster.metadata.topic_names for topic in topics):
             await self.cluster.runtime.sleep(self._backoff_ms(1))
         self._naming = None
         self._move()
 
-    # What the base asks for.
+    # Implementation of `Membership`.
 
     def _subscription_changed(self) -> None:
         self._urgent = True

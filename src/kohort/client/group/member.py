@@ -1,4 +1,4 @@
-"""A member of a consumer group that does not read: for an application that fetches by other means, or elsewhere."""
+"""Membership in a consumer group without reading, for an application that fetches by other means or elsewhere."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from kohort.ids import TopicPartition
 
 
 class GroupMember(Lookups):
-    """Membership alone: joins, holds an assignment, heartbeats in the background, commits any offsets.
+    """A group member that does not fetch: it joins, holds an assignment, heartbeats and commits offsets.
 
         member = GroupMember("127.0.0.1:9092", "flights-etl", topics=["flights"], client_id="spark")
         assignment = member.wait_assignment(timeout_ms=30_000)
         ...
-        revocation = member.revocation()            # not None: the group wants partitions back
+        revocation = member.revocation()            # not None: the group revokes partitions
         if revocation and not revocation.lost:
-            ...finish the work at hand, commit...
+            ...finish processing, commit...
         if revocation:
-            member.release()                        # acknowledges; the next assignment comes by itself
+            member.release()                        # acknowledges; the next assignment follows by itself
         member.close()
 
-    A revocation waits for `release()`; the member heartbeats meanwhile. When the rebalance timeout
-    (`max_poll_interval_ms`, in the push protocol a session) passes first, the coordinator goes on without it: the
-    revocation turns into one with `lost=True`, and commits of the old generation raise CommitFailedError. There is no
-    other time limit: a member that is not looked at stays a member.
+    A revocation waits for `release()`; the member heartbeats meanwhile. The limit is the rebalance timeout
+    (`max_poll_interval_ms`, in the push protocol the session timeout). After it, the coordinator continues without the
+    member: the revocation gets `lost=True`, and commits of the old generation raise CommitFailedError. There is no
+    other time limit: the application need not poll.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class GroupMember(Lookups):
         Args:
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
             group_id: The group.
-            topics: What to subscribe to; or
-            pattern: A regular expression for it.
-            user_data: Handed to the assignor.
-            **settings: Of `ConsumerConfig`, by either kind of name.
+                topics: The topics to subscribe to; or
+                pattern: A regular expression for them.
+                user_data: Data for the assignor.
+                **settings: Settings of `ConsumerConfig`, by either kind of name.
         """
         subscription = Subscription(tuple(topics or ()), pattern, user_data)
         config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
@@ -78,21 +78,19 @@ class GroupMember(Lookups):
             self._client.wake()
 
     def assignment(self) -> Assignment:
-        """What is held now: partitions, generation, member id.
+        """Return the current assignment: partitions, generation, member id.
 
-        Empty before the first join and while nothing is held.
+        Empty before the first join, and while no partitions are held.
         """
         with self._client.lock:
             return self._membership.assignment
 
     def wait_assignment(self, timeout_ms: float, *, after_generation: int = -1) -> Assignment:
-        """Wait until an assignment of a generation above `after_generation` is held and owned.
-
-        No revocation is pending then.
+        """Wait for an assignment of a generation above `after_generation` that is owned, with no revocation pending.
 
         Raises:
-            TimedOutError: none within the time; says what the member was waiting for.
-            KafkaError: the group can't be joined (not authorized, no common assignor …).
+            TimedOutError: No assignment within the time; names the reason.
+            KafkaError: The group can't be joined (not authorized, no common assignor …).
         """
         member = self._membership
 
@@ -107,37 +105,35 @@ class GroupMember(Lookups):
         return self.assignment()
 
     def waits_for(self) -> str:
-        """Say why no assignment is held: for error texts and logs."""
+        """Return why no assignment is held, for error texts and logs."""
         with self._client.lock:
             member = self._membership
             silent = "the coordinator is silent" if member.lapsed else f"the member is {member.state.value}"
             return self._client.cluster.unreachable() or silent
 
     def owns(self) -> bool:
-        """Whether work on what is held may begin: the coordinator has answered lately.
+        """Return whether the assigned partitions may be processed: the coordinator has answered within the lease.
 
-        Always so where the broker tells no lease.
-
-        See `kohort.io.processes`.
+        Always true if the broker has no lease. `kohort.io.processes` describes leases.
         """
         with self._client.lock:
             return self._membership.owns
 
     def revocation(self) -> Revocation | None:
-        """What the group wants back, until `release`; None otherwise.
+        """Return the pending revocation, until `release`; None without one.
 
         Raises:
-            KafkaError: this member can't be in the group any more (fenced by another with its instance id, not
-                authorized …).
+            KafkaError: The member can't stay in the group (fenced by another with its instance id, not authorized …).
         """
         self._raise_error()
         with self._client.lock:
             return self._membership.revocation
 
     def wait_change(self, timeout_ms: float) -> bool:
-        """Wait until assignment or revocation differ from what they were at the last call of this method.
+        """Wait until assignment or revocation have changed since the last call of this method.
 
-        False: time is over.
+        Returns:
+            False on timeout.
         """
         changed = self._client.wait(lambda: self._membership.sequence != self._seen, timeout_ms / 1000)
         with self._client.lock:
@@ -145,21 +141,21 @@ class GroupMember(Lookups):
         return changed
 
     def rebalances(self, after: int = 0) -> tuple[Rebalance, ...]:
-        """Those that this member has been through, oldest first.
+        """Return this member's rebalances, oldest first.
 
         Args:
-            after: Only those with a higher number. Of those, the last 16.
+            after: Only rebalances with a higher number. At most the last 16 are kept.
         """
         with self._client.lock:
-            return tuple(one for one in self._membership.last_rebalances if one.number > after)
+            return tuple(rebalance for rebalance in self._membership.last_rebalances if rebalance.number > after)
 
     def group_metadata(self) -> GroupMetadata:
-        """This member's place in its group, for `Producer.send_offsets_to_transaction`."""
+        """Return the group id, generation and member id, for `Producer.send_offsets_to_transaction`."""
         with self._client.lock:
             return self._membership.metadata()
 
     def release(self) -> None:
-        """Acknowledge the pending revocation. Does nothing without one."""
+        """Acknowledge the pending revocation, if there is one."""
         with self._client.lock:
             self._membership.release()
             self._client.wake()
@@ -178,18 +174,19 @@ class GroupMember(Lookups):
         timeout_ms: float | None = None,
         topic_ids: Mapping[str, UUID] | None = None,
     ) -> None:
-        """Commit for the member's generation and wait.
+        """Commit offsets for the member's generation and wait.
 
         Args:
-            offsets: Next offsets to read, with metadata if wanted.
-            generation: Refuse locally unless this is still the generation held, or the partitions have been held ever
-                since: a group's generation goes on while members keep theirs. None: whichever is held.
+            offsets: The next offsets to read, with metadata if wanted.
+            generation: Refuse locally unless this is still the current generation, or the partitions were held ever
+                since: a
+                group's generation rises while members keep their partitions. None: the current one.
             timeout_ms: None: `default_api_timeout_ms`.
-            topic_ids: Of the topics that the offsets belong to; None: those that have the names now.
+            topic_ids: The topics' ids when the offsets were read; None: the current ids.
 
         Raises:
-            CommitFailedError: the generation is over, and a partition was given up since.
-            NotFoundError: a topic has gone since; nothing of it was committed.
+            CommitFailedError: The generation is over, and a partition was given up since.
+            NotFoundError: A topic was deleted since; none of its offsets were committed.
         """
         values = {
             part: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -209,13 +206,13 @@ class GroupMember(Lookups):
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The group's committed offsets; None where there is none."""
+        """Return the group's committed offsets; None for a partition without one."""
         return self._client.call(
             committed_offsets(self._client.cluster, self.group_id, partitions, timeout_ms=timeout_ms)
         )
 
     def close(self, timeout_ms: float = LEAVE_MS) -> None:
-        """Leave the group at once, for at most so long, and end. Does nothing the second time."""
+        """Leave the group at once, within the time limit, and close. Does nothing the second time."""
         if self._client.closed:
             return
         until_s = self._client.until_s(timeout_ms)
@@ -242,6 +239,6 @@ class GroupMember(Lookups):
 
 
 def _abandon(client: ThreadClient, membership: Membership) -> None:
-    """A member that nobody closed: its group need not wait for the session's end."""
+    """Leave the group for a member that nobody closed, so that its group need not wait for the session timeout."""
     if not client.closed:
         client.abandon(membership.leave("the member was abandoned"))

@@ -1,13 +1,13 @@
-"""One member of one group: what every protocol has in common. No I/O; see `kohort.client.net.runtime`.
+"""One member of one group: the part that all protocols share. No I/O; `kohort.client.net.runtime` steps it.
 
-Two levels that the application reads, and one word it says:
+The application reads two states and acknowledges one of them:
 
-- `assignment`: what the member holds now. Empty before the first join and after a revocation was released.
-- `revocation`: what the group wants back; stays until the application says `release()`. The member heartbeats
-  meanwhile, and goes on only after it. One with `lost` set says that the partitions are someone else's already.
+- `assignment`: the partitions that the member holds. Empty before the first join and after a revocation was released.
+- `revocation`: the partitions that the group revokes, until the application calls `release()`. The member heartbeats
+  meanwhile, and continues only after it. With `lost` set, other members may own the partitions already.
 
-The protocols are `classic_member` (members assign), `consumer_member` (KIP-848, the coordinator assigns) and `push`
-(the coordinator asks).
+The protocols are `classic` (members assign), `kip848` (the coordinator assigns) and `push` (the coordinator sends the
+requests).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import ClassVar, TypeVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
@@ -36,16 +36,16 @@ R = TypeVar("R", bound=Message)
 log = logging.getLogger("kohort.client")
 LEAVE_MS = 3_000
 _LASTING_FAILURES = 8
-"""Attempts in a row after which trying again is worth a word: about 5 s with the usual backoff."""
+"""Attempts in a row after which a failure is logged as a warning: about 5 s with the usual backoff."""
 _REBALANCES_MOST = 16
-"""Rebalances that are remembered: who looks after each change sees all, who looks seldom still has their number."""
-NOT_HEARD = "the coordinator was not heard for a session"
-"""Why a member lets go by its own clock. Whether it was evicted only the coordinator knows, so it comes back under its
-id."""
+"""Limit on the rebalances kept: enough for a caller that looks after each change; their numbers show any gap."""
+SESSION_EXPIRED = "the coordinator was not heard for a session"
+"""Why a member gives up by its own clock. Only the coordinator knows whether it evicted the member, so the member
+rejoins under its id."""
 
 
 class MemberState(Enum):
-    """Where a member is in its life; the modules of the protocols say what leads from one to the other."""
+    """A member's state; the modules of the protocols describe the transitions."""
 
     IDLE = "idle"
     REVOKING = "waiting for the application to let partitions go"
@@ -56,20 +56,20 @@ class MemberState(Enum):
 
 
 class Membership(ABC):
-    """See the module's text.
+    """One member of one group, without I/O. The subclasses implement the protocols.
 
     Attributes:
-        assignment, revocation: The two levels.
-        error: Why the group can't be joined; take it with `take_error`, after which the member tries again.
+        assignment, revocation: The partitions that the member holds, and those that the group revokes.
+        error: Why the group can't be joined; after `take_error` the member tries again.
         sequence: Grows with every change of `assignment` or `revocation`.
-        rebalances: Assignments received.
-        last_rebalances: The last of them, oldest first.
+        rebalances: The number of assignments received.
+        last_rebalances: The last rebalances, oldest first.
         held_since: By partition held, the generation since which it was never given up.
         lapsed: The lease ended while partitions were held, and was not renewed since.
-        lapses: How often it did.
-        carries_positions: What the member says anyway has its positions: auto commit needs no requests of its own.
-        starts: By partition held, the offset to begin at, as the coordinator gave it; the others are looked up.
-        state: Where the member is in its life.
+        lapses: How often the lease ended while partitions were held.
+        carries_positions: The protocol's own responses carry the positions: auto commit needs no requests of its own.
+        starts: By partition held, the start offset from the coordinator; the other partitions' are looked up.
+        state: The member's state.
     """
 
     NOT_JOINED: ClassVar[int]
@@ -83,12 +83,12 @@ class Membership(ABC):
         changed: Callable[[], None] = lambda: None,
         poll_bound: bool = True,
     ) -> None:
-        """A member of `config.group_id`, idle until it subscribes.
+        """Make a member of `config.group_id`, idle until it subscribes.
 
         Args:
-            cluster: Way to the coordinator.
+            cluster: The connections to the coordinator.
             config: `group_id` must be set.
-            changed: Called after each change of a level.
+            changed: Called after each change of assignment or revocation.
             poll_bound: Whether `polled()` must be called every `max_poll_interval_ms`.
         """
         if config.group_id is None:
@@ -105,10 +105,10 @@ class Membership(ABC):
         self.sequence = 0
         self.rebalances = 0
         self.last_rebalances: deque[Rebalance] = deque(maxlen=_REBALANCES_MOST)
-        self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # since when, and what it held then
+        self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # its begin, partitions before
         self.lapsed = False
         self.lapses = 0
-        self._sparingly = Sparingly(cluster.runtime)
+        self._throttle = LogThrottle(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
@@ -126,7 +126,7 @@ class Membership(ABC):
         self._main: Task[None] | None = None
         cluster.on_metadata(lambda _: self._metadata_changed())
 
-    # What the application says.
+    # Called by the application.
 
     def subscribe(self, subscription: Subscription) -> None:
         """Subscribe, or change the subscription."""
@@ -139,7 +139,7 @@ class Membership(ABC):
         self._move()
 
     def release(self) -> None:
-        """Acknowledge the revocation: its partitions are not held any more."""
+        """Acknowledge the revocation: its partitions are no longer held."""
         if self.revocation is None:
             return
         gone = set(self.revocation.partitions)
@@ -148,16 +148,16 @@ class Membership(ABC):
         self._hold(kept, self.assignment.user_data)
 
     def polled(self) -> None:
-        """The application is alive."""
+        """Record that the application has polled."""
         self._polled_ms = self.cluster.runtime.now_ms
         if self._overdue:
             self._overdue = False
             self._move()
 
     def take_error(self) -> KafkaError | None:
-        """The error that keeps the member out of the group, once; the member then tries again.
+        """Return the error that keeps the member out of the group, once; the member then tries again.
 
-        A member that was fenced by another of its instance id keeps the error: it must not fight with its successor.
+        A member fenced by another with its instance id keeps the error: it must not compete with its successor.
         """
         error = self.error
         if error is not None and not isinstance(error, FencedError):
@@ -166,54 +166,54 @@ class Membership(ABC):
         return error
 
     def identity(self) -> GroupIdentity:
-        """As whom to commit."""
+        """Return the identity for commits: generation, member id, instance id."""
         return GroupIdentity(self._generation, self._member_id, self.config.group_instance_id)
 
     def metadata(self) -> GroupMetadata:
-        """The member's place in its group."""
+        """Return the member's group metadata."""
         who = self.identity()
         if not self.joined:
             return GroupMetadata(self.group)
         return GroupMetadata(self.group, who.generation, who.member_id, who.instance_id)
 
     def topics(self) -> tuple[str, ...]:
-        """The topics subscribed to, as far as metadata tells."""
+        """Return the subscribed topics, as far as they are in the metadata."""
         if self._subscription is None:
             return ()
         return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
 
     def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
-        """The application has worked up to these: for a member that carries its positions."""
+        """Take the positions of processed records, for a protocol that carries positions."""
         raise TypeError(f"{type(self).__name__} carries no positions")
 
     def replaced(self) -> set[str]:
-        """Topics of partitions held that were deleted and made again: who has their partitions now is not known yet."""
+        """Return the topics of held partitions that were recreated, whose current owner is not known yet."""
         return set()
 
     @property
     def joined(self) -> bool:
-        """Whether the coordinator counts on this member, as far as it knows."""
+        """Return whether the coordinator counts this member, as far as the client knows."""
         return self._generation > self.NOT_JOINED
 
     @property
     def holding(self) -> bool:
-        """Whether an assignment is held, with nothing to give up."""
+        """Return whether an assignment is held and no partitions are being revoked."""
         return self.state is MemberState.HOLDING and self.revocation is None and self._fenced is None
 
     @property
     def owns(self) -> bool:
-        """Whether what is held is this member's to work on, as far as it can know.
+        """Return whether the member owns its assignment, as far as it can know.
 
-        Its lease holds, or it was told none.
+        True while its lease is valid, or without a lease.
         """
         return self._lease.holds(self.cluster.runtime.elapsed_ms())
 
     async def leave(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
-        """Leave the group at once, if a member, and stop. What a static member holds waits for its return.
+        """Leave the group at once, if joined, and stop. A static member's partitions wait for its return.
 
         Args:
-            reason: For the coordinator's log.
-            timeout_ms: How long the coordinator may take to hear of it; after that it finds out by itself.
+            reason: The reason for the coordinator's log.
+            timeout_ms: Limit for the request; after that the session timeout ends the membership.
         """
         self._subscription = None
         self._stop()
@@ -225,51 +225,51 @@ class Membership(ABC):
         self.revocation = None
         self._hold((), None)
         self.cluster.drop_interest(self)
-        await self._tell_left(reason, timeout_ms)
+        await self._leave_quietly(reason, timeout_ms)
         self._generation = self.NOT_JOINED
         self._member_id = ""
 
-    async def _tell_left(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
-        """Tell the coordinator, which finds out by itself where it does not hear of it in time."""
+    async def _leave_quietly(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
+        """Send the leave request. If it fails, the session timeout ends the membership."""
         try:
             await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
         except KafkaError as error:
-            log.debug("group %s: leave was not heard: %s", self.group, error)
+            log.debug("[group %s] leave request failed: %s", self.group, error)
 
-    # What a protocol fills in.
+    # Implemented by a protocol.
 
     @abstractmethod
     async def _live(self) -> None:
-        """The member's life; runs until it is cancelled."""
+        """Run the member until it is cancelled."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """End the background tasks."""
+        """Cancel the background tasks."""
 
     @abstractmethod
     async def _send_leave(self, reason: str) -> None:
-        """Tell the coordinator, if it may know this member.
+        """Send a leave request, if the coordinator may know this member.
 
         Raises:
-            KafkaError: it did not hear it.
+            KafkaError: The request failed.
         """
 
     @abstractmethod
     def _subscription_changed(self) -> None:
-        """The application subscribed to something else."""
+        """React to a changed subscription."""
 
     @abstractmethod
     def _metadata_changed(self) -> None:
-        """The cluster's metadata was refreshed."""
+        """React to refreshed metadata."""
 
     @abstractmethod
     def _want_topics(self) -> None:
-        """Say which topics' metadata is needed."""
+        """Register the topics whose metadata is needed."""
 
-    # What protocols use.
+    # Used by the protocols.
 
     async def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
-        """Ask the application to let go, and wait for it (or for being fenced) while heartbeats go on."""
+        """Revoke partitions, and wait for their release or for being fenced, while heartbeats continue."""
         self._unsettle()
         self.state = MemberState.REVOKING
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
@@ -278,7 +278,7 @@ class Membership(ABC):
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:
-        """Everything held is lost: tell the application and wait until it has heard."""
+        """Give up all partitions as lost, and wait until the application has acknowledged it."""
         self._stop()
         self._end_lease()
         why, self._fenced, self._fenced_why = self._fenced_why or code.text, None, ""
@@ -292,24 +292,24 @@ class Membership(ABC):
             )
 
     async def _lose_held(self, why: str) -> None:
-        """What is held may be others' by now: tell the application and wait until it has heard."""
-        log.warning("group %s: this member lost its partitions: %s (%s)", self.group, why, self._silence())
+        """Report that other members may own the held partitions, and wait until the application has acknowledged it."""
+        log.warning("[group %s] this member lost its partitions: %s (%s)", self.group, why, self._silence_text())
         self._unsettle()
         self.revocation = Revocation(self.assignment.partitions, self.cluster.runtime.now_ms, lost=True)
         self._changed()
         await self._until(lambda: self.revocation is None)
 
     async def _poll_overdue(self) -> None:
-        """The application has not polled in time: leave, and come back with its next poll."""
+        """Leave the group because the application has not polled in time; rejoin with its next poll."""
         limit = self.config.max_poll_interval_ms
         log.warning(
-            "group %s: no poll for %d ms (max.poll.interval.ms): this member leaves its group until the next poll",
+            "[group %s] no poll for %d ms (max.poll.interval.ms): this member leaves the group until the next poll",
             self.group,
             limit,
         )
         self._overdue = True
         self._stop()
-        await self._tell_left(f"not polled for {limit} ms")
+        await self._leave_quietly(f"not polled for {limit} ms")
         self._member_id = ""
         await self._lose(ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -320,29 +320,29 @@ class Membership(ABC):
 
     @property
     def _session_end_ms(self) -> float:
-        """When the session may be over: it runs from the last request that was sent and answered; clocks differ."""
+        """Return when the session may be over: it runs from the last answered request, less a margin for drift."""
         return self._heard_ms + self.config.session_timeout_ms * (1 - CLOCK_MARGIN)
 
     @property
     def _lease(self) -> Lease:
-        """This member's, as the broker told it."""
+        """Return this member's lease, with the length from the broker."""
         self._kept.told(self.cluster.links.lease_ms)
         return self._kept
 
     def _renew(self, sent_ms: float) -> None:
-        """The coordinator took a request that was sent then (`Runtime.elapsed_ms`): the lease runs from there."""
+        """Renew the lease from the time when an answered request was sent (`Runtime.elapsed_ms`)."""
         self._lease.renew(sent_ms)
         if not self.owns:
             return
         if self.lapsed:
             self.lapsed = False
-            log.info("group %s: the coordinator answers again: records are handed out again", self.group)
+            log.info("[group %s] the coordinator answers again: polls return records again", self.group)
             self._announce()
         if self._lease_watch is None and self._lease.length_ms is not None:
             self._lease_watch = self.cluster.runtime.spawn(self._watch_lease(), f"lease of {self.group}")
 
     async def _watch_lease(self) -> None:
-        """Say when the lease ends."""
+        """Report the end of the lease."""
         runtime = self.cluster.runtime
         while (left := self._lease.end_ms - runtime.elapsed_ms()) > 0:
             await runtime.sleep(max(1.0, left))
@@ -351,23 +351,23 @@ class Membership(ABC):
             self.lapsed = True
             self.lapses += 1
             log.warning(
-                "group %s: no answer from the coordinator for %.0f ms, the group may give this member's partitions to "
-                "others: nothing is handed out until there is one (%s)",
+                "[group %s] no answer from the coordinator for %.0f ms, others may get this member's partitions: "
+                "polls return nothing until it answers (%s)",
                 self.group,
                 self._lease.length_ms,
-                self._silence(),
+                self._silence_text(),
             )
             self._announce()
 
-    def _silence(self) -> str:
-        """For the log: since when the coordinator is silent, and whether this client was itself."""
+    def _silence_text(self) -> str:
+        """Return, for the log, the age of the last answered request, and whether this client stood still."""
         runtime = self.cluster.runtime
         text = f"the last request that was answered was sent {runtime.now_ms - self._heard_ms:.0f} ms ago"
         still_ms = runtime.stood_still_ms(self._heard_ms)
         return f"{text}, and this client stood still for {still_ms:.0f} ms meanwhile" if still_ms else text
 
     def _end_lease(self) -> None:
-        """Nothing is held any more."""
+        """End the lease, because nothing is held."""
         self.lapsed = False
         if self._lease_watch is not None:
             self._lease_watch.cancel()
@@ -378,7 +378,7 @@ class Membership(ABC):
         self._move()
 
     async def _fatal(self, error: KafkaError) -> None:
-        """Out of the group until the application has heard why: nobody beats for what is held, so it is lost."""
+        """Leave the group until the application takes the error. Its partitions are lost without heartbeats."""
         self._stop()
         self.state = MemberState.IDLE
         self.error, self._fenced_why = error, str(error)
@@ -392,26 +392,26 @@ class Membership(ABC):
             self.cluster.forget_coordinator(self._coordinator)
             raise
 
-    def _not_yet(self, why: object, failures: int) -> None:
-        """The coordinator could not be asked, or not for now.
+    def _log_retry(self, why: object, failures: int) -> None:
+        """Log that the coordinator could not be asked, or refused for now.
 
-        Routine when a broker restarts, worth a word when it lasts.
+        A warning only when it lasts: a restarting broker causes it too.
         """
-        if failures >= _LASTING_FAILURES and self._sparingly.due("not yet"):
-            log.warning("group %s: still not done after %d attempts: %s", self.group, failures, why)
+        if failures >= _LASTING_FAILURES and self._throttle.due("not yet"):
+            log.warning("[group %s] still not done after %d attempts: %s", self.group, failures, why)
         else:
-            log.debug("group %s: %s", self.group, why)
+            log.debug("[group %s] %s", self.group, why)
 
     def _backoff_ms(self, failures: int) -> float:
         return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
 
     def _unsettle(self) -> None:
-        """A rebalance begins, if none is under way."""
+        """Begin a rebalance, if none is under way."""
         if self._unsettled is None:
             self._unsettled = self.cluster.runtime.now_ms, self.assignment.partitions
 
     def _settle(self, partitions: tuple[TopicPartition, ...], user_data: bytes | None) -> None:
-        """A rebalance ends: this is held now."""
+        """Complete a rebalance with this assignment."""
         self._unsettle()
         assert self._unsettled is not None
         (began_ms, before), self._unsettled = self._unsettled, None

@@ -1,4 +1,4 @@
-"""Which membership a configuration asks for."""
+"""Choice of the membership protocol by the configuration."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def join_group(
     changed: Callable[[], None] = lambda: None,
     poll_bound: bool = True,
 ) -> Membership:
-    """A member by the protocol that `group_protocol` names, idle until it subscribes."""
+    """Make a member of the protocol that `group_protocol` names, idle until it subscribes."""
     return _KINDS[config.group_protocol](cluster, config, changed=changed, poll_bound=poll_bound)

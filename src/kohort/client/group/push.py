@@ -1,24 +1,26 @@
-"""A member in the push protocol: it registers, then answers what the coordinator asks. Source: spec 4.10.
+"""Group membership in the push protocol: the member registers, then answers the coordinator's requests.
+
+Source: spec 4.10.
 
 ========== ======================================================== ====================================================
-state      meaning                                                  leaves it
+state      meaning                                                  left by
 ========== ======================================================== ====================================================
-IDLE       no subscription, or given up for not polling             subscribe; poll
-JOINING    looks for the coordinator, registers, awaits a Start     Start
-HOLDING    started; pings are answered with its positions           Stop; lease over; poll overdue
-REVOKING   waits for the application to release partitions: the     release: the Stop is answered; lease over
-           Stop is answered then
-LEFT       closed                                                   -
+IDLE       no subscription, or left because of a missing poll.      subscribe; poll.
+JOINING    finds the coordinator, registers, waits for a Start.     Start.
+HOLDING    started; Pings are answered with the positions.          Stop; lease over; poll overdue.
+REVOKING   waits for the application to release partitions, and     release: the Stop is answered; lease over.
+           answers the Stop after that.
+LEFT       closed.                                                  -
 ========== ======================================================== ====================================================
 
-The coordinator is asked of the bootstrap brokers, round robin, for ever. A connection that ends is made again under the
-same id, and what is held is worked on meanwhile, as long as the lease lasts.
+The member asks the bootstrap brokers for the coordinator, round robin, without a limit. A connection that ends is made
+again under the same id. The held partitions are processed meanwhile, while the lease is valid.
 
-The lease: one request of the coordinator is unanswered at a time, so one that repeats nothing tells that the answer
-before it, or the registration, has arrived. The member owns what it holds until a session after it *sent* that, less a
-margin. The clock is looked at before the socket: a process that stood still finds an old Ping in its buffer, which says
-nothing of now. The text's own rule (no request for a session: connect again) is longer, and holds for members that
-hold nothing.
+The lease: one request of the coordinator is unanswered at a time. A request that is not a repetition thus shows that
+the answer before it, or the registration, has arrived. The member owns its partitions until a session timeout after it
+*sent* that answer, less a margin. The clock is read before the socket: a process that stood still finds an old Ping in
+its buffer, which proves nothing. The spec's own rule (no request for a session: connect again) is longer, and applies
+to members without partitions.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from kohort.client.group.lease import Lease
-from kohort.client.group.membership import LEAVE_MS, NOT_HEARD, Membership, MemberState
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import Address, Claimed, ConnectionFailed
-from kohort.client.net.log_throttle import Sparingly, fault
+from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
+from kohort.client.net.log_throttle import LogThrottle, fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
@@ -41,7 +43,6 @@ from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
     ClusterMetadataRequest,
     ClusterMetadataResponse,
-    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
@@ -54,17 +55,17 @@ from kohort.wire.push import (
 )
 from kohort.wire.schema import WireError
 
-# -- The way to a push group's coordinator: the bootstrap brokers are asked, round robin, for ever. Source: spec 4.10
+# -- Discovery of a push group's coordinator: ask the bootstrap brokers, round robin, without a limit. Source: spec 4.10
 
 log = logging.getLogger("kohort.client")
 CONSULT_SHARE = 1 / 3
-"""Of a session: as often as a consumer is pinged."""
+"""Share of a session: the interval between a consumer's Pings."""
 MUTE_MAX = 3
-"""So many times in a row brokers end a connection that stood, instead of answering: they don't speak the protocol."""
+"""After this many connections in a row that brokers close instead of answering, they do not speak the protocol."""
 
 
 class PushCoordinator:
-    """Finds the coordinator of one group and registers there."""
+    """Discovery of one group's coordinator, and registration there."""
 
     def __init__(self, cluster: Cluster, group: str, session_timeout_ms: float, changed: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -75,20 +76,22 @@ class PushCoordinator:
         self._mute = 0
         self._reached = False
         self._lane = f"push:{group}"
-        self._sparingly = Sparingly(cluster.runtime)
+        self._throttle = LogThrottle(cluster.runtime)
 
-    async def register(self, registration: RegisterConsumerRequest, now: Callable[[], float]) -> tuple[Claimed, float]:
-        """A connection on which the consumer is registered, and when `now` said that it asked for that.
+    async def register(
+        self, registration: RegisterConsumerRequest, now: Callable[[], float]
+    ) -> tuple[RawConnection, float]:
+        """Register the consumer; return the connection, and the time by `now` when the request was sent.
 
         Raises:
-            RetriableError: it can't be for now.
-            KafkaError: it is refused, with the reason.
+            RetriableError: The registration is not possible for now.
+            KafkaError: The registration was refused; says why.
         """
         node, address = await self._find()
         link = await self._claim(node, address)
         sent_ms = now()
         link.send(registration.encode())
-        frame = await link.next(self._cluster.runtime, self._patience_ms(1))
+        frame = await link.next(self._cluster.runtime, self._answer_limit_ms(1))
         if frame is None:
             why = link.ended or "no answer to the registration"
             link.close(why)
@@ -98,14 +101,14 @@ class PushCoordinator:
             return link, sent_ms
         link.close(code.name)
         text = f"group {self._group!r}: {address} refuses this consumer: {code.name}: {code.text}"
-        if code is ErrorCode.FENCED_INSTANCE_ID:  # an earlier connection of this process is thought to stand
+        if code is ErrorCode.FENCED_INSTANCE_ID:  # the coordinator still counts an earlier connection
             raise RetriableError(text, code)
         raise error_for(code, text)
 
     async def _find(self) -> tuple[int, Address]:
-        """The coordinator's id and address; ends with an answer only.
+        """Find the coordinator's id and address, retrying without a limit.
 
-        The waits grow where brokers are reached: those that are not are paced by the waits before they are connected.
+        The waits grow only for brokers that were reached: connection backoffs already pace the others.
         """
         bootstrap = self._cluster.bootstrap
         failed: dict[Address, str] = {}
@@ -114,40 +117,40 @@ class PushCoordinator:
             index = self._next % len(bootstrap)
             self._next += 1
             try:
-                return await self._consult(-1 - index, bootstrap[index])
+                return await self._ask_broker(-1 - index, bootstrap[index])
             except RetriableError as error:
                 failed[bootstrap[index]] = str(error)
                 failures += 1
                 refused += self._reached
             if failures % len(bootstrap) == 0:
-                self._tell_failed(failed)
+                self._log_unavailable(failed)
                 config = self._cluster.config
                 rounds = -(-refused // len(bootstrap))
                 wait = self._cluster.links.backoff_ms(rounds, config.retry_backoff_ms, config.retry_backoff_max_ms)
                 await self._cluster.runtime.sleep(wait)
 
-    def _tell_failed(self, failed: dict[Address, str]) -> None:
-        if self._sparingly.due("bootstrap"):
+    def _log_unavailable(self, failed: dict[Address, str]) -> None:
+        if self._throttle.due("bootstrap"):
             log.error(
-                "group %s: AllKnownBrokersNotAvailable: none of the bootstrap brokers names the coordinator (%s); they "
-                "are asked again for ever: if brokers have moved, start this consumer with their new addresses",
+                "[group %s] AllKnownBrokersNotAvailable: no bootstrap broker names the coordinator (%s); retrying "
+                "without a limit: if brokers have moved, restart this consumer with their new addresses",
                 self._group,
                 "; ".join(failed.values()),
             )
 
-    async def _consult(self, node: int, address: Address) -> tuple[int, Address]:
-        """Ask one broker.
+    async def _ask_broker(self, node: int, address: Address) -> tuple[int, Address]:
+        """Ask one broker for the coordinator.
 
         Raises:
-            RetriableError: it can't be reached, or knows no coordinator.
-            KafkaError: UNSUPPORTED_VERSION: it does not speak the protocol.
+            RetriableError: The broker can't be reached, or knows no coordinator.
+            KafkaError: UNSUPPORTED_VERSION: the broker does not speak the protocol.
         """
         self._reached = False
         link = await self._claim(node, address)
         self._reached = True
         try:
             link.send(ClusterMetadataRequest(self._group).encode())
-            frame = await link.next(self._cluster.runtime, self._patience_ms(CONSULT_SHARE))
+            frame = await link.next(self._cluster.runtime, self._answer_limit_ms(CONSULT_SHARE))
             if frame is None:
                 self._no_answer(link, address)
             assert frame is not None
@@ -163,8 +166,8 @@ class PushCoordinator:
                 return broker.id, Address(broker.host, broker.port)
         raise ConnectionFailed(f"{address} names coordinator {answer.coordinator_id}, which is none of its brokers")
 
-    def _no_answer(self, link: Claimed, address: Address) -> None:
-        """Raises, with the reason."""
+    def _no_answer(self, link: RawConnection, address: Address) -> None:
+        """Raise the error for a missing answer."""
         if link.ended is None:
             raise TimedOutError(f"{address}: no answer to ClusterMetadata")
         self._mute += 1
@@ -177,26 +180,26 @@ class PushCoordinator:
             ErrorCode.UNSUPPORTED_VERSION,
         )
 
-    def _patience_ms(self, share: float) -> float:
-        """How long an answer is waited for: one that stands still takes connections, and others are there to ask."""
+    def _answer_limit_ms(self, share: float) -> float:
+        """Return the time limit for an answer: a stalled broker accepts connections, and others can be asked."""
         return min(self._cluster.config.request_timeout_ms, self._session_ms * share)
 
-    async def _claim(self, node: int, address: Address) -> Claimed:
+    async def _claim(self, node: int, address: Address) -> RawConnection:
         links = self._cluster.links
-        timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._patience_ms(CONSULT_SHARE))
+        timeout_ms = min(self._cluster.config.socket_connection_setup_timeout_ms, self._answer_limit_ms(CONSULT_SHARE))
         return links.claim(await links.acquire(node, address, self._lane, timeout_ms), self._changed)
 
 
 RESETS = {"earliest": "smallest", "latest": "largest", "none": "none"}
-"""The text's words for `auto_offset_reset`; the coordinator finds begin or end. With the third, which is no word of the
-text's, it finds nothing: a partition without an offset is started without one."""
+"""The spec's words for `auto_offset_reset`: the coordinator looks the first or last offset up. With `none`, which
+the spec lacks, it looks nothing up: a partition without an offset starts without one."""
 NO_LEADER = -1
 SILENT_SHARE = 2 / 3
-"""Of a session, which is two pings: after so long without one the coordinator is asked whether it lives."""
+"""Share of a session, two Pings, after which a silent coordinator is probed."""
 
 
 class PushMembership(Membership):
-    """See the module's text."""
+    """A member in the push protocol."""
 
     NOT_JOINED = 0
     carries_positions = True
@@ -210,10 +213,10 @@ class PushMembership(Membership):
         poll_bound: bool = True,
         new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        """As Membership; `new_member_id` is called at first, and after the member has left for not polling.
+        """Make an idle member; `new_member_id` is called at first, and after the member has left for not polling.
 
         Raises:
-            InvalidInputError: settings that the protocol has no room for.
+            InvalidInputError: A setting is not available in this protocol.
         """
         super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
         if config.auto_offset_reset not in RESETS:
@@ -227,30 +230,30 @@ class PushMembership(Membership):
         self._auto_commit = config.enable_auto_commit and poll_bound
         self._owned = Lease(config.session_timeout_ms)
         self._way = PushCoordinator(cluster, self.group, config.session_timeout_ms, self._move)
-        self._link: Claimed | None = None
-        self._reaching: Task[None] | None = None
+        self._link: RawConnection | None = None
+        self._registering: Task[None] | None = None
         self._probing: Task[None] | None = None
         self._revoking: Task[None] | None = None
         self._registry: dict[TopicPartition, int] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._started = self._stopping = self._first = False
         self._resume = False
-        self._lived_ms = float("-inf")  # when the coordinator was last seen to live, though it asked nothing
+        self._lived_ms = float("-inf")  # when a probe of the coordinator last succeeded
         self._said = float("-inf")  # when the last answer, or the registration, was sent (`Runtime.elapsed_ms`)
         self._starts_seen = 0
 
-    # The life of a member.
+    # Lifecycle.
 
     async def _live(self) -> None:
         while True:
             await self._until(lambda: self._subscription is not None and self.error is None and not self._overdue)
             try:
                 await self._member()
-            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
 
     async def _member(self) -> None:
-        """From a registration until the application does not poll, or an error ends it."""
+        """Run from a registration until the application does not poll, or an error ends it."""
         runtime = self.cluster.runtime
         self._member_id = self._member_id or self._new_member_id()
         self._unsettle()
@@ -258,7 +261,7 @@ class PushMembership(Membership):
         self._heard_ms = runtime.now_ms
         while True:
             if self.assignment.partitions and not self._lease.holds(runtime.elapsed_ms()):
-                await self._let_go(NOT_HEARD)
+                await self._abandon_assignment(SESSION_EXPIRED)
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
                 await self._poll_overdue()
@@ -279,7 +282,7 @@ class PushMembership(Membership):
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
-        """How long nothing is to be done, unless something happens."""
+        """Return how long to wait if nothing happens."""
         runtime = self.cluster.runtime
         waits = []
         if self._link is not None:
@@ -296,11 +299,11 @@ class PushMembership(Membership):
     def _silent_ms(self) -> float:
         return max(self._heard_ms, self._lived_ms) + SILENT_SHARE * self.config.session_timeout_ms
 
-    async def _probe(self, link: Claimed) -> None:
-        """Ask a silent coordinator for anything, on the connection of commits: one that stands still loses both.
+    async def _probe(self, link: RawConnection) -> None:
+        """Probe a silent coordinator on the connection of commits; close both connections if it does not answer.
 
-        Else a commit would wait there for as long as a request may, and the application with it, though others may
-        have its partitions.
+        Otherwise a commit would block the application there for a whole request timeout, though other members may own
+        its partitions.
         """
         left_ms = (1 - SILENT_SHARE) * self.config.session_timeout_ms
         try:
@@ -309,7 +312,7 @@ class PushMembership(Membership):
             if self._link is link and self.cluster.runtime.now_ms >= self._silent_ms():
                 self._unlink(f"the coordinator is silent: {error}")
         except KafkaError as error:
-            log.debug("group %s: the coordinator lives, and says %s", self.group, error)
+            log.debug("[group %s] the coordinator answers with an error: %s", self.group, error)
         self._probing, self._lived_ms = None, self.cluster.runtime.now_ms
         self._move()
 
@@ -317,8 +320,8 @@ class PushMembership(Membership):
     def _lease(self) -> Lease:
         return self._owned
 
-    async def _let_go(self, why: str) -> None:
-        """What is held may be others' by now: connect again once the application has heard."""
+    async def _abandon_assignment(self, why: str) -> None:
+        """Give up the partitions as lost; reconnect once the application has acknowledged it."""
         self._unlink(why)
         self._drop_revoking()
         self._started = self._resume = False
@@ -331,8 +334,8 @@ class PushMembership(Membership):
 
     def _reach(self) -> None:
         """Find the coordinator and register there, in the background."""
-        if self._reaching is None or self._reaching.done:
-            self._reaching = self.cluster.runtime.spawn(self._register(), f"registration in {self.group}")
+        if self._registering is None or self._registering.done:
+            self._registering = self.cluster.runtime.spawn(self._register(), f"registration in {self.group}")
 
     async def _register(self) -> None:
         failures = 0
@@ -342,9 +345,9 @@ class PushMembership(Membership):
                 link, self._said = await self._way.register(self._registration(), sent)
             except RetriableError as error:
                 failures += 1
-                self._not_yet(error, failures)
+                self._log_retry(error, failures)
                 await self.cluster.runtime.sleep(self._backoff_ms(failures))
-            except Exception as error:  # noqa: BLE001 - the application is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - the application gets any error
                 self.error = fault(f"registration in group {self.group!r}", error)
                 self._move()
                 return
@@ -371,17 +374,17 @@ class PushMembership(Membership):
         )
 
     def _unlink(self, why: str) -> None:
-        """The connection says nothing any more; it is closed before another one is made."""
+        """Close the connection to the coordinator; another one is made only after that."""
         link, self._link = self._link, None
         self._stopping = False
         if link is not None:
-            log.info("group %s: the connection to its coordinator has ended: %s", self.group, why)
+            log.info("[group %s] the connection to the coordinator ended: %s", self.group, why)
             link.close(why)
 
-    # What the coordinator asks.
+    # Requests of the coordinator.
 
-    async def _answer_next(self, link: Claimed) -> bool:
-        """Do what is to be done next; False: nothing is."""
+    async def _answer_next(self, link: RawConnection) -> bool:
+        """Handle the next request of the coordinator; return False when there is none."""
         if self._resume and self.revocation is None:
             self._resume = False
             self._settle_started()
@@ -391,32 +394,32 @@ class PushMembership(Membership):
         if frame is None:
             return False
         try:
-            asked = decode_coordinator_request(frame)
+            request = decode_coordinator_request(frame)
         except WireError as error:
             self._unlink(str(error))
             return True
         first, self._first = self._first, False
         self._heard_ms = self.cluster.runtime.now_ms
-        if asked.kind is PushType.START and first and self._is_another_map(asked):
-            await self._let_go("the coordinator knows nothing of what is held")
+        if request.kind is PushType.START and first and self._is_another_map(request):
+            await self._abandon_assignment("the coordinator knows nothing of what is held")
             return True
-        if self._confirms(asked):
+        if self._confirms(request):
             self._renew(self._said)
-        if asked.kind is PushType.PING:
+        if request.kind is PushType.PING:
             self._say(link, encode_ping_response(self._positions() if self._auto_commit else None))
-        elif asked.kind is PushType.STOP:
+        elif request.kind is PushType.STOP:
             self._stopping = True
             self._revoke_held()
         else:
-            self._say(link, ErrorResponse(self._start(asked)).encode())
+            self._say(link, ErrorResponse(self._start(request)).encode())
         return True
 
     @staticmethod
     def _confirms(asked: CoordinatorRequest) -> bool:
-        """Whether it tells that all answers have arrived: a Ping that is repeated does not."""
+        """Return whether a request confirms that all answers have arrived; a repeated Ping does not."""
         return asked.num_retries == 0
 
-    def _say(self, link: Claimed, body: bytes) -> None:
+    def _say(self, link: RawConnection, body: bytes) -> None:
         self._said = self.cluster.runtime.elapsed_ms()
         link.send(body)
 
@@ -427,25 +430,26 @@ class PushMembership(Membership):
         ]
 
     def take_positions(self, positions: Mapping[TopicPartition, int]) -> None:
-        """What the next answer says of partitions that this member was started with."""
+        """Record positions of started partitions for the next Ping's answer."""
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 
     def _is_another_map(self, asked: CoordinatorRequest) -> bool:
-        return self._started and {partition_of(each) for each in asked.partitions} != self._registry.keys()
+        return self._started and {partition_of(partition) for partition in asked.partitions} != self._registry.keys()
 
     def _start(self, asked: CoordinatorRequest) -> ErrorCode:
-        """Take an assignment; another one than is held, without a Stop, is refused and nothing is read by it.
+        """Take an assignment. Refuse a different one without a Stop before it: nothing is read by it.
 
-        The same one changes nothing, unless the application has let go of it: for a Stop whose connection ended.
+        The current assignment changes nothing, unless the application has released it for a Stop whose connection
+        ended.
         """
         if self._is_another_map(asked):
-            log.error("group %s: the coordinator starts this member without having stopped it", self.group)
+            log.error("[group %s] the coordinator sent a Start without a Stop before it: refused", self.group)
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None
             return ErrorCode.NONE
-        self._registry = {partition_of(each): each.offset for each in asked.partitions}
-        self._leaders = {partition_of(each): each.leader for each in asked.partitions}
+        self._registry = {partition_of(partition): partition.offset for partition in asked.partitions}
+        self._leaders = {partition_of(partition): partition.leader for partition in asked.partitions}
         self._started = True
         self._starts_seen += 1
         self._generation = self._starts_seen
@@ -462,8 +466,8 @@ class PushMembership(Membership):
             self._revoking = self.cluster.runtime.spawn(self._revoke(held), f"revocation of {self.group}")
             self._revoking.on_done(lambda _: self._move())
 
-    def _stop_if_released(self, link: Claimed) -> bool:
-        """Answer a Stop once nothing is held."""
+    def _stop_if_released(self, link: RawConnection) -> bool:
+        """Answer a Stop once no partitions are held."""
         if self.assignment.partitions or self.revocation is not None:
             return False
         self._unsettle()
@@ -478,7 +482,7 @@ class PushMembership(Membership):
             self._revoking = None
         self.revocation = None
 
-    # What the base asks for.
+    # Implementation of `Membership`.
 
     async def _lose(self, code: ErrorCode) -> None:
         self._drop_revoking()
@@ -487,11 +491,11 @@ class PushMembership(Membership):
         self._registry = {}
 
     def _subscription_changed(self) -> None:
-        """It registers again: that is where topics are said."""
+        """Register again, because a registration carries the topics."""
         self._unlink("the subscription changed")
-        if self._reaching is not None:
-            self._reaching.cancel()
-            self._reaching = None
+        if self._registering is not None:
+            self._registering.cancel()
+            self._registering = None
         self._move()
 
     def _metadata_changed(self) -> None:
@@ -503,12 +507,12 @@ class PushMembership(Membership):
 
     def _stop(self) -> None:
         self._unlink("this member stops")
-        if self._reaching is not None:
-            self._reaching.cancel()
-            self._reaching = None
+        if self._registering is not None:
+            self._registering.cancel()
+            self._registering = None
 
     async def _send_leave(self, reason: str) -> None:
-        """Leave by Kafka's own request, which the text lacks: others need not wait for the session's end."""
+        """Leave by Kafka's own request, which the spec lacks: the group need not wait for the session timeout."""
         if self._said == float("-inf") or not self._member_id:
             return
         request = LeaveGroupRequest(

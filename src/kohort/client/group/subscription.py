@@ -1,4 +1,4 @@
-"""What a member subscribes to."""
+"""A member's subscription: topics or a pattern."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, Er
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants to read: topics by name, or those that a regular expression finds.
+    """A subscription to topics by name, or to those that match a regular expression.
 
     Attributes:
         topics: Names; empty with a pattern.
-        pattern: Searched for in each topic's name (`^` and `$` bind it).
-        user_data: For the assignor, from the application.
+        pattern: Searched for in each topic's name (`^` and `$` anchor it).
+        user_data: The application's data for the assignor.
     """
 
     topics: tuple[str, ...] = ()
@@ -37,14 +37,14 @@ class Subscription:
                 raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
 
     def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
-        """The topics meant, sorted.
+        """Return the subscribed topics, sorted.
 
-        A pattern finds none that metadata knows to be missing, because someone asked for it.
+        A pattern skips topics that the metadata lists only as missing, because something asked for them.
         """
         if self.pattern is None:
             return tuple(sorted(set(self.topics)))
-        found = re.compile(self.pattern).search
+        matches = re.compile(self.pattern).search
         known = [topic for topic in metadata.topics.values() if topic.error not in _MISSING]
         return tuple(
-            sorted(topic.name for topic in known if found(topic.name) and not (topic.internal and exclude_internal))
+            sorted(topic.name for topic in known if matches(topic.name) and not (topic.internal and exclude_internal))
         )

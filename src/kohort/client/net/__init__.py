@@ -1,1 +1,1 @@
-"""Connections, the cluster as the client knows it, and what drives the core: no groups, no records."""
+"""Connections, the metadata cache, and the drivers of the core: no groups, no records."""

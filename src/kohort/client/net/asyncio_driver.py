@@ -1,4 +1,4 @@
-"""Drives the client's core on asyncio: sockets by BufferedProtocol, the loop's clock, no thread."""
+"""Driver of the client's core on asyncio: sockets by BufferedProtocol, the loop's clock, no thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.connection import CloseLink, Command, OpenLink, SendFrame, alert, describe, tls_error
+from kohort.client.net.connection import CloseConnection, Command, OpenConnection, SendFrame, alert, describe, tls_error
 from kohort.client.net.runtime import Cancelled, Promise, Work
 from kohort.client.net.security import TlsError, fetched_mechanism, tls_context
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms
@@ -23,7 +23,7 @@ log = logging.getLogger("kohort.client")
 
 
 class AsyncClient:
-    """A client's core, stepped by the running loop. Use it from that loop only.
+    """A client's core, stepped by the running event loop. Use it from that loop only.
 
     Attributes:
         cluster: The core; give its coroutines to `call`.
@@ -46,7 +46,7 @@ class AsyncClient:
 
     @classmethod
     async def open(cls, config: ConnectionConfig) -> AsyncClient:
-        """A client on the running loop; it connects with the first call."""
+        """Make a client on the running loop; it connects with the first call."""
         return cls(config)
 
     async def call(self, coro: Work[T]) -> T:
@@ -68,7 +68,7 @@ class AsyncClient:
             task.cancel()
 
     async def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `ready()`, which is asked after every step of the core; False when time is over."""
+        """Wait until `ready()` is true, checked after every step of the core; False on timeout."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while not self.closed and not ready():
             left = None if deadline is None else deadline - self._loop.time()
@@ -82,7 +82,7 @@ class AsyncClient:
         return True
 
     def check(self) -> None:
-        """Raises ClientClosed when the client is closed."""
+        """Raise ClientClosed when the client is closed."""
         if self._failure is not None:
             text = f"the client ended by a fault ({type(self._failure).__name__}: {self._failure}): make a new one"
             raise ClientClosed(text) from self._failure
@@ -93,13 +93,13 @@ class AsyncClient:
         return self._loop.time() * 1000
 
     def wake(self) -> None:
-        """Have the core stepped soon."""
+        """Schedule a step of the core."""
         if not self._step_due and not self.closed:
             self._step_due = True
             self._loop.call_soon(self._step)
 
     def notify(self) -> None:
-        """Wake those in `wait`."""
+        """Wake the callers of `wait`."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -121,7 +121,7 @@ class AsyncClient:
         self._fail_calls()
 
     def _fail_calls(self) -> None:
-        """Nobody will answer the calls under way."""
+        """Fail the calls under way."""
         for future in list(self._calls):
             if not future.done():
                 try:
@@ -160,13 +160,13 @@ class AsyncClient:
             self.cluster.runtime.advance(self.now_ms())
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             self._connecting[command.link] = self._loop.create_task(self._connect(command))
         elif isinstance(command, SendFrame):
             channel = self._channels.get(command.link)
             if channel is not None:
                 channel.send(command.parts)
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             task = self._connecting.pop(command.link, None)
             if task is not None:
                 task.cancel()
@@ -174,7 +174,7 @@ class AsyncClient:
             if channel is not None:
                 channel.close()
 
-    async def _connect(self, command: OpenLink) -> None:
+    async def _connect(self, command: OpenConnection) -> None:
         host, port = command.address.host, command.address.port
         reader = FrameReader(self._pool, self.cluster.config.response_max_bytes)
         tls = None if command.plain else self._tls

@@ -1,8 +1,8 @@
-"""What is said where brokers can't be reached.
+"""Log lines and error texts for brokers that can't be reached.
 
-A consumer that polls and a producer's background go on trying for as long as they live: a broker that restarts is back
-soon, and one that never was there can't be told from it. So the log is warned at once and then sparingly. A call that
-has to be answered ends with its own time limit, in an error that names addresses and causes.
+A polling consumer and a producer's background task retry for as long as they live. A broker that restarts is back
+soon, and the client can't tell it from an address that never had a broker. So the log has a warning at once, and then
+throttled ones. A call that needs an answer ends with its own time limit, in an error that names addresses and causes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.runtime import Runtime
 from kohort.client.settings import ConnectionConfig
 
 A = TypeVar("A")
 SILENT_MS = 10_000
-"""Whoever did not answer in time is passed over for so long, where there are others."""
+"""A broker that did not answer in time is avoided for this long, if there are others."""
 log = logging.getLogger("kohort.client")
 
 
 @dataclass(slots=True)
 class NodeHealth:
-    """What the attempts to reach one address have taught.
+    """The results of the attempts to reach one address.
 
     Attributes:
-        failures: in a row; attempts that were under way together count as one.
-        failed_ms: when the last of them failed.
-        silent_until_ms: it has not answered in time: so long others are asked before it.
+        failures: Failures in a row; concurrent attempts count as one.
+        failed_ms: When the last attempt failed.
+        silent_until_ms: Until when other brokers are preferred, because this one did not answer in time.
     """
 
     failures: int = 0
@@ -39,7 +39,7 @@ class NodeHealth:
     silent_until_ms: float = 0.0
 
     def fail(self, reason: str, began_ms: float, now_ms: float, *, stood: bool) -> None:
-        """An attempt that began then has failed, or a connection has ended that stood."""
+        """Record that an attempt that began then has failed, or that an established connection has ended."""
         if stood or not self.failures:
             self.failures = 1
         elif began_ms > self.failed_ms:
@@ -47,45 +47,45 @@ class NodeHealth:
         self.failed_ms, self.last_error = now_ms, reason
 
 
-class Reaching:
-    """Tells the log of addresses that can't be reached, and when they can be again."""
+class ReachabilityLog:
+    """Log of addresses that can't be reached, and of their return."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sparingly = Sparingly(runtime)
+        self._throttle = LogThrottle(runtime)
 
     def failed(
         self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False
     ) -> None:
-        """A connection could not be made, or has ended.
+        """Log that a connection failed or ended.
 
         Args:
-            address: where to.
-            reason: why.
-            stood: it had been made.
-            named_by: the other address at which a broker answers, and says that one is at this.
-            final: trying again does not cure it: calls that need the connection fail.
+            address: The broker's address.
+            reason: The cause.
+            stood: The connection had been established.
+            named_by: The address of another broker, which named this one.
+            final: Retries do not cure the failure: calls that need the connection fail.
         """
         if stood:
             log.info("the connection to %s ended: %s", address, reason)
-        elif self._sparingly.due(address):
+        elif self._throttle.due(address):
             named = "" if named_by is None else f", named by {named_by}"
             then = "calls that need it fail" if final else "it is tried again"
             log.warning("no connection to %s%s: %s; %s", address, named, reason, then)
 
     def reached(self, address: Hashable) -> None:
-        """A connection stands."""
-        if self._sparingly.over(address):
-            log.info("%s is reached again", address)
+        """Log that an address is connected again."""
+        if self._throttle.over(address):
+            log.info("connected to %s again", address)
 
 
 def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted: bool = False) -> str:
-    """Why a connection did not come up, with what may be behind it where both sides may not speak of the same thing.
+    """Return why a connection failed, with a hint if the two sides may not agree on TLS or the login.
 
     Args:
-        reason: what the socket said.
-        config: the client's.
-        connected: the connection stood.
-        greeted: the broker had said which requests it knows: what is left is the login.
+        reason: The socket's error.
+        config: The client's configuration.
+        connected: The connection was established.
+        greeted: The broker had answered ApiVersions: only the login was left.
     """
     if greeted:
         hung_up = reason.startswith(("connection reset", "the broker closed"))
@@ -98,12 +98,12 @@ def explained(reason: str, config: ConnectionConfig, *, connected: bool, greeted
 
 
 def unreachable(bootstrap: Iterable[A], named: Collection[A], trouble: Callable[[A], str]) -> str:
-    """For error texts: each address that fails and why; empty when none does.
+    """Return each failing address and why, for error texts; empty when none fails.
 
     Args:
-        bootstrap: the addresses that the client was given.
-        named: where the cluster says that its brokers are.
-        trouble: why an address can't be reached, empty where nothing is known against it.
+        bootstrap: The bootstrap servers.
+        named: The brokers' addresses in the cluster's metadata.
+        trouble: Returns why an address can't be reached, empty without a failure.
     """
     failed = [f"{address}: {reason}" for address in named if (reason := trouble(address))]
     others = {address: trouble(address) for address in bootstrap if address not in named}

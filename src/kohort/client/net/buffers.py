@@ -1,4 +1,4 @@
-"""Receive buffers that are used again once nobody looks at them, and the splitting of a byte stream into frames."""
+"""Receive buffers that are reused once nobody refers to them, and the splitting of a byte stream into frames."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from kohort.errors import CorruptDataError
 SCRATCH_BYTES = 64 * 1024
 _POOLED_MIN = 64 * 1024
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-"""How an alert and a handshake begin: what a listener with TLS says to a client without. Source: RFC 8446, 5.1."""
-_POOL_SIZE = 4  # one being received, one that waits, one being decoded, one whose rows are handed out
+"""First bytes of an alert and a handshake, which a TLS listener sends to a client without TLS. Source: RFC 8446,
+5.1."""
+_POOL_SIZE = 4  # receiving, queued, decoding, records in use
 _CLAIMED_MAX = 1 << 20
-"""Memory made for a frame of which nothing has come: its size is only what the other side says."""
+"""Memory allocated for a frame before any of its bytes arrived: its size is only the other side's claim."""
 _UNUSED = 3  # the pool's list, the loop variable and getrefcount's own argument
 
 
 class BufferPool:
-    """Buffers for large frames. One is taken again when the last memoryview of it is gone.
+    """Pool of buffers for large frames. A buffer is reused when the last memoryview of it is gone.
 
-    Page faults on fresh memory cost about as much as the copy from the socket, so large buffers are worth keeping.
+    Page faults on fresh memory cost about as much as the copy from the socket, so reuse pays off.
     """
 
     def __init__(self, size: int = _POOL_SIZE) -> None:
@@ -29,11 +30,13 @@ class BufferPool:
         self._buffers: list[bytearray] = []
 
     def take(self, length: int, come: int = 0) -> memoryview:
-        """Writable memory with anything in it: `length` bytes where so many are there, else no more than is due.
+        """Return writable memory of `length` bytes if a pooled buffer is large enough, else less.
+
+        Its content is undefined.
 
         Args:
-            length: of the frame.
-            come: bytes of it that have come: twice as many are due, and at the start a megabyte.
+            length: The frame's length.
+            come: The bytes of it that have arrived: a new buffer has twice as many, at least a megabyte.
         """
         due = min(length, max(2 * come, _CLAIMED_MAX))
         if due < _POOLED_MIN:
@@ -58,10 +61,9 @@ class BufferPool:
 
 
 class FrameReader:
-    """Splits what a socket gives into frames, receiving large frames straight into their own buffer.
+    """Splitter of a socket's bytes into frames; large frames are received straight into their own buffer.
 
-    Ask `target()` where to receive to, receive, and say with `filled(n)` how much it was; `filled` gives the frames
-    that are whole now.
+    Receive into `target()`, then report the count with `filled(n)`, which yields the frames that are complete.
     """
 
     def __init__(self, pool: BufferPool, limit: int) -> None:
@@ -75,7 +77,7 @@ class FrameReader:
 
     @property
     def large(self) -> bool:
-        """Whether the next bytes belong to a large frame that is partly here."""
+        """Return whether the next bytes belong to a large frame that has partly arrived."""
         return self._body is not None
 
     def target(self) -> memoryview:
@@ -85,8 +87,8 @@ class FrameReader:
         """Account for `count` bytes received into `target()`.
 
         Raises:
-            CorruptDataError: a frame is longer than the limit or has a negative length.
-            TlsError: the other side speaks TLS.
+            CorruptDataError: A frame is longer than the limit or has a negative length.
+            TlsError: The other side speaks TLS.
         """
         if self._body is not None:
             self._have += count

@@ -19,9 +19,9 @@ and called from outside through a driver, which steps the runtime and owns the s
     await client.call(delete_groups(client.cluster, ["g"]))
     await client.close()
 
-What to catch: `ConnectionFailed` (retriable: the node could not be reached, or the connection ended), `TimedOutError`,
-and KafkaError with UNSUPPORTED_VERSION. Error codes inside an answer are for the caller to look at: after
-NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the like `request_metadata`.
+Errors to catch: `ConnectionFailed` (retriable: the node could not be reached, or the connection ended),
+`TimedOutError`, and KafkaError with UNSUPPORTED_VERSION. The caller handles the error codes inside a response:
+after NOT_COORDINATOR call `forget_coordinator`, after NOT_LEADER_OR_FOLLOWER and the like `request_metadata`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from kohort.client.net.bootstrap_check import unreachable
-from kohort.client.net.connection import Address, ConnectionFailed, Link, Links
+from kohort.client.net.connection import Address, BrokerConnection, BrokerConnections, ConnectionFailed
 from kohort.client.net.log_throttle import FailureLog
-from kohort.client.net.metadata import Broker, Metadata, TopicInfo
+from kohort.client.net.metadata import BrokerInfo, Metadata, TopicInfo
 from kohort.client.net.runtime import Promise, Runtime, Task
 from kohort.client.net.security import TlsError, sasl_mechanism
 from kohort.client.net.targets import (
@@ -50,10 +50,10 @@ from kohort.client.net.targets import (
     AnyCoordinator,
     AnyNode,
     Between,
+    BrokerById,
     Controller,
     Coordinator,
     Leader,
-    Node,
     Target,
     fitting,
     parse_address,
@@ -74,63 +74,63 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 from kohort.wire.groups import FindCoordinatorRequest
 from kohort.wire.message import Message, Request
 
-# -- Who coordinates groups and transactional ids, and who is asked for it
+# -- Look-up of coordinators
 #
-# | bootstrapped on | groups are asked for at | transactional ids, topics, data |
-# |---|---|---|
-# | brokers | any broker | brokers |
-# | kohort's coordinators over a Kafka cluster | coordinators | Kafka's brokers |
+# With brokers as bootstrap servers, groups are looked up at any broker, and so is everything else. With kohort's
+# coordinators over a Kafka cluster as bootstrap servers, groups are looked up at the coordinators. Transactional ids,
+# topics and data are looked up at Kafka's brokers.
 #
-# A broker of that cluster is never asked for a group: it would name Kafka's own coordinator.
+# A broker of that cluster is never asked for a group: it would return Kafka's own coordinator.
 #
-# Which it is, the first connection tells (`Links.apart`): it is known before anything but a bootstrap address is known.
+# The first connection tells which case it is (`BrokerConnections.apart`), before any address but those of the bootstrap
+# servers is known.
 
 R = TypeVar("R", bound=Message)
 
 log = logging.getLogger("kohort.client")
 JOURNAL_TOPIC = "__kohort_groups"
-"""Where coordinators of kohort's over this cluster keep groups, unless they are set otherwise."""
+"""The default topic in which kohort's coordinators over a Kafka cluster keep groups."""
 
-LIST_AGE_MS = 10_000
-"""A look-up asks for the coordinators anew when they were named longer ago: so long one that is new is not known."""
+COORDINATOR_LIST_MAX_AGE_MS = 10_000
+"""A look-up also refreshes a list of coordinators older than this; a new coordinator may be unknown for that long."""
 
-ASKED_MS = 3_000
-"""Whoever says nothing for so long, where another one could be asked as well, is left for that: it may stand still."""
+LOOKUP_TIMEOUT_MS = 3_000
+"""Wait this long for a node when another one could answer as well; the node may be stalled."""
 
-PATIENCE_MAX_MS = 30_000
-"""As long as Kafka's own clients wait for an answer unless they are told otherwise: what every broker has in memory
-takes none longer. A longer `request_timeout_ms` is meant for requests that work long."""
+LOOKUP_TIMEOUT_MAX_MS = 30_000
+"""Kafka's own default request timeout (30 s): no broker needs longer for a request that it answers from memory. A
+longer `request_timeout_ms` is meant for slow requests."""
 
-REACHED_MS = 1_500
-"""A coordinator of kohort's to which there is no connection within so long is looked up again: others may have its
-groups by now. More than the backoff of a connection that was refused."""
+GROUP_CONNECT_TIMEOUT_MS = 1_500
+"""Look a coordinator up again when it can't be connected within this time. Another coordinator may own its groups by
+now. Longer than the backoff after a refused connection."""
 
 
-class Patience:
-    """How long a broker is waited for that is asked for what others could say as well.
+class EscalatingTimeout:
+    """The time limit for a request that other nodes could answer as well.
 
-    Longer after each that was silent, for all may be slow; not after a refusal, which tells nothing of that. Ask within
-    its `with`.
+    The limit doubles after each timeout, because all nodes may be slow, but not after a refusal. Send the request
+    inside its `with` block.
     """
 
     def __init__(self) -> None:
-        self.ms = ASKED_MS
+        self.ms = LOOKUP_TIMEOUT_MS
 
     def __enter__(self) -> int:
         return self.ms
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None and issubclass(kind, TimedOutError):
-            self.ms = min(2 * self.ms, PATIENCE_MAX_MS)
+            self.ms = min(2 * self.ms, LOOKUP_TIMEOUT_MAX_MS)
 
 
 def is_apart(group: str, cluster_id: str | None) -> bool:
-    """Whether a client of this process has a group of this cluster at coordinators that are apart from its brokers."""
+    """Return whether a client of this process uses this cluster's group at coordinators apart from its brokers."""
     return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
-def check_transactional(cluster: Asking) -> None:
-    """Refuse offsets within transactions where the group's coordinator is apart from the transaction's.
+def check_transactional(cluster: ClusterAccess) -> None:
+    """Refuse to commit offsets in a transaction if the group's coordinator is apart from the transaction's.
 
     Raises:
         KafkaError: UNSUPPORTED_VERSION.
@@ -144,15 +144,15 @@ def check_transactional(cluster: Asking) -> None:
         )
 
 
-async def check_named(cluster: Asking, group: str, *, warned: set[str]) -> None:
-    """Refuse a group that is at coordinators of kohort's: the offsets would go to Kafka's own, where nobody looks.
+async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
+    """Refuse offsets for a group at kohort's coordinators: nobody reads what Kafka's own coordinator takes.
 
-    Kafka takes the offsets of a group without members from anyone who names it; it asks a member for its place.
+    Kafka accepts offsets from any client for a group without members; from a member it requires id and generation.
 
     Args:
-        cluster: Where the offsets would go.
-        group: A bare name.
-        warned: Groups that need no warning any more.
+        cluster: The cluster that would receive the offsets.
+        group: The group's name alone, without a member.
+        warned: Groups that were warned about already.
     """
     why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
     todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
@@ -169,12 +169,12 @@ async def check_named(cluster: Asking, group: str, *, warned: set[str]) -> None:
             log.warning("%s; if it is at the coordinators over this cluster, %s", why, todo)
 
 
-class Asking(Protocol):
-    """What is needed of the cluster."""
+class ClusterAccess(Protocol):
+    """The part of `Cluster` that coordinator look-ups need."""
 
     config: ConnectionConfig
     runtime: Runtime
-    links: Links
+    links: BrokerConnections
     metadata: Metadata
 
     async def send(self, message: Request[R], to: Target, *, timeout_ms: float | None = None) -> R: ...
@@ -183,35 +183,35 @@ class Asking(Protocol):
 
 
 class Coordinators:
-    """What is known of them.
+    """The known coordinators.
 
     Attributes:
-        own: kohort's coordinators by their ids, where they are apart from the brokers.
+        own: kohort's coordinators by id, if they are apart from the brokers.
     """
 
-    def __init__(self, cluster: Asking) -> None:
+    def __init__(self, cluster: ClusterAccess) -> None:
         self._cluster = cluster
-        self.own: Mapping[int, Broker] = {}
+        self.own: Mapping[int, BrokerInfo] = {}
         self._listed_ms = float("-inf")
         self._found: dict[Coordinator, int] = {}
-        self._nodes: dict[int, Broker] = {}
+        self._nodes: dict[int, BrokerInfo] = {}
         self._lookups: dict[Coordinator, Task[int]] = {}
         _OF_THIS_PROCESS.add(self)
 
     def has_apart(self, group: str, cluster_id: str | None) -> bool:
-        """Whether a group of this cluster was found at a coordinator that is apart from its brokers."""
+        """Return whether a group of this cluster was found at a coordinator apart from its brokers."""
         known = self._cluster.links.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
 
-    def node(self, node_id: int) -> Broker | None:
-        """Where a node is that coordinates something."""
+    def node(self, node_id: int) -> BrokerInfo | None:
+        """Return a coordinator's address by its node id."""
         return self.own.get(node_id) or self._nodes.get(node_id)
 
     async def find(self, to: Coordinator, timeout_ms: float) -> int:
-        """The node id of a coordinator; look-ups of the same one are shared.
+        """Return the node id of a coordinator; concurrent look-ups of the same one are shared.
 
         Raises:
-            KafkaError: what FindCoordinator said; retriable while the coordinator is not available.
+            KafkaError: The error of FindCoordinator; retriable while the coordinator is not available.
         """
         known = self._found.get(to)
         if known is not None:
@@ -226,28 +226,31 @@ class Coordinators:
         return task.result()
 
     def forget(self, to: Coordinator) -> None:
-        """Look it up again the next time; nothing is kept of one that is never asked for again."""
+        """Forget a coordinator, so that the next request looks it up again."""
         self._found.pop(to, None)
         task = self._lookups.get(to)
         if task is not None and task.done:
             del self._lookups[to]
 
     def forget_all(self) -> None:
-        """Look all of them up again: their addresses may be those of another cluster by now."""
+        """Forget all coordinators: their addresses may belong to another cluster by now."""
         self._found.clear()
         self._nodes.clear()
 
-    async def list(self) -> Mapping[int, Broker]:
-        """Ask one of kohort's coordinators which there are.
+    async def list(self) -> Mapping[int, BrokerInfo]:
+        """Ask one of kohort's coordinators for the list of all.
 
         Raises:
-            KafkaError: none could be asked.
+            KafkaError: No coordinator could be asked.
         """
-        answer = await self._cluster.send(DescribeCoordinatorsRequest(), ANY_COORDINATOR, timeout_ms=ASKED_MS)
+        answer = await self._cluster.send(DescribeCoordinatorsRequest(), ANY_COORDINATOR, timeout_ms=LOOKUP_TIMEOUT_MS)
         if answer.error_code:
             raise error_for(ErrorCode.of(answer.error_code), "a coordinator could not say which there are")
         named = {
-            each.node_id: Broker(each.node_id, Address(each.host, each.port), each.rack) for each in answer.coordinators
+            coordinator.node_id: BrokerInfo(
+                coordinator.node_id, Address(coordinator.host, coordinator.port), coordinator.rack
+            )
+            for coordinator in answer.coordinators
         }
         if named:
             self.own = named
@@ -256,7 +259,7 @@ class Coordinators:
         return self.own
 
     def close(self) -> None:
-        """Look nothing up any more."""
+        """Cancel the look-ups under way."""
         for task in self._lookups.values():
             task.cancel()
 
@@ -264,33 +267,37 @@ class Coordinators:
         send, links = self._cluster.send, self._cluster.links
         request = FindCoordinatorRequest(key=to.key, key_type=to.kind, coordinator_keys=[to.key])
         if links.apart and to.kind == GROUP:
-            answer = await send(request, ANY_COORDINATOR, timeout_ms=ASKED_MS)
+            answer = await send(request, ANY_COORDINATOR, timeout_ms=LOOKUP_TIMEOUT_MS)
         else:
             to_ask = ANY if to.kind == GROUP else ANY_BROKER
-            answer = await send(request, to_ask, timeout_ms=min(ASKED_MS, self._cluster.config.request_timeout_ms))
-            if links.apart and to.kind == GROUP:  # the first connection has just told it
+            answer = await send(
+                request, to_ask, timeout_ms=min(LOOKUP_TIMEOUT_MS, self._cluster.config.request_timeout_ms)
+            )
+            if links.apart and to.kind == GROUP:  # the first connection has just shown it
                 return await self._look_up(to)
-        found = answer.coordinators[0] if answer.coordinators else answer
-        if found.error_code:
-            text = found.error_message or f"no coordinator of {to.key!r}"
-            raise error_for(ErrorCode.of(found.error_code), text)
-        self._found[to] = found.node_id
-        node = self._nodes[found.node_id] = Broker(found.node_id, Address(found.host, found.port))
+        coordinator = answer.coordinators[0] if answer.coordinators else answer
+        if coordinator.error_code:
+            text = coordinator.error_message or f"no coordinator of {to.key!r}"
+            raise error_for(ErrorCode.of(coordinator.error_code), text)
+        self._found[to] = coordinator.node_id
+        node = self._nodes[coordinator.node_id] = BrokerInfo(
+            coordinator.node_id, Address(coordinator.host, coordinator.port)
+        )
         if to.kind == GROUP:
             self._reach_plainly([node])
         if node.id in self.own:  # it may have moved since they were listed
             self.own = {**self.own, node.id: node}
-        if links.apart and self._cluster.runtime.now_ms - self._listed_ms > LIST_AGE_MS:
-            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").will_hear()
-        return found.node_id
+        if links.apart and self._cluster.runtime.now_ms - self._listed_ms > COORDINATOR_LIST_MAX_AGE_MS:
+            self._cluster.runtime.spawn(self._list_quietly(), "list of coordinators").mark_handled()
+        return coordinator.node_id
 
-    def _reach_plainly(self, nodes: Iterable[Broker]) -> None:
-        """No login of Kafka's goes to coordinators, where the configuration says so."""
+    def _reach_plainly(self, nodes: Iterable[BrokerInfo]) -> None:
+        """Reach coordinators without Kafka's TLS and login, if the configuration says so."""
         if self._cluster.config.coordinators_security_protocol:
             self._cluster.links.plain.update(node.address for node in nodes)
 
     async def _list_quietly(self) -> None:
-        """For a day on which neither bootstrap address answers: whether it succeeds now does not matter."""
+        """Refresh the list and ignore errors: the list serves later, when no bootstrap address answers."""
         try:
             await self.list()
         except KafkaError:
@@ -309,39 +316,39 @@ __all__ = [
     "AnyCoordinator",
     "AnyNode",
     "Between",
+    "BrokerById",
     "Cluster",
     "ConnectionFailed",
     "Controller",
     "Coordinator",
     "Leader",
-    "Node",
     "Target",
     "parse_address",
 ]
 
 T = TypeVar("T")
 _NAMELESS_TOPICS_SINCE = 12
-"""Metadata from here on may name topics by their ids alone."""
+"""The first version of Metadata that can request topics by id alone."""
 
 
 class Cluster:
-    """The client's view of the cluster and its way to it.
+    """The client's view of the cluster, and its connections to it.
 
     Attributes:
         config: The connection settings.
         runtime: Steps the coroutines; its `spawn` and `sleep` are the only ways to start and to wait.
         bootstrap: The addresses given.
-        metadata: What is known of brokers and topics; read it freely, it changes only between steps.
-        links: Connections; drivers and metrics look at it, others use `send`.
+        metadata: The known brokers and topics; read it freely, it changes only between steps.
+        links: The connections; drivers and metrics read it, everything else uses `send`.
     """
 
     def __init__(self, config: ConnectionConfig, runtime: Runtime | None = None) -> None:
         if config.uses_sasl:
-            sasl_mechanism(config)  # says now what is missing, not at the first connection
+            sasl_mechanism(config)  # reports missing settings now, not at the first connection
         self.config = config
         self.runtime = runtime or Runtime()
         self.runtime.on_task_failed = FailureLog(self.runtime)
-        self.links = Links(config, self.runtime)
+        self.links = BrokerConnections(config, self.runtime)
         self.metadata = Metadata()
         self.closed = False
         self.auto_create_topics = False
@@ -374,17 +381,17 @@ class Cluster:
 
         Args:
             message: A kohort.wire request, or one `Between` versions.
-            to: Where to.
-            timeout_ms: For connecting and answering each; None: `request_timeout_ms`. A request that the broker may
-                hold (JoinGroup, Fetch) needs its own.
-            lane: Requests of different lanes use different connections and can't hold each other up.
-            leaving: Called when the connection stands and the request is about to leave; what it raises keeps it here.
+                to: The target.
+                timeout_ms: Limit for connecting and for the response, each; None: `request_timeout_ms`. Long polls
+                    (JoinGroup, Fetch) need a limit of their own.
+                lane: Requests of different lanes use different connections and never wait for each other.
+                leaving: Called when the connection is ready, right before the request is sent; an exception stops it.
 
         Raises:
             ConnectionFailed: The broker could not be reached or the connection ended. Retriable.
             TimedOutError: Not answered within the time. Retriable.
-            KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that we have, or none that can
-                say it.
+                KafkaError: UNSUPPORTED_VERSION: the broker has no version of this request that this client has, or none
+                    that can express it.
         """
         limit = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         wanted = message if isinstance(message, Between) else Between(message)
@@ -398,7 +405,7 @@ class Cluster:
         return await self.links.request(link, body, version, limit)
 
     async def post(self, message: Request[R] | Between[R], to: Target, *, lane: str = "main") -> None:
-        """As `send`, for a request that gets no answer: Produce with acks=0."""
+        """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._link(to, lane, limit)
         body, version = fitting(link, message if isinstance(message, Between) else Between(message))
@@ -440,7 +447,7 @@ class Cluster:
     # Metadata.
 
     def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
-        """Name the topics that `owner` needs metadata of (None: all) from now on; refresh when one is new."""
+        """Set the topics that `owner` needs metadata of (None: all); refresh when one is new."""
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
         self._interests[owner] = wanted
@@ -451,11 +458,11 @@ class Cluster:
         self._interests.pop(owner, None)
 
     def on_metadata(self, listener: Callable[[Metadata], None]) -> None:
-        """Call `listener` after each answer is merged."""
+        """Call `listener` after each merged response."""
         self._listeners.append(listener)
 
     def request_metadata(self) -> Promise[None]:
-        """Refresh in the background; the promise is kept by an answer to a request sent from now on."""
+        """Refresh in the background; the promise resolves with a response to a request sent after this call."""
         if self._refresh is not None and not self._refresh.done:
             if self._refresh_again is None:
                 self._refresh_again = Promise()
@@ -465,10 +472,10 @@ class Cluster:
         return self._refresh
 
     async def refresh_metadata(self, timeout_ms: float | None = None) -> Metadata:
-        """Refresh and wait for it.
+        """Refresh the metadata and wait for it.
 
         Raises:
-            TimedOutError: no broker answered within `timeout_ms` (None: `default_api_timeout_ms`); names the addresses.
+            TimedOutError: No broker answered within `timeout_ms` (None: `default_api_timeout_ms`); names the addresses.
         """
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         promise = self.request_metadata()
@@ -480,32 +487,32 @@ class Cluster:
     async def describe_topics(
         self, topics: Iterable[str] | None, timeout_ms: float | None = None
     ) -> dict[str, TopicInfo]:
-        """Ask for these topics now (None: all); the answer is merged and returned, errors per topic inside."""
-        names, patience = None if topics is None else sorted(set(topics)), Patience()
+        """Ask for these topics now (None: all); merge and return the response, with errors per topic inside."""
+        names, patience = None if topics is None else sorted(set(topics)), EscalatingTimeout()
 
         async def attempt() -> dict[str, TopicInfo]:
             await self._ask_metadata(names, patience)
-            found = self.metadata.topics
-            return dict(found) if names is None else {name: found[name] for name in names if name in found}
+            infos = self.metadata.topics
+            return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
         return await self.retrying(attempt, "metadata", timeout_ms)
 
     async def ask_for_brokers(self) -> None:
-        """Ask which brokers there are, once; the answer is merged.
+        """Ask for the list of brokers, once, and merge the response.
 
         Raises:
-            KafkaError: the request failed.
+            KafkaError: The request failed.
         """
         await self._ask_metadata([])
 
     async def describe_topic_ids(self, ids: Iterable[UUID]) -> None:
-        """Ask for topics by id, once; brokers that can't are asked for all topics. The answer is merged.
+        """Ask for topics by id, once, and merge the response. Older brokers are asked for all topics.
 
         Raises:
-            KafkaError: the request failed.
+            KafkaError: The request failed.
         """
         request = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(topic_id=one, name=None) for one in sorted(ids)]
+            topics=[MetadataRequest.MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in sorted(ids)]
         )
         answer = await self.send(
             Between(request, lowest=_NAMELESS_TOPICS_SINCE, instead=MetadataRequest(topics=None)), ANY
@@ -513,20 +520,20 @@ class Cluster:
         self._merge(answer, ())
 
     async def leader(self, partition: TopicPartition, timeout_ms: float | None = None) -> int:
-        """The leader's node id, refreshing metadata until it is known.
+        """Return the leader's node id, refreshing the metadata until it is known.
 
         Raises:
-            TimedOutError: it stayed unknown.
-            KafkaError: the topic can't be had for a reason that waiting does not cure.
+            TimedOutError: The leader stayed unknown.
+            KafkaError: The topic is not available, for a reason that waiting does not cure.
         """
 
         async def attempt() -> int:
             node = self.metadata.leader(partition)
             if node < 0:
-                found = await self.describe_topics([partition.topic])
+                infos = await self.describe_topics([partition.topic])
                 node = self.metadata.leader(partition)
                 if node < 0:
-                    code = found[partition.topic].error if partition.topic in found else ErrorCode.NONE
+                    code = infos[partition.topic].error if partition.topic in infos else ErrorCode.NONE
                     code = code or (
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                         if self.metadata.partition(partition) is None
@@ -540,22 +547,22 @@ class Cluster:
     # Coordinators.
 
     async def coordinator(self, to: Coordinator, timeout_ms: float | None = None) -> int:
-        """The node id of a coordinator; look-ups of the same one are shared.
+        """Return the node id of a coordinator; concurrent look-ups of the same one are shared.
 
         Raises:
-            KafkaError: what FindCoordinator said; retriable while the coordinator is not available.
+            KafkaError: The error of FindCoordinator; retriable while the coordinator is not available.
         """
         return await self._coordinators.find(to, self.config.request_timeout_ms if timeout_ms is None else timeout_ms)
 
     def forget_coordinator(self, to: Coordinator, reason: str = "") -> None:
-        """It said that it is not, or can't be reached: look it up again the next time."""
+        """Forget a coordinator that said NOT_COORDINATOR or can't be reached; the next request looks it up again."""
         self._coordinators.forget(to)
 
     async def group_nodes(self, timeout_ms: float | None = None) -> list[int]:
-        """The nodes that have groups, asked for now: all brokers, or kohort's coordinators where they are apart.
+        """Ask now for the nodes that have groups: all brokers, or kohort's coordinators if they are apart.
 
         Raises:
-            KafkaError: nobody could say.
+            KafkaError: No node could be asked.
         """
         metadata = await self.refresh_metadata(timeout_ms)
         return sorted(await self._coordinators.list() if self.links.apart else metadata.brokers)
@@ -563,29 +570,29 @@ class Cluster:
     # Life.
 
     def unreachable(self) -> str:
-        """For error texts: each address that fails and why; empty when a broker that the cluster names is connected."""
+        """Return each failing address and why, for error texts; empty while a broker of the cluster is connected."""
         named = dict.fromkeys(broker.address for broker in self.metadata.brokers.values())
         if self.links.connected(self.metadata.brokers) or (not named and self.links.connected()):
             return ""
         return unreachable(self.bootstrap, named, self.links.trouble)
 
     def close(self) -> None:
-        """Close every connection and end the cluster's own tasks. The driver closes itself after that."""
+        """Close every connection and cancel the cluster's own tasks. The driver closes itself after that."""
         self.closed = True
         for task in filter(None, (self._refresh, self._upkeep)):
             task.cancel()
         self._coordinators.close()
         self.links.close()
 
-    # Inside.
+    # Internals.
 
-    async def _link(self, to: Target, lane: str, limit: float) -> Link:
+    async def _link(self, to: Target, lane: str, limit: float) -> BrokerConnection:
         if isinstance(to, AnyNode | AnyCoordinator):
             return await self._any_link(to, lane, limit)
         if isinstance(to, Coordinator):
             node = await self.coordinator(to, limit)
             lane = f"group:{to.key}" if to.kind == GROUP and lane == "main" else lane
-            limit = min(limit, REACHED_MS) if to.kind == GROUP and self.links.apart else limit
+            limit = min(limit, GROUP_CONNECT_TIMEOUT_MS) if to.kind == GROUP and self.links.apart else limit
         elif isinstance(to, Leader):
             node = await self.leader(to.partition, limit)
         elif isinstance(to, Controller):
@@ -594,7 +601,7 @@ class Cluster:
             node = to.id
         broker = self.metadata.brokers.get(node) or self._coordinators.node(node)
         if self.links.apart and isinstance(to, Coordinator) and to.kind == GROUP:
-            broker = self._coordinators.node(node)  # a broker that came later may have its id for a moment
+            broker = self._coordinators.node(node)  # a newer broker may have its id for a moment
         if broker is None:
             raise ConnectionFailed(f"broker {node} is not in the cluster's metadata")
         try:
@@ -605,8 +612,8 @@ class Cluster:
             self.request_metadata()
             raise
 
-    async def _broker_link(self, lane: str, limit: float) -> Link:
-        """A connection to a broker that a coordinator names: it does not serve itself what brokers do."""
+    async def _broker_link(self, lane: str, limit: float) -> BrokerConnection:
+        """Return a connection to a broker that a coordinator names; coordinators do not serve brokers' requests."""
         deadline = self.runtime.now_ms + limit
         await self.refresh_metadata(limit)
         link = await self._any_link(ANY, lane, max(0.0, deadline - self.runtime.now_ms))
@@ -622,7 +629,7 @@ class Cluster:
             raise error_for(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster names no controller")
         return self.metadata.controller
 
-    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> Link:
+    async def _any_link(self, to: AnyNode | AnyCoordinator, lane: str, limit: float) -> BrokerConnection:
         deadline, refused = self.runtime.now_ms + limit, set[Address]()
         while True:
             node, address = self._pick(to)
@@ -630,10 +637,10 @@ class Cluster:
                 return await self.links.acquire(node, address, lane, max(0.0, deadline - self.runtime.now_ms))
             except TlsError:
                 refused.add(address)
-                if refused >= {other for _, other in self._nodes(to)}:  # others' certificates may hold
+                if refused >= {other for _, other in self._nodes(to)}:  # other nodes' certificates may be valid
                     raise
             except TimedOutError:
-                self.links.note_silence(address)
+                self.links.mark_unresponsive(address)
                 raise
             except ConnectionFailed as error:
                 if self.closed or self.runtime.now_ms + self._soonest_ms(to) >= deadline:
@@ -645,7 +652,7 @@ class Cluster:
         known, health = [(broker.id, broker.address) for broker in named.values()], self.links.health
         if not known or all(health(address).failures for _, address in known):
             known += [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
-        # An idle connection to a machine that stands still stands too, and is the least busy of all.
+        # An idle connection to a stalled machine looks healthy, and is the least busy of all.
         return [node for node in known if health(node[1]).silent_until_ms <= self.runtime.now_ms] or known
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
@@ -661,7 +668,7 @@ class Cluster:
         return max(0.0, min(self.links.health(at).retry_at_ms for _, at in self._nodes(to)) - self.runtime.now_ms)
 
     def _rebootstrap(self) -> None:
-        """Forget the brokers: one's address is another's by now. The addresses given lead to the cluster. KIP-1242."""
+        """Forget the brokers, whose addresses are outdated, and start from the bootstrap servers again. KIP-1242."""
         self.metadata.forget_brokers()
         self._coordinators.forget_all()
         self.request_metadata()
@@ -681,7 +688,7 @@ class Cluster:
             raise
 
     async def _ask_until_answered(self) -> None:
-        failures, patience, topics = 0, Patience(), self._wanted()
+        failures, patience, topics = 0, EscalatingTimeout(), self._wanted()
         while True:
             try:
                 return await self._ask_metadata(topics, patience)
@@ -691,7 +698,7 @@ class Cluster:
                 await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:
-        """Keep `again` with the next answer that is merged."""
+        """Resolve `again` with the next response that is merged."""
 
         def keep(_: Metadata) -> None:
             self._listeners.remove(keep)
@@ -707,7 +714,7 @@ class Cluster:
             topics |= interest
         return sorted(topics)
 
-    async def _ask_metadata(self, topics: list[str] | None, patience: Patience | None = None) -> None:
+    async def _ask_metadata(self, topics: list[str] | None, patience: EscalatingTimeout | None = None) -> None:
         named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=named, allow_auto_topic_creation=self.auto_create_topics)
         with nullcontext(self.config.request_timeout_ms) if patience is None else patience as most_ms:

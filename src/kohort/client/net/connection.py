@@ -1,20 +1,20 @@
 """Connections to brokers, without sockets: bytes and events in, commands out.
 
-A `Link` is one connection to one broker. `Links` opens them on demand, negotiates versions, authenticates, matches
-answers to requests and times requests out. The driver carries out the commands that `take_commands` hands it and
-reports back with `opened`, `received` and `closed`. Links to one broker are told apart by *lane*: brokers answer a
-connection's requests in order, so that a heartbeat must not share a connection with a fetch that waits for data.
+A `BrokerConnection` (a *link* for short) is one connection to one broker. `BrokerConnections` opens them on demand,
+negotiates versions, authenticates, matches responses to requests and enforces timeouts. The driver carries out the
+commands that `take_commands` returns, and reports back with `opened`, `received` and `closed`. Each broker has one
+connection for each *lane*. Brokers answer the requests of a connection in order, so a heartbeat must not share a
+connection with a fetch that waits for data.
 
 A link's states, and what each event does:
 
 =========== =========================== ===================== ===================== ==========================
 state       opened                      received              closed                request timed out
 =========== =========================== ===================== ===================== ==========================
-CONNECTING  asks versions: HANDSHAKE    closed as garbage     node backs off        closed, node backs off
-HANDSHAKE   -                           next step, at the end node backs off        closed, node backs off
-                                        READY
-READY       -                           answers the oldest    requests in flight    request fails, closed
-                                        request in flight     fail, can be retried
+CONNECTING  asks versions: HANDSHAKE    closed as garbage.    node backs off        closed, node backs off.
+HANDSHAKE   -                           next step, then READY node backs off        closed, node backs off.
+READY       -                           answers the oldest    requests in flight    request fails, closed.
+                                        request in flight     fail, can be retried.
 CLOSED      -                           ignored               ignored               -
 =========== =========================== ===================== ===================== ==========================
 """
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, Reaching, explained
+from kohort.client.net.bootstrap_check import SILENT_MS, NodeHealth, ReachabilityLog, explained
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.negotiation import Negotiator
@@ -49,23 +49,24 @@ from kohort.wire.message import Message, Request
 from kohort.wire.schema import Buffer
 from kohort.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 
-# -- A link that belongs to one part of the client: frames without Kafka's header, in both directions
+# -- Claimed links: one part of the client exchanges frames without Kafka's header, in both directions
 
 FRAMES_MAX = 64
-"""Frames that came and were not taken yet: who sends more does not wait for answers. Bounds memory."""
+"""Limit on received frames that were not taken yet: a broker that sends more does not wait for answers. Bounds
+memory."""
 
 
-class Claimed:
-    """What comes and goes on a claimed link.
+class RawConnection:
+    """The frames sent and received on a claimed link.
 
     Attributes:
-        ended: why the link has ended, None as long as it stands.
+        ended: Why the link has ended; None while it is connected.
     """
 
     def __init__(
         self, send: Callable[[bytes], None], close: Callable[[str], None], changed: Callable[[], None]
     ) -> None:
-        """`send` takes a frame without its size; `changed` is called when a frame has come, and when the link ends."""
+        """Store callbacks: `send` takes a frame without its size, `changed` reports a frame or the link's end."""
         self._send = send
         self._close = close
         self._changed = changed
@@ -74,16 +75,16 @@ class Claimed:
         self.ended: str | None = None
 
     def send(self, body: bytes) -> None:
-        """Send a frame; on a link that has ended, nothing is."""
+        """Send a frame, unless the link has ended."""
         if self.ended is None:
             self._send(body)
 
     def take(self) -> memoryview | None:
-        """The oldest frame that came and was not taken."""
+        """Take the oldest received frame; None when there is none."""
         return self._frames.popleft() if self._frames else None
 
     async def next(self, runtime: Runtime, timeout_ms: float) -> memoryview | None:
-        """The next frame; None: it did not come in time, or the link has ended."""
+        """Wait for the next frame; return None when the time is over or the link has ended."""
         until_ms = runtime.now_ms + timeout_ms
         while not self._frames and self.ended is None and runtime.now_ms < until_ms:
             await runtime.first(self._news, timeout_ms=until_ms - runtime.now_ms)
@@ -94,16 +95,16 @@ class Claimed:
         if self.ended is None:
             self._close(why)
 
-    # What the connections call.
+    # Called by `BrokerConnections`.
 
     def came(self, frame: memoryview) -> bool:
-        """A frame has come; False: it is one too many."""
+        """Take a received frame; return False when more than `FRAMES_MAX` wait."""
         self._frames.append(memoryview(bytes(frame)))
         self._tell()
         return len(self._frames) <= FRAMES_MAX
 
     def end(self, why: str) -> None:
-        """The link has ended."""
+        """Record that the link has ended."""
         if self.ended is None:
             self.ended = why
             self._tell()
@@ -116,16 +117,16 @@ class Claimed:
 
 R = TypeVar("R", bound=Message)
 _LOGIN_SHARE = 0.8
-"""Of a login's lifetime, after which its connection is replaced."""
+"""Share of a login's lifetime after which its connection is replaced."""
 RECONNECT_GROWTH = 1.25
-"""Where waits double, a broker that is back is found after up to as long again as it was away."""
+"""With a factor of 2, a broker that is back would be noticed only after up to as long again as it was away."""
 
 
 class ConnectionFailed(RetriableError):
     """A broker could not be reached, or the connection ended under a request."""
 
 
-class LinkState(Enum):
+class ConnectionState(Enum):
     CONNECTING = "connecting"
     HANDSHAKE = "handshake"
     READY = "ready"
@@ -134,7 +135,7 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker listens."""
+    """The host and port of a broker's listener."""
 
     host: str
     port: int
@@ -144,7 +145,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLink:
+class OpenConnection:
     """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`.
 
     Attributes:
@@ -165,18 +166,18 @@ class SendFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseLink:
+class CloseConnection:
     """Command: close the socket; nothing needs to be reported."""
 
     link: int
 
 
-Command = OpenLink | SendFrame | CloseLink
+Command = OpenConnection | SendFrame | CloseConnection
 
 
 @dataclass(slots=True)
 class InFlight(Generic[R]):
-    """A request that was sent and is not answered."""
+    """A request that was sent and has no response yet."""
 
     correlation_id: int
     response: type[R]
@@ -186,10 +187,10 @@ class InFlight(Generic[R]):
     name: str
 
     def take(self, frame: memoryview) -> None:
-        """Read the answer.
+        """Decode the response.
 
         Raises:
-            KafkaError: it can't be read.
+            KafkaError: The response can't be decoded.
         """
         version = self.version
         if self.response is ApiVersionsResponse and bytes(frame[4:6]) == b"\x00\x23":
@@ -198,24 +199,24 @@ class InFlight(Generic[R]):
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class BrokerConnection:
     """One connection to one broker.
 
     Attributes:
-        began_ms: When it was begun.
-        renew_ms: When another takes its place as soon as nothing is in flight: a login lasts only so long (KIP-368).
-        process: What the broker is told of this process.
-        plain: Without TLS and login: a coordinator that is apart from the brokers is reached so.
-        coordinator_id: The id of the coordinator at the other end where that is one apart from the brokers, else -1.
-        claimed: It carries frames without Kafka's header, for whoever claimed it.
+        began_ms: When the attempt to connect began.
+        renew_ms: When the connection is replaced, as soon as nothing is in flight: a login has a lifetime (KIP-368).
+        process: The process name that the broker receives.
+        plain: Without TLS and login, for a coordinator that is apart from the brokers.
+        coordinator_id: The coordinator's id, if the other end is a coordinator apart from the brokers; else -1.
+        claimed: Set when one part of the client has claimed the link for frames without Kafka's header.
     """
 
     id: int
     node: int
     lane: str
     address: Address
-    state: LinkState
-    ready: Promise[Link]
+    state: ConnectionState
+    ready: Promise[BrokerConnection]
     began_ms: float
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: deque[InFlight[Any]] = field(default_factory=deque)
@@ -225,22 +226,22 @@ class Link:
     process: str = ""
     plain: bool = False
     coordinator_id: int = -1
-    claimed: Claimed | None = None
+    claimed: RawConnection | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self.state is LinkState.READY
+        return self.state is ConnectionState.READY
 
 
-class Links:
+class BrokerConnections:
     """All connections of one client.
 
     Attributes:
         bytes_sent, bytes_received, requests_sent: counters for metrics.
-        lease_ms: the shortest lease that a broker told this client, None: none did. See `kohort.io.processes`.
-        apart: whether coordinators were met that are apart from the brokers, who must not be asked for groups then.
+        lease_ms: The shortest lease that a broker offered this client; None without one. See `kohort.io.processes`.
+        apart: Whether coordinators apart from the brokers were met; the brokers must then not be asked for groups.
         plain: addresses that are reached without TLS and login, as `coordinators.security.protocol` says.
-        features: the cluster's finalized features by name, as the newest ApiVersions answer told them (KIP-584).
+        features: The cluster's finalized features by name, from the newest ApiVersions response (KIP-584).
         negotiator: the first exchange on each connection.
     """
 
@@ -257,38 +258,38 @@ class Links:
         self.negotiator = Negotiator()
         self._features_epoch = -1
         self._ids = itertools.count(1)
-        self._links: dict[int, Link] = {}
-        self._by_lane: dict[tuple[int, str], Link] = {}
+        self._links: dict[int, BrokerConnection] = {}
+        self._by_lane: dict[tuple[int, str], BrokerConnection] = {}
         self._health: dict[Address, NodeHealth] = {}
         self._commands: list[Command] = []
-        self._reaching = Reaching(runtime)
+        self._reachability = ReachabilityLog(runtime)
         self._entrance: Address | None = None
 
-    # What the driver calls.
+    # Called by the driver.
 
     def take_commands(self) -> list[Command]:
-        """The commands given since the last call, in order."""
+        """Return the commands since the last call, in order."""
         commands, self._commands = self._commands, []
         return commands
 
     def opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
-        """The connection stands; False when it is not wanted any more and the driver must close it.
+        """Begin the handshake on a new connection; return False when the driver must close it because it is obsolete.
 
         Args:
-            link_id: Which.
-            mechanism: What `sasl_mechanism` gave, fetched; None: it is made when it is needed.
-            process: What the broker is told of this process (`kohort.io.processes`).
+            link_id: The link.
+            mechanism: The SASL exchange with its credentials; None: it is made when it is needed.
+            process: The process name that the broker receives (`kohort.io.processes`).
         """
         link = self._links.get(link_id)
-        if link is None or link.state is not LinkState.CONNECTING:
+        if link is None or link.state is not ConnectionState.CONNECTING:
             return False
-        link.state = LinkState.HANDSHAKE
+        link.state = ConnectionState.HANDSHAKE
         link.process = process
         self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
         return True
 
     def received(self, link_id: int, frame: memoryview) -> None:
-        """One whole response, without its length prefix. The buffer is the core's from now on."""
+        """Take one complete response without its length prefix. The buffer belongs to the core from now on."""
         link = self._links.get(link_id)
         if link is None:
             return
@@ -316,25 +317,25 @@ class Links:
             self.fail(link, reason)
 
     def closed(self, link_id: int, reason: str | TlsError) -> None:
-        """The connection ended or could not be made: a `reason` for people, or an error that is not tried again."""
+        """Record that a connection ended or failed: with a reason to log, or with an error that is not retried."""
         if (link := self._links.get(link_id)) is not None:
             self._refuse(link, reason) if isinstance(reason, TlsError) else self._forget(link, reason)
 
-    # What the cluster calls.
+    # Called by the cluster.
 
-    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> Link:
-        """A ready connection, opened if need be, waiting out the node's backoff.
+    async def acquire(self, node: int, address: Address, lane: str, timeout_ms: float) -> BrokerConnection:
+        """Return a ready connection. Open one if needed, after the node's backoff.
 
         Raises:
-            ConnectionFailed: the attempt failed, or could not start within the time.
-            TimedOutError: it did not finish within the time.
+            ConnectionFailed: The attempt failed, or could not start within the time.
+            TimedOutError: The attempt did not finish within the time.
         """
         link = self._by_lane.get((node, lane))
         if link is not None and link.address != address:
             self.fail(link, f"node {node} moved to {address}")
             link = None
         if link is not None and self.runtime.now_ms >= link.renew_ms and not link.in_flight:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, "the login is about to expire", failed=False)
             link = None
         if link is None:
@@ -349,10 +350,10 @@ class Links:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         return link.ready.result()
 
-    def request(self, link: Link, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
-        """Send on a connection at a version; the promise is of the decoded answer."""
+    def request(self, link: BrokerConnection, message: Request[R], version: int, timeout_ms: float) -> Promise[R]:
+        """Send a request on a connection at a version; the promise resolves to the decoded response."""
         promise: Promise[R] = Promise()
-        if link.state is LinkState.CLOSED:
+        if link.state is ConnectionState.CLOSED:
             promise.fail(ConnectionFailed(f"connection to {link.address} is closed"))
             return promise
         correlation_id = self._send(link, message, version)
@@ -365,32 +366,32 @@ class Links:
         promise.on_done(lambda _: timer.resolve(None))
         return promise
 
-    def post(self, link: Link, message: Message, version: int) -> None:
-        """Send what gets no answer.
+    def post(self, link: BrokerConnection, message: Message, version: int) -> None:
+        """Send a request that gets no response.
 
         Raises:
-            ConnectionFailed: the connection is closed.
+            ConnectionFailed: The connection is closed.
         """
-        if link.state is LinkState.CLOSED:
+        if link.state is ConnectionState.CLOSED:
             raise ConnectionFailed(f"connection to {link.address} is closed")
         self._send(link, message, version)
 
-    def claim(self, link: Link, changed: Callable[[], None]) -> Claimed:
-        """Have a ready link for oneself: from now on it carries frames without Kafka's header, both ways."""
-        del self._by_lane[link.node, link.lane]  # whoever wants the lane gets another one
+    def claim(self, link: BrokerConnection, changed: Callable[[], None]) -> RawConnection:
+        """Take a ready link out of the pool; it then carries frames without Kafka's header, in both directions."""
+        del self._by_lane[link.node, link.lane]  # the next request on the lane opens another link
 
         def send(body: bytes) -> None:
             self._commands.append(SendFrame(link.id, [len(body).to_bytes(4, "big"), body]))
             self.requests_sent += 1
 
         def close(why: str) -> None:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, why, failed=False)
 
-        link.claimed = Claimed(send, close, changed)
+        link.claimed = RawConnection(send, close, changed)
         return link.claimed
 
-    def _send(self, link: Link, message: Message, version: int) -> int:
+    def _send(self, link: BrokerConnection, message: Message, version: int) -> int:
         correlation_id = link.next_correlation
         link.next_correlation = (correlation_id + 1) & 0x7FFFFFFF
         parts = framing.encode_request_parts(message, version, correlation_id, self.config.client_id)
@@ -402,21 +403,21 @@ class Links:
     def health(self, address: Address) -> NodeHealth:
         return self._health.setdefault(address, NodeHealth())
 
-    def note_silence(self, address: Address) -> None:
-        """It has not answered in time."""
+    def mark_unresponsive(self, address: Address) -> None:
+        """Record that a broker did not answer in time, so that others are asked before it."""
         self.health(address).silent_until_ms = self.runtime.now_ms + SILENT_MS
 
     def load(self, node: int) -> int | None:
-        """Requests in flight to a node over all lanes; None when no connection stands."""
+        """Return the number of requests in flight to a node over all lanes; None when it has no connection."""
         flights = [len(link.in_flight) for link in self._links.values() if link.node == node and link.is_ready]
         return sum(flights) if flights else None
 
     def connected(self, nodes: Container[int] | None = None) -> bool:
-        """Whether any connection stands; to one of these nodes, None: to any."""
+        """Return whether any connection to one of these nodes is ready; None: to any node."""
         return any(link.is_ready and (nodes is None or link.node in nodes) for link in self._links.values())
 
     def trouble(self, address: Address) -> str:
-        """Why an address can't be reached, as far as was seen; empty when a connection stands or none was tried."""
+        """Return why an address can't be reached; empty when it is connected or no attempt was made."""
         links = [link for link in self._links.values() if link.address == address]
         if any(link.is_ready for link in links):
             return ""
@@ -425,53 +426,55 @@ class Links:
             return health.last_error.removeprefix(f"{address}: ")
         return "no answer to the connection attempt yet" if links else ""
 
-    def fail(self, link: Link, reason: str) -> None:
-        """Close a connection that can't be trusted any more; its node backs off."""
-        if link.state is not LinkState.CLOSED:
-            self._commands.append(CloseLink(link.id))
+    def fail(self, link: BrokerConnection, reason: str) -> None:
+        """Close a connection that can't be trusted any more, and back off from its node."""
+        if link.state is not ConnectionState.CLOSED:
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, reason)
 
     def close_idle(self) -> None:
-        """Close connections that have been quiet for `connections_max_idle_ms`."""
+        """Close connections that were idle for `connections_max_idle_ms`."""
         oldest = self.runtime.now_ms - self.config.connections_max_idle_ms
         for link in list(self._links.values()):
             if link.is_ready and link.claimed is None and link.last_used_ms < oldest and not link.in_flight:
-                self._commands.append(CloseLink(link.id))
+                self._commands.append(CloseConnection(link.id))
                 self._forget(link, "idle", failed=False)
 
     def close(self) -> None:
         """Close every connection."""
         for link in list(self._links.values()):
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._forget(link, "the client was closed", failed=False)
 
     def backoff_ms(self, failures: int, base_ms: float, max_ms: float, growth: float = 2.0) -> float:
-        """The wait after so many failures in a row: growing each time, spread by a fifth either way."""
+        """Return the wait after this many failures in a row: exponential, with 20 % jitter."""
         return float(min(max_ms, base_ms * growth ** min(64, max(0, failures - 1))) * (0.8 + 0.4 * self.jitter()))
 
-    # Inside.
+    # Internals.
 
-    def _open(self, node: int, address: Address, lane: str) -> Link:
+    def _open(self, node: int, address: Address, lane: str) -> BrokerConnection:
         now_ms = self.runtime.now_ms
-        link = Link(next(self._ids), node, lane, address, LinkState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms)
+        link = BrokerConnection(
+            next(self._ids), node, lane, address, ConnectionState.CONNECTING, Promise(), now_ms, last_used_ms=now_ms
+        )
         self._links[link.id] = link
         self._by_lane[node, lane] = link
         link.plain = address in self.plain
-        self._commands.append(OpenLink(link.id, address, link.plain))
+        self._commands.append(OpenConnection(link.id, address, link.plain))
         limit = self.config.socket_connection_setup_timeout_ms
         timer = self.runtime.at(self.runtime.now_ms + limit)
         timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
-    def _refuse(self, link: Link, error: SaslError | TlsError) -> None:
-        """Give the error to whoever waits for the connection."""
+    def _refuse(self, link: BrokerConnection, error: SaslError | TlsError) -> None:
+        """Fail the callers that wait for the connection."""
         link.ready.fail(TlsError(f"{link.address}: {error.message}") if isinstance(error, TlsError) else error)
         self._forget(link, error.message, final=True)
 
-    def _forget(self, link: Link, reason: str, *, failed: bool = True, final: bool = False) -> None:
-        was_ready, connected = link.state is LinkState.READY, link.state is LinkState.HANDSHAKE
-        link.state = LinkState.CLOSED
+    def _forget(self, link: BrokerConnection, reason: str, *, failed: bool = True, final: bool = False) -> None:
+        was_ready, connected = link.state is ConnectionState.READY, link.state is ConnectionState.HANDSHAKE
+        link.state = ConnectionState.CLOSED
         self._links.pop(link.id, None)
         if self._by_lane.get((link.node, link.lane)) is link:
             del self._by_lane[link.node, link.lane]
@@ -479,7 +482,7 @@ class Links:
             if not was_ready and not final:
                 reason = explained(reason, self.config, connected=connected, greeted=bool(link.versions))
             named_by = self._entrance if link.node >= 0 and link.address != self._entrance else None
-            self._reaching.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
+            self._reachability.failed(link.address, reason, stood=was_ready, named_by=named_by, final=final)
             health = self.health(link.address)
             health.fail(reason, link.began_ms, self.runtime.now_ms, stood=was_ready)
             base_ms, max_ms = self.config.reconnect_backoff_ms, self.config.reconnect_backoff_max_ms
@@ -492,14 +495,14 @@ class Links:
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 
-    def _expire(self, link: Link, flight: InFlight[R], timeout_ms: float) -> None:
+    def _expire(self, link: BrokerConnection, flight: InFlight[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
-        self.note_silence(link.address)
+        self.mark_unresponsive(link.address)
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
         self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
-    async def _handshake(self, link: Link, mechanism: SaslMechanism | None) -> None:
+    async def _handshake(self, link: BrokerConnection, mechanism: SaslMechanism | None) -> None:
         timeout_ms = self.config.socket_connection_setup_timeout_ms
         try:
             link.versions = await self._negotiate(link, timeout_ms)
@@ -511,22 +514,22 @@ class Links:
             if self.config.uses_sasl and not link.plain:
                 await self._authenticate(link, mechanism or sasl_mechanism(self.config), timeout_ms)
         except SaslError as error:
-            self._commands.append(CloseLink(link.id))
+            self._commands.append(CloseConnection(link.id))
             self._refuse(link, error)
         except KafkaError as error:
             self.fail(link, str(error))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the connection is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
             self.fail(link, str(fault(f"handshake with {link.address}", error)))
         else:
-            if link.state is LinkState.HANDSHAKE:
-                link.state = LinkState.READY
-                self._reaching.reached(link.address)
+            if link.state is ConnectionState.HANDSHAKE:
+                link.state = ConnectionState.READY
+                self._reachability.reached(link.address)
                 if link.node < 0:
                     self._entrance = link.address
                 self.health(link.address).failures = 0
                 link.ready.resolve(link)
 
-    async def _negotiate(self, link: Link, timeout_ms: float) -> dict[int, tuple[int, int]]:
+    async def _negotiate(self, link: BrokerConnection, timeout_ms: float) -> dict[int, tuple[int, int]]:
         answer, ranges = await self.negotiator.negotiate(
             link.node,
             link.address,
@@ -538,12 +541,12 @@ class Links:
             self.apart = True
         elif answer.finalized_features_epoch > self._features_epoch:
             self._features_epoch = answer.finalized_features_epoch
-            self.features = {found.name: found.max_version_level for found in answer.finalized_features}
+            self.features = {feature.name: feature.max_version_level for feature in answer.finalized_features}
         if answer.lease_ms > 0:
             self.lease_ms = answer.lease_ms if self.lease_ms is None else min(self.lease_ms, answer.lease_ms)
         return ranges
 
-    async def _authenticate(self, link: Link, mechanism: SaslMechanism, timeout_ms: float) -> None:
+    async def _authenticate(self, link: BrokerConnection, mechanism: SaslMechanism, timeout_ms: float) -> None:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)
         answer = await self.request(link, hello, 1, timeout_ms)
         if answer.error_code:
@@ -563,16 +566,14 @@ class Links:
                 link.renew_ms = self.runtime.now_ms + reply.session_lifetime_ms * _LOGIN_SHARE
 
 
-# -- One socket of a client that a thread drives
-#
-# How it comes up, what is sent and received on it, what went wrong in words.
+# -- A socket of a client that a thread drives: connecting, sending, receiving, and its errors as text
 
 _LARGE_WAIT_US = 20_000
 _FRAMES_A_TURN = 64
 
 
 class Channel:
-    """One socket, what waits to be sent on it, and the frame being received."""
+    """A socket with its queue of unsent buffers and the frame being received."""
 
     def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:
         self.link = link
@@ -595,7 +596,7 @@ class Channel:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the socket takes now; the rest when it can be written to."""
+        """Write as much as the socket accepts now; the rest follows when the socket is writable."""
         try:
             while self._out:
                 if self._tls:
@@ -620,13 +621,13 @@ class Channel:
             count -= len(head)
 
     def receive(self) -> Iterator[memoryview]:
-        """Frames that are whole, until the socket has nothing more for now.
+        """Yield complete frames until the socket has nothing more for now.
 
-        Never frames and then the end of the connection: what the broker said last is worked on before it is known that
-        the broker has hung up.
+        A call never both yields frames and reports the end of the connection. The broker's last response is thus
+        processed before the caller learns that the broker has closed the connection.
 
         Raises:
-            OSError: the connection has ended.
+            OSError: The connection has ended.
         """
         for _ in range(_FRAMES_A_TURN):
             target = self._reader.target()
@@ -640,17 +641,17 @@ class Channel:
                 return
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
-            whole = False
+            complete = False
             for frame in self._reader.filled(count):
-                whole = True
+                complete = True
                 yield frame
             if not self._tls and count < len(target) and not self._reader.large:
                 return
-            if whole and not self._decrypted():
+            if complete and not self._decrypted():
                 return
 
     def _decrypted(self) -> bool:
-        """Whether bytes wait where the selector does not see them; a record that is not decrypted is in the socket."""
+        """Return whether decrypted bytes wait that the selector does not see; undecrypted ones are in the socket."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
@@ -659,16 +660,16 @@ class Channel:
 
 
 _EXPIRED, _OTHER_HOST = (9, 10), (62, 63, 64)
-"""OpenSSL's codes: not valid yet, expired; another host name, e-mail address or IP address."""
+"""OpenSSL's verify codes: not valid yet and expired; another host name, e-mail address or IP address."""
 _PROBE, _PROBE_MS = 0x6B6F686F, 2_000
-"""The correlation id of the question whether a listener speaks without TLS, and how long its answer may take."""
+"""The correlation id of the request that probes a listener without TLS, and the time limit for its response."""
 
 
 def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | None) -> socket.socket:
-    """A connected blocking socket, after the TLS handshake where one is configured.
+    """Return a connected blocking socket, after the TLS handshake if one is configured.
 
     Raises:
-        OSError: with a reason for people.
+        OSError: The connection failed; the text has the reason.
     """
     timeout = config.socket_connection_setup_timeout_ms / 1000
     sock = socket.create_connection((address.host, address.port), timeout)
@@ -688,9 +689,10 @@ def connect(address: Address, config: ConnectionConfig, tls: ssl.SSLContext | No
 
 
 def tls_error(error: BaseException, address: Address, config: ConnectionConfig) -> TlsError | None:
-    """The error, and what to do, where TLS failed for a reason that lasts; None for any other error.
+    """Return an error with a remedy if TLS failed for a lasting reason; None for any other error.
 
-    A listener without TLS only hangs up, as one that restarts does: it is asked in plain whether it is there. Blocks.
+    A listener without TLS closes the connection, and so does one that restarts. A request without TLS tells them apart.
+    Blocks.
     """
     if isinstance(error, TlsError):
         return error
@@ -712,7 +714,7 @@ def tls_error(error: BaseException, address: Address, config: ConnectionConfig) 
 
 
 def alert(error: BaseException) -> TlsError | None:
-    """The broker's refusal of this client's certificate, which comes after the handshake with TLS 1.3; else None."""
+    """Return the broker's refusal of this client's certificate, else None. With TLS 1.3 it follows the handshake."""
     reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
     if "CERTIFICATE" not in reason and "UNKNOWN_CA" not in reason:
         return None
@@ -729,7 +731,7 @@ def _remedy(error: ssl.SSLCertVerificationError) -> str:
 
 
 def _speaks_plainly(address: Address, config: ConnectionConfig) -> bool:
-    """Whether a listener answers ApiVersions without TLS, which says nothing of the client."""
+    """Return whether a listener answers ApiVersions without TLS. The request reveals nothing of the client."""
     message = ApiVersionsRequest(client_software_name="kohort", client_software_version="")
     frame = b"".join(bytes(part) for part in framing.encode_request_parts(message, 0, _PROBE, None))
     try:
@@ -743,7 +745,7 @@ def _speaks_plainly(address: Address, config: ConnectionConfig) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong on a socket, in words."""
+    """Return the text of a socket's error."""
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error}"
     if isinstance(error, TimeoutError):

@@ -1,4 +1,4 @@
-"""What makes methods of a blocking and of an asyncio face out of one coroutine function of the core.
+"""Methods of a blocking and of an asyncio facade, made from one coroutine function of the core.
 
     async def list_topics(cluster: Cluster, *, internal: bool = False) -> list[TopicInfo]: ...
 
@@ -8,8 +8,8 @@
     class AsyncAdmin:
         list_topics = awaiting(list_topics)           # await admin.list_topics(internal=True)
 
-Names, parameters, types and documentation are the function's; a face adds how it waits. It has `_core`, which every
-function takes first, and `_call`, which runs a coroutine of the core.
+Names, parameters, types and documentation are the function's; a facade adds how it waits. A facade has `_core`, which
+every function takes first, and `_call`, which runs a coroutine of the core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Blocking(Protocol[C_co]):
-    """What `blocking` makes methods for."""
+    """A facade with methods made by `blocking`."""
 
     @property
     def _core(self) -> C_co: ...
@@ -37,7 +37,7 @@ class Blocking(Protocol[C_co]):
 
 
 class Awaiting(Protocol[C_co]):
-    """What `awaiting` makes methods for."""
+    """A facade with methods made by `awaiting`."""
 
     @property
     def _core(self) -> C_co: ...
@@ -46,7 +46,7 @@ class Awaiting(Protocol[C_co]):
 
 
 def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
-    """The function as a method that waits for its value."""
+    """Make a method that waits for the function's value."""
 
     def method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(function(self._core, *args, **kwargs))
@@ -57,7 +57,7 @@ def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concate
 def awaiting(
     function: Callable[Concatenate[C, P], Work[T]],
 ) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
-    """The function as a coroutine method."""
+    """Make a coroutine method of the function."""
 
     async def method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(function(self._core, *args, **kwargs))
@@ -66,7 +66,7 @@ def awaiting(
 
 
 def _like(method: Callable[P, T], function: Callable[..., object]) -> Callable[P, T]:
-    """The method with the function's name, documentation and signature, its first parameter being `self`."""
+    """Give a method the function's name, documentation and signature, with `self` as its first parameter."""
     update_wrapper(method, function)
     signature = inspect.signature(function)
     first, *others = signature.parameters.values()

@@ -1,4 +1,4 @@
-"""Whether a cluster can be reached at all: what is tried before a command begins."""
+"""Check, before a command begins, that a cluster can be reached at all."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from kohort.client.net.cluster import Cluster
 from kohort.errors import KafkaError, RetriableError, TimedOutError
 
 _ASKED_MAX = 3
-"""Of the brokers that a cluster names, so many are tried before it counts as out of reach."""
+"""Limit on the cluster's brokers that are tried before the cluster counts as unreachable."""
 
 
 async def reach(cluster: Cluster, timeout_ms: float) -> None:
-    """Have a connection to a broker that the cluster itself names, trying again until the time is over.
+    """Connect to a broker that the cluster itself names, retrying until the time is over.
 
     Raises:
-        TimedOutError: none could be had; names addresses and causes.
-        KafkaError: a login was refused, or another thing that trying again does not cure.
+        TimedOutError: No broker could be connected; names addresses and causes.
+        KafkaError: A login was refused, or another error that a retry does not cure.
     """
     deadline = cluster.runtime.now_ms + timeout_ms
     failures = 0
@@ -40,7 +40,7 @@ async def _connect(cluster: Cluster, limit_ms: float) -> None:
         for broker in list(cluster.metadata.brokers.values())[:_ASKED_MAX]
     ]
     for task in tasks:
-        task.will_hear()
+        task.mark_handled()
     try:
         left = set(tasks)
         while left:

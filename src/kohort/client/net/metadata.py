@@ -1,4 +1,4 @@
-"""The cluster as the client last heard of it: brokers, topics, leaders. Values only."""
+"""The client's metadata cache: brokers, topics, leaders. Values only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_TOPIC_ID = uuid.UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerInfo:
     """A broker of the cluster."""
 
     id: int
@@ -25,7 +25,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition's place. `leader` is -1 when it has none now."""
+    """A partition's leader and replicas. `leader` is -1 when the partition has none now."""
 
     leader: int
     leader_epoch: int
@@ -37,7 +37,7 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic, or why it can't be had (`error`)."""
+    """A topic, or why it is not available (`error`)."""
 
     name: str
     topic_id: uuid.UUID = NO_TOPIC_ID
@@ -48,16 +48,16 @@ class TopicInfo:
 
 @dataclass(slots=True)
 class Metadata:
-    """What the last answers to Metadata said, merged.
+    """The merged Metadata responses.
 
     Attributes:
-        updates: How many answers have been merged; grows with each, so that a change can be noticed.
-        complete: Whether the last answer covered all topics of the cluster.
+        updates: The number of merged responses; a higher number shows a change.
+        complete: Whether the last response covered all topics of the cluster.
     """
 
     cluster_id: str | None = None
     controller: int = -1
-    brokers: dict[int, Broker] = field(default_factory=dict)
+    brokers: dict[int, BrokerInfo] = field(default_factory=dict)
     topics: dict[str, TopicInfo] = field(default_factory=dict)
     topic_names: dict[uuid.UUID, str] = field(default_factory=dict)
     updates: int = 0
@@ -65,7 +65,7 @@ class Metadata:
     complete: bool = False
 
     def leader(self, partition: TopicPartition) -> int:
-        """The leader's node id, -1 when unknown."""
+        """Return the leader's node id, -1 when unknown."""
         info = self.partition(partition)
         return -1 if info is None else info.leader
 
@@ -74,7 +74,7 @@ class Metadata:
         return None if topic is None else topic.partitions.get(partition.partition)
 
     def partitions_of(self, topic: str) -> list[int]:
-        """Sorted partition numbers; empty when the topic is unknown."""
+        """Return the sorted partition numbers; empty when the topic is unknown."""
         info = self.topics.get(topic)
         return [] if info is None else sorted(info.partitions)
 
@@ -83,31 +83,31 @@ class Metadata:
         return NO_TOPIC_ID if info is None else info.topic_id
 
     def identity_of(self, node: int, address: object) -> tuple[str, int] | None:
-        """The cluster's id and the broker's that must be at an address; None where no broker is known there."""
+        """Return the ids of cluster and broker expected at an address; None if no broker is known there."""
         broker, cluster_id = self.brokers.get(node), self.cluster_id
         return None if broker is None or broker.address != address or cluster_id is None else (cluster_id, node)
 
     def forget_brokers(self) -> None:
-        """Forget where the cluster is; the topics stay until the next answer."""
+        """Forget the brokers' addresses; the topics stay until the next response."""
         self.cluster_id, self.controller, self.brokers = None, -1, {}
 
     def merge(self, answer: MetadataResponse, asked: Iterable[str] | None, now_ms: float) -> None:
-        """Take in a MetadataResponse for the topics asked (None: all)."""
+        """Merge a MetadataResponse for the requested topics (None: all)."""
         self.cluster_id = answer.cluster_id or self.cluster_id
         self.controller = answer.controller_id
         self.brokers = {
-            broker.node_id: Broker(broker.node_id, Address(broker.host, broker.port), broker.rack)
+            broker.node_id: BrokerInfo(broker.node_id, Address(broker.host, broker.port), broker.rack)
             for broker in answer.brokers
         }
-        seen = {
+        updated = {
             topic.name: _topic_info(topic.name, topic, self.topics.get(topic.name))
             for topic in answer.topics
             if topic.name is not None
         }
         if asked is None:
-            self.topics = seen
+            self.topics = updated
         else:
-            self.topics.update(seen)
+            self.topics.update(updated)
         self.complete = asked is None
         self.topic_names = {info.topic_id: name for name, info in self.topics.items() if info.topic_id != NO_TOPIC_ID}
         self.updates += 1

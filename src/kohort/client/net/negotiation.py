@@ -1,4 +1,4 @@
-"""The first exchange on a connection: which versions the broker speaks, and whether it is the broker that was meant.
+"""The first exchange on a connection: the broker's versions, and whether it is the intended broker.
 
 Source: KIP-511 (names of software), KIP-1242 (the cluster and the node that a client means to reach).
 """
@@ -13,8 +13,8 @@ from kohort.wire.discovery import ApiVersionsRequest, ApiVersionsResponse
 SOFTWARE_NAME = "kohort"
 SOFTWARE_VERSION = "0.1.0"
 NAMES_NODE = 5
-"""The first version of ApiVersions that names the node. Brokers of Kafka 4.3 and before refuse it, which costs an
-exchange: it is asked of a cluster only after one of its brokers has named it."""
+"""The first version of ApiVersions that names the node. Brokers up to Kafka 4.3 refuse it, which costs a round trip:
+it is used only after one of the cluster's brokers has offered it."""
 
 Identity = tuple[str, int]
 """A cluster's id and a broker's id in it."""
@@ -29,11 +29,11 @@ class Negotiator:
         self._names_node = False
 
     def watch(self, identity_of: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]) -> None:
-        """Watch that connections lead to the brokers that are meant.
+        """Watch that connections lead to the intended brokers.
 
         Args:
-            identity_of: gives the identity that a broker must have, by node id and address; None: any will do.
-            on_misrouted: called when another broker answers at a broker's address: the metadata is outdated.
+            identity_of: Returns the identity that a broker must have, by node id and address; None: any broker will do.
+            on_misrouted: Called when another broker answers at a broker's address: the metadata is outdated.
         """
         self._identity_of, self._on_misrouted = identity_of, on_misrouted
 
@@ -47,16 +47,16 @@ class Negotiator:
         """Ask a broker for its versions, at the highest version of ApiVersions that both know.
 
         Args:
-            node: the broker's id, negative for an address that the user gave.
-            address: where it is, for errors.
-            process: what the broker is told of this process.
-            ask: sends a request at a version and gives the answer.
+            node: The broker's id, negative for a bootstrap server.
+            address: The broker's address, for errors.
+            process: The process name that the broker receives.
+            ask: Sends a request at a version and returns the response.
 
         Returns:
-            The answer, and the range of versions by API.
+            The response, and the range of versions by API.
 
         Raises:
-            KafkaError: REBOOTSTRAP_REQUIRED: another broker is at this address by now. Other codes: it refuses.
+            KafkaError: REBOOTSTRAP_REQUIRED: another broker is at this address by now. Other codes: the broker refuses.
         """
         identity = self._identity_of(node, address) if self._names_node else None
         version = NAMES_NODE if identity is not None else NAMES_NODE - 1

@@ -1,10 +1,11 @@
-"""Runs the client's coroutines on events and time that are handed in: no sockets, no threads, no clock.
+"""Runtime for the client's coroutines on events and time that a driver supplies: no sockets, no threads, no clock.
 
-The client's core is written as ordinary ``async def`` functions, but nothing here is asyncio. A `Runtime` steps them;
-the only things they can await are a `Promise` (a value that some later event brings) and what is built on it
-(`Runtime.sleep`, another `Task`). A driver (a thread, asyncio, the simulation) calls `Runtime.advance(now_ms)` after it
-has delivered events, and learns from `next_deadline_ms()` when to call again. The order in which tasks run is the order
-in which they became ready, so the same events at the same times always give the same requests.
+The client's core is written as ordinary ``async def`` functions, but nothing here is asyncio. A `Runtime` steps them.
+They can await only a `Promise` (a value that a later event supplies) and what is built on it: `Runtime.sleep` and
+another `Task`. A driver (a thread, asyncio, the simulation) delivers events and then calls `Runtime.advance(now_ms)`.
+`next_deadline_ms()` tells it when to call again.
+
+Tasks run in the order in which they became ready. The same events at the same times always cause the same requests.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from kohort.errors import TimedOutError
 
 T = TypeVar("T")
 Work: TypeAlias = Coroutine[Any, Any, T]
-"""What a task runs: a coroutine of the core, which awaits promises only."""
+"""The coroutine that a task runs; it awaits promises only."""
 STANDSTILL_MS = 200
-"""A timer that fires so late tells that nothing ran; less is a busy machine's usual."""
+"""A timer that is late by this much shows that the process stood still; a busy machine causes shorter delays."""
 _STANDSTILLS = 32
-"""Remembered, the newest: many timers are late at once."""
+"""Number of late timers kept, newest first: many are late at once."""
 
 
 class Cancelled(BaseException):
-    """Raised inside a coroutine whose task was cancelled; not an error of anyone's."""
+    """Raised inside a coroutine whose task was cancelled; not an error."""
 
 
 class Awaited(Protocol):
-    """A promise of whatever it may be: what can be said of it without its value."""
+    """A promise of any type: its state without its value."""
 
     @property
     def done(self) -> bool: ...
 
     @property
-    def heard(self) -> bool: ...
+    def handled(self) -> bool: ...
 
     @property
     def error(self) -> BaseException | None: ...
@@ -49,7 +50,7 @@ class Awaited(Protocol):
 
 
 class Steppable(Awaited, Protocol):
-    """A task of whatever it may give."""
+    """A task of any result type."""
 
     name: str
 
@@ -59,15 +60,15 @@ class Steppable(Awaited, Protocol):
 
 
 class Promise(Generic[T]):
-    """A value that a later event brings, once. Awaiting it gives the value or raises the error."""
+    """A value that a later event supplies, once. Awaiting it returns the value or raises the error."""
 
-    __slots__ = ("_callbacks", "_error", "_heard", "_kept", "_value")
+    __slots__ = ("_callbacks", "_error", "_handled", "_kept", "_value")
     _value: T
 
     def __init__(self) -> None:
         self._kept = False
         self._error: BaseException | None = None
-        self._heard = False
+        self._handled = False
         self._callbacks: list[Callable[[Promise[T]], None]] = []
 
     @property
@@ -76,43 +77,43 @@ class Promise(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """Why there is no value; who asks has heard of it."""
-        self._heard = self._heard or self._error is not None
+        """Return why there is no value. Reading it counts as handling the error."""
+        self._handled = self._handled or self._error is not None
         return self._error
 
     @property
-    def heard(self) -> bool:
-        """Whether anyone has looked at the error, or said that it will."""
-        return self._heard
+    def handled(self) -> bool:
+        """Return whether anyone has read the error, or promised to."""
+        return self._handled
 
-    def will_hear(self) -> None:
-        """Whoever says this looks at the error in time, so that it need not be reported as one that no one awaits."""
-        self._heard = True
+    def mark_handled(self) -> None:
+        """Promise to read the error in time, so that it is not reported as unhandled."""
+        self._handled = True
 
     def result(self) -> T:
-        """The value, or raises the error; only when `done`."""
+        """Return the value or raise the error; only when `done`."""
         if self._error is not None:
-            self._heard = True
+            self._handled = True
             raise self._error
         if not self._kept:
             raise RuntimeError("promise is not done")
         return self._value
 
     def resolve(self, value: T) -> None:
-        """Set the value; a promise that is done already keeps what it has."""
+        """Set the value; a promise that is already done stays as it is."""
         if not self.done:
             self._value = value
             self._kept = True
             self._fire()
 
     def fail(self, error: BaseException) -> None:
-        """Set the error; a promise that is done already keeps what it has."""
+        """Set the error; a promise that is already done stays as it is."""
         if not self.done:
             self._error = error
             self._fire()
 
     def on_done(self, callback: Callable[[Promise[T]], None]) -> None:
-        """Call back when done, at once if it is."""
+        """Call `callback` when the promise is done, at once if it is."""
         if self.done:
             callback(self)
         else:
@@ -134,7 +135,7 @@ class Promise(Generic[T]):
 
 
 class Task(Promise[T]):
-    """A coroutine under way, and the promise of what it returns."""
+    """A running coroutine, and the promise of its result."""
 
     __slots__ = ("_coro", "_runtime", "_waiting", "name")
 
@@ -152,14 +153,14 @@ class Task(Promise[T]):
         if self._waiting is not None:
             self._waiting.drop(self._wake)
             self._waiting = None
-        if inspect.getcoroutinestate(self._coro) == inspect.CORO_RUNNING:  # by itself: ends at its next await
+        if inspect.getcoroutinestate(self._coro) == inspect.CORO_RUNNING:  # it cancels itself: ends at its next await
             self._runtime.cancel_later(self)
             return
         try:
             self._coro.throw(Cancelled())
         except (Cancelled, StopIteration):
             self.fail(Cancelled())
-        except Exception as error:  # noqa: BLE001 - its cleaning up failed
+        except Exception as error:  # noqa: BLE001 - its cleanup failed
             self.fail(error)
             self._runtime.task_failed(self)
         else:
@@ -175,7 +176,7 @@ class Task(Promise[T]):
             self.resolve(stop.value)
         except Cancelled as cancelled:
             self.fail(cancelled)
-        except Exception as error:  # noqa: BLE001 - whoever awaits the task gets it
+        except Exception as error:  # noqa: BLE001 - the task's awaiter gets it
             self.fail(error)
             self._runtime.task_failed(self)
         else:
@@ -188,13 +189,13 @@ class Task(Promise[T]):
 
 
 class Runtime:
-    """Steps tasks and keeps their timers, on time that is handed in.
+    """Scheduler of tasks and timers, on time that a driver supplies.
 
     Attributes:
         now_ms: The monotonic time of the running step, in milliseconds.
-        on_task_failed: Called with (task, error) when a spawned task has ended in an error that no one has heard of
-            when all that could run has run.
-        elapsed_ms: Tells the time now, in ms of a clock that also runs while the machine sleeps; drivers set it.
+        on_task_failed: Called with (task, error) when a task has failed and nothing has read the error by the end of
+            the `advance`.
+        elapsed_ms: Returns the time in ms of a clock that also runs while the machine sleeps; drivers set it.
     """
 
     def __init__(self, now_ms: float = 0.0) -> None:
@@ -218,14 +219,14 @@ class Runtime:
         self._ready.append(task)
 
     def task_failed(self, task: Steppable) -> None:
-        """A task has ended in an error: unless someone hears of it in this `advance`, it is reported."""
+        """Record a failed task; it is reported unless something reads its error in this `advance`."""
         self._failed.append(task)
 
     def cancel_later(self, task: Steppable) -> None:
         self._cancelling.append(task)
 
     def at(self, when_ms: float) -> Promise[None]:
-        """A promise that is kept when time reaches `when_ms`."""
+        """Return a promise that resolves when time reaches `when_ms`."""
         promise: Promise[None] = Promise()
         heapq.heappush(self._timers, (when_ms, next(self._order), promise))
         return promise
@@ -234,7 +235,7 @@ class Runtime:
         await self.at(self.now_ms + delay_ms)
 
     async def first(self, *promises: Awaited, timeout_ms: float | None = None) -> Awaited | None:
-        """The first of the promises that is done, or None when the time is over first. Cancels none of them."""
+        """Return the first of the promises that is done, or None on timeout. Cancels none of them."""
         for promise in promises:
             if promise.done:
                 return promise
@@ -253,7 +254,7 @@ class Runtime:
                 timer.resolve(None)
 
     async def within(self, coro: Work[T], timeout_ms: float, what: str) -> T:
-        """The coroutine's value, or TimedOutError naming `what`; the coroutine is cancelled then."""
+        """Return the coroutine's value; after `timeout_ms` cancel it and raise TimedOutError naming `what`."""
         task = self.spawn(coro, what)
         try:
             if await self.first(task, timeout_ms=timeout_ms) is None:
@@ -264,22 +265,22 @@ class Runtime:
 
     @property
     def busy(self) -> bool:
-        """Whether a task could run now."""
+        """Return whether a task could run now."""
         return bool(self._ready)
 
     def set_time(self, now_ms: float) -> None:
-        """Let time pass without running anything."""
+        """Advance the time without running anything."""
         self.now_ms = max(self.now_ms, now_ms)
 
     def stood_still_ms(self, since_ms: float) -> float:
-        """For how long at most the driver came late since then.
+        """Return the longest delay of the driver since then.
 
-        The process was stopped, starved of its processor, or held up.
+        A delay means that the process was stopped, starved of its processor, or blocked.
         """
         return max((late_ms for at_ms, late_ms in self._stood_still if at_ms >= since_ms), default=0.0)
 
     def next_deadline_ms(self) -> float | None:
-        """When `advance` must be called at the latest, if nothing else happens; None: never."""
+        """Return when `advance` must be called at the latest, if nothing else happens; None: never."""
         if self._ready:
             return self.now_ms
         while self._timers and self._timers[0][2].done:
@@ -305,5 +306,5 @@ class Runtime:
     def _report_failed(self) -> None:
         failed, self._failed = self._failed, []
         for task in failed:
-            if not task.heard and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
+            if not task.handled and isinstance(error := task.error, Exception) and self.on_task_failed is not None:
                 self.on_task_failed(task, error)

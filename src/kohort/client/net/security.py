@@ -19,7 +19,7 @@ from pathlib import Path
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 
-# -- The certificates in a trust store as Java's clients have it, JKS or PKCS#12. Keys in it are passed over
+# -- Certificates in a trust store as Java's clients have it, JKS or PKCS#12. Private keys in it are skipped
 #
 # Source: JDK, sun.security.provider.JavaKeyStore, for JKS; RFC 7292 for PKCS#12.
 
@@ -32,35 +32,35 @@ BYTES_MAX = 64 * 1024 * 1024
 
 
 def trusted(location: str, password: str | None) -> bytes | None:
-    """The certificates of a JKS or PKCS#12 store, DER one after the other, as `ssl` takes them; None: it is neither.
+    """Return the certificates of a JKS or PKCS#12 store as DER, concatenated as `ssl` takes them; None for other files.
 
     Args:
-        location: of the file; what it is shows in its first bytes.
-        password: of JKS and PKCS#12; None: a JKS is not checked for changes.
+        location: The file; its first bytes show its format.
+        password: The store's; None: a JKS is not checked for changes.
 
     Raises:
-        InvalidInputError: not such a store, a wrong password, or no certificate in it.
-        OSError: it can't be read.
+        InvalidInputError: The store is damaged or has no certificate, or the password is wrong.
+        OSError: The file can't be read.
     """
     data = store_bytes(location)
     refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
-        _, found = jks_entries(location, data, password, "ssl.truststore.password")
+        _, certificates = jks_entries(location, data, password, "ssl.truststore.password")
     elif data.startswith(b"\x30"):  # a DER sequence
-        found = _pkcs12(location, data, password)
+        certificates = _pkcs12(location, data, password)
     else:
         return None
-    if not found:
+    if not certificates:
         raise InvalidInputError(f"{location} holds no certificate of an authority")
-    return b"".join(found)
+    return b"".join(certificates)
 
 
 def store_bytes(location: str) -> bytes:
-    """The bytes of a store.
+    """Read a store.
 
     Raises:
-        InvalidInputError: it is far larger than stores are.
-        OSError: it can't be read.
+        InvalidInputError: The file is far larger than stores are.
+        OSError: The file can't be read.
     """
     path = Path(location)
     if path.stat().st_size > BYTES_MAX:
@@ -69,10 +69,10 @@ def store_bytes(location: str) -> bytes:
 
 
 def refuse_other_stores(location: str, data: bytes) -> None:
-    """Refuse a kind of Java's stores that is not read here.
+    """Refuse a kind of Java store that is not supported.
 
     Raises:
-        InvalidInputError: it is a JCEKS store.
+        InvalidInputError: The store is a JCEKS store.
     """
     if data.startswith(JCEKS_MAGIC):
         raise InvalidInputError(
@@ -102,16 +102,16 @@ PrivateKeys = list[tuple[bytes, list[bytes]]]
 
 
 def jks_entries(location: str, data: bytes, password: str | None, setting: str) -> tuple[PrivateKeys, list[bytes]]:
-    """The private keys of a JKS store, encrypted, each with its certificates, and the certificates it trusts.
+    """Return a JKS store's encrypted private keys with their certificate chains, and its trusted certificates.
 
     Args:
-        location: of the store.
-        data: its bytes.
-        password: of the store; None: it is not checked for changes.
-        setting: the one with the password, for errors.
+        location: The store's path.
+        data: The store's bytes.
+        password: The store's; None: the store is not checked for changes.
+        setting: The name of the password's setting, for errors.
 
     Raises:
-        InvalidInputError: a wrong password, or a damaged store.
+        InvalidInputError: The password is wrong, or the store damaged.
     """
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if password is not None:
@@ -167,25 +167,24 @@ def _pkcs12(location: str, data: bytes, password: str | None) -> list[bytes]:
         raise InvalidInputError(
             f"{location} is no PKCS12 store, or ssl.truststore.password is wrong: {error}"
         ) from None
-    return [one.certificate.public_bytes(Encoding.DER) for one in store.additional_certs]
+    return [entry.certificate.public_bytes(Encoding.DER) for entry in store.additional_certs]
 
 
 # -- The client's certificate and private key, for mutual TLS: PEM, or a key store as Java's clients have it
 #
-# Source: JDK, sun.security.provider.KeyProtector, for how a JKS store encrypts a private key; RFC 5208 for what is in
-# it.
+# Source: JDK, sun.security.provider.KeyProtector, for how a JKS store encrypts a private key; RFC 5208 for its content.
 
 _SALT_BYTES = _SHA1_BYTES = 20
 _SUN_PROTECTION = bytes.fromhex("060a2b060104012a02110101")
-"""The object identifier 1.3.6.1.4.1.42.2.17.1.1, of Sun's own encryption of keys."""
+"""The object identifier 1.3.6.1.4.1.42.2.17.1.1 of Sun's own encryption of keys."""
 
 
 def load_identity(context: ssl.SSLContext, config: ConnectionConfig) -> None:
-    """Give a TLS context the client's certificate and private key, if the configuration has any.
+    """Load the client's certificate and private key into a TLS context, if the configuration has any.
 
     Raises:
-        InvalidInputError: a store that can't be read, holds no key, or whose password is wrong.
-        OSError: a file can't be read.
+        InvalidInputError: A store can't be read or has no key, or its password is wrong.
+        OSError: A file can't be read.
     """
     key, chain = config.ssl_keystore_key, config.ssl_keystore_certificate_chain
     location = config.ssl_certificate_location
@@ -215,7 +214,7 @@ def _load(context: ssl.SSLContext, text: bytes, password: str | None) -> None:
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A file with these contents, which `ssl` wants: in memory where the system can, so that no key is on a disk."""
+    """Yield the path of a file with this content, for `ssl`: in memory if possible, so that no key is on a disk."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("kohort-identity", os.MFD_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
@@ -230,7 +229,7 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 
 def _passwords(location: str, config: ConnectionConfig) -> tuple[str, str]:
-    """Of the store, and of the key in it."""
+    """Return the passwords of the store and of its key."""
     if config.ssl_keystore_password is None:
         raise InvalidInputError(f"{location} is a key store: give its password by ssl.keystore.password")
     return config.ssl_keystore_password, config.ssl_key_password or config.ssl_keystore_password
@@ -242,7 +241,7 @@ def _pem(kind: str, data: bytes) -> bytes:
 
 
 def _of_jks(location: str, data: bytes, config: ConnectionConfig) -> bytes:
-    """Key and certificates of the first private key in a JKS store, as PEM."""
+    """Return key and certificates of the first private key in a JKS store, as PEM."""
     store, password = _passwords(location, config)
     keys, _ = jks_entries(location, data, store, "ssl.keystore.password")
     if not keys:
@@ -255,7 +254,7 @@ def _of_jks(location: str, data: bytes, config: ConnectionConfig) -> bytes:
 
 
 def _unprotected(data: bytes, password: str) -> bytes | None:
-    """A private key as JKS stores keep it, without its encryption; None: another password's, or damaged."""
+    """Decrypt a private key of a JKS store; None if the password is wrong or the key damaged."""
     at = data.find(_SUN_PROTECTION)
     if at < 0:
         return None
@@ -274,7 +273,7 @@ def _unprotected(data: bytes, password: str) -> bytes | None:
 
 
 def _octets(data: bytes) -> bytes | None:
-    """The octet string behind the parameters (null) of an encryption, in DER."""
+    """Return the octet string that follows an encryption's (null) parameters, in DER."""
     if data[:3] != b"\x05\x00\x04" or len(data) < 4:
         return None
     size, start = data[3], 4
@@ -285,7 +284,7 @@ def _octets(data: bytes) -> bytes | None:
 
 
 def _of_pkcs12(location: str, data: bytes, config: ConnectionConfig) -> bytes:
-    """Key and certificates of a PKCS#12 store, as PEM."""
+    """Return key and certificates of a PKCS#12 store, as PEM."""
     try:
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
     except ImportError:
@@ -310,14 +309,14 @@ _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
 class SaslError(NotAuthorizedError):
-    """The broker refused to authenticate the client, or could not prove who it is. Not retried."""
+    """The broker refused to authenticate the client, or could not prove its own identity. Not retried."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
 
 
 class TlsError(NotAuthorizedError):
-    """The two sides can't agree on TLS, or the broker's certificate does not hold. Not retried.
+    """The two sides can't agree on TLS, or the broker's certificate is not valid. Not retried.
 
     Kafka has no code for that; Java's clients raise an AuthenticationException for both.
     """
@@ -327,18 +326,18 @@ class TlsError(NotAuthorizedError):
 
 
 class SaslMechanism(ABC):
-    """One side of a SASL exchange: `start` gives the first token, `next` takes an answer and gives the next or None.
+    """The client's side of a SASL exchange: `start` gives the first token, `next` the answer to a challenge, or None.
 
     Attributes:
-        name: As Kafka spells it.
-        who: Whose credentials they are, for error texts.
+        name: Kafka's name of the mechanism.
+        who: The owner of the credentials, for error texts.
     """
 
     name: str
     who: str
 
-    def fetch(self) -> None:  # noqa: B027 - most have all they need
-        """Get what has to be asked of the application. May take its time: drivers call it where nothing else waits."""
+    def fetch(self) -> None:  # noqa: B027 - most mechanisms need nothing
+        """Get credentials from the application. May block: drivers call it where nothing else waits."""
 
     @abstractmethod
     def start(self) -> bytes: ...
@@ -348,7 +347,7 @@ class SaslMechanism(ABC):
 
 
 class Plain(SaslMechanism):
-    """User name and password as they are (RFC 4616): only sensible over TLS."""
+    """User name and password in clear text (RFC 4616): only sensible over TLS."""
 
     name = "PLAIN"
 
@@ -377,7 +376,7 @@ class OAuthBearer(SaslMechanism):
     def fetch(self) -> None:
         try:
             self._token = self._hook()
-        except Exception as error:  # noqa: BLE001 - the application's code: `start` tells what it raised
+        except Exception as error:  # noqa: BLE001 - the application's code: `start` reports the error
             self._failure = error
 
     def start(self) -> bytes:
@@ -442,15 +441,15 @@ class Scram(SaslMechanism):
 
 
 def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
-    """What a SCRAM broker keeps in place of a password (RFC 5802)."""
+    """Return the salted password that a SCRAM broker stores instead of the password (RFC 5802)."""
     return hashlib.pbkdf2_hmac(_HASHES[mechanism], password.encode(), salt, iterations)
 
 
 def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
-    """A fresh exchange for one connection.
+    """Make a new exchange for one connection.
 
     Raises:
-        InvalidInputError: what the mechanism needs is not configured.
+        InvalidInputError: A setting that the mechanism needs is missing.
     """
     if config.sasl_mechanism == "OAUTHBEARER":
         if config.sasl_oauth_token is None:
@@ -465,7 +464,7 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
 
 
 def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
-    """A fresh exchange with all that it needs, None without SASL. Blocks as long as the application's hook does."""
+    """Make a new exchange with its credentials; None without SASL. Blocks as long as the application's hook does."""
     if not config.uses_sasl:
         return None
     mechanism = sasl_mechanism(config)
@@ -476,14 +475,14 @@ def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
 def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     username, password = config.sasl_username, config.sasl_password
     if config.sasl_jaas_config:
-        found = jaas_options(config.sasl_jaas_config)
-        if found.get("tokenauth", "").lower() == "true":
+        options = jaas_options(config.sasl_jaas_config)
+        if options.get("tokenauth", "").lower() == "true":
             raise InvalidInputError(
                 'sasl.jaas.config has tokenauth="true": a login by delegation token is not there; give a name and '
                 "password of a user"
             )
-        username = found.get("username") if username is None else username
-        password = found.get("password") if password is None else password
+        username = options.get("username") if username is None else username
+        password = options.get("password") if password is None else password
     if username is None or password is None:
         raise InvalidInputError(f"sasl.mechanism={config.sasl_mechanism} needs sasl.username and sasl.password")
     return username, password
@@ -493,12 +492,12 @@ _JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.DOTALL)
 
 
 def jaas_options(text: str) -> dict[str, str]:
-    """The options of a login module as Java's clients write it: `…ScramLoginModule required username="a" …;`.
+    """Parse the options of a JAAS login module: `…ScramLoginModule required username="a" …;`.
 
-    A value may be without quotes when it has no space; in quotes, a backslash keeps the character after it.
+    A value without spaces needs no quotes; in quotes, a backslash escapes the next character.
 
     Raises:
-        InvalidInputError: it is not that.
+        InvalidInputError: The text is not a login module.
     """
     module, _, rest = text.strip().partition(" ")
     if not module or "=" in module or not rest.rstrip().endswith(";"):
@@ -512,10 +511,10 @@ def jaas_options(text: str) -> dict[str, str]:
 
 
 def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
-    """The TLS context that the configuration asks for; None for plain connections.
+    """Make the TLS context for the configuration; None for plain connections.
 
     Raises:
-        InvalidInputError: a file can't be read, is no certificate, store or key, or its password is wrong.
+        InvalidInputError: A file can't be read, is no certificate, store or key, or its password is wrong.
     """
     if not config.uses_tls:
         return None

@@ -1,11 +1,11 @@
-"""Where requests go, and at which versions. Values only."""
+"""Targets of requests, and their versions. Values only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kohort.client.net.connection import Address, Link
+from kohort.client.net.connection import Address, BrokerConnection
 from kohort.errors import ErrorCode, InvalidInputError, error_for
 from kohort.ids import TopicPartition
 from kohort.wire.message import Message, Request
@@ -15,10 +15,10 @@ R = TypeVar("R", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class AnyNode:
-    """Whichever broker is connected and least busy; use the constants `ANY` and `ANY_BROKER`.
+    """The connected broker that is least busy; use the constants `ANY` and `ANY_BROKER`.
 
     Attributes:
-        serves_itself: no coordinator that is apart from the brokers, even if it serves the request for groups.
+        serves_itself: Excludes coordinators apart from the brokers, even for requests that they serve for groups.
     """
 
     serves_itself: bool = False
@@ -26,14 +26,14 @@ class AnyNode:
 
 @dataclass(frozen=True, slots=True)
 class AnyCoordinator:
-    """Whichever of kohort's coordinators is connected and least busy, where they are apart from the brokers.
+    """The connected one of kohort's coordinators that is least busy, if they are apart from the brokers.
 
     Use the constant `ANY_COORDINATOR`.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BrokerById:
     """The broker with this id."""
 
     id: int
@@ -59,7 +59,7 @@ class Coordinator:
     kind: int = 0
 
 
-Target = AnyNode | AnyCoordinator | Node | Controller | Leader | Coordinator
+Target = AnyNode | AnyCoordinator | BrokerById | Controller | Leader | Coordinator
 ANY, ANY_BROKER = AnyNode(), AnyNode(serves_itself=True)
 ANY_COORDINATOR = AnyCoordinator()
 CONTROLLER = Controller()
@@ -68,15 +68,15 @@ GROUP, TRANSACTION = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Between(Generic[R]):
-    """A request that not every version can carry though all its fields could be left out, or that none above one can.
+    """A request with a restricted range of versions, because not every version can express it.
 
-    A field that an older version lacks needs none of this: it is dropped or refused by its declaration in kohort.wire.
+    A field that an older version lacks needs none of this: its declaration in kohort.wire drops or refuses it.
 
     Attributes:
         message: The request.
-        lowest: The lowest version that asks for the same.
+        lowest: The lowest version that requests the same.
         highest: The highest version to use; None: the newest.
-        instead: What is asked of a broker that only knows versions below `lowest`; None: it is refused.
+        instead: The request for a broker that only knows versions below `lowest`; None: raise an error.
     """
 
     message: Request[R]
@@ -86,21 +86,21 @@ class Between(Generic[R]):
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT, [IPv6]:PORT or PROTOCOL://HOST:PORT.
+    """Parse HOST:PORT, [IPv6]:PORT or PROTOCOL://HOST:PORT.
 
     Raises:
-        InvalidInputError: anything else.
+        InvalidInputError: Anything else.
     """
-    place = text.strip().rsplit("://", 1)[-1]
-    host, colon, port = place.rpartition(":")
+    endpoint = text.strip().rsplit("://", 1)[-1]
+    host, colon, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidInputError(f"bootstrap.servers: {text!r} is no HOST:PORT")
     return Address(host, int(port))
 
 
-def fitting(link: Link, wanted: Between[R]) -> tuple[Request[R], int]:
-    """What goes over a link, and at which version.
+def fitting(link: BrokerConnection, wanted: Between[R]) -> tuple[Request[R], int]:
+    """Return the request and the version to send on a link.
 
     Raises:
         KafkaError: UNSUPPORTED_VERSION.

@@ -1,4 +1,4 @@
-"""Drives the client's core with one background thread: sockets, the clock, and calls from other threads."""
+"""Driver of the client's core with one background thread: sockets, the clock, and calls from other threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import (
     Channel,
-    CloseLink,
+    CloseConnection,
     Command,
-    OpenLink,
+    OpenConnection,
     SendFrame,
     alert,
     connect,
@@ -39,14 +39,13 @@ T = TypeVar("T")
 C = TypeVar("C")
 log = logging.getLogger("kohort.client")
 _JOIN_S, _JOIN_LEAST_S = 5.0, 0.1
-"""How long a close waits for the client's thread to end, which a callback of the application may hold up; however
-little is left."""
+"""Limit for a close to wait for the client's thread, which an application's callback may block; and its minimum."""
 Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | TlsError | str | None]
-"""A link, its socket, and its SASL exchange; or no socket, and why not."""
+"""A link with its socket and its SASL exchange, or without a socket and with the reason."""
 
 
 class ClientClosed(KafkaError):
-    """The client was closed, or belongs to another process (it was made before a fork)."""
+    """Error for calls to a client that was closed, or that belongs to another process (it was made before a fork)."""
 
 
 class ThreadClient:
@@ -76,10 +75,10 @@ class ThreadClient:
         _OF_THIS_PROCESS.add(self)
 
     def guard(self, owner: Any, abandon: Callable[[ThreadClient, C], None], core: C) -> None:
-        """Call `abandon` when the owner is collected, or the interpreter ends, before the client is closed.
+        """Call `abandon` when the owner is collected, or the interpreter exits, before the client is closed.
 
-        Until then `abandon` keeps client and core. A core may know its owner (by the frames of an error that it keeps),
-        so that the two would stay for ever if a close did not end this.
+        Until then `abandon` keeps client and core alive. A core may refer to its owner through the traceback of an
+        error. Both would then live for ever, unless `close` ended this guard.
         """
         self._guard = weakref.finalize(owner, abandon, self, core)
 
@@ -87,8 +86,8 @@ class ThreadClient:
         """Run a coroutine of the core and wait for its value.
 
         Raises:
-            TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have time limits of their own.
-            InvalidInputError: called by a callback on the client's own thread, which would wait for itself.
+                TimeoutError: `timeout_s` is over; the coroutine is cancelled. Coroutines have their own time limits.
+                InvalidInputError: A callback on the client's own thread called it, which would wait for itself.
         """
         if self._io is not None and threading.current_thread() is self._io.thread:
             coro.close()
@@ -97,13 +96,13 @@ class ThreadClient:
         try:
             return future.result(timeout_s)
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of it
+            raise for_application(error)  # noqa: B904 - a copy of the error
         except BaseException:
             future.cancel()
             raise
 
     def submit(self, coro: Work[T], name: str = "") -> Future[T]:
-        """Run a coroutine of the core; the future has its value. Cancelling the future cancels the coroutine."""
+        """Run a coroutine of the core; the future gets its result. Cancelling the future cancels the coroutine."""
         future: Future[T] = Future()
         with self.lock:
             try:
@@ -119,13 +118,13 @@ class ThreadClient:
         return future
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `ready()`, which is asked under the lock after every step of the core; False when time is over."""
+        """Wait until `ready()` is true, checked under the lock after every step of the core; False on timeout."""
         with self._changed:
             self.check()
             return self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
 
     def wake(self) -> None:
-        """Have the thread step the core now."""
+        """Make the thread step the core now."""
         with self.lock:
             if self._io is None:
                 self.check()
@@ -133,23 +132,23 @@ class ThreadClient:
             self._io.wake()
 
     def wake_if_busy(self) -> None:
-        """`wake`, if a task can run."""
+        """Wake the thread if a task can run."""
         with self.lock:
             if self.cluster.runtime.busy:
                 self.wake()
 
     def send_now(self) -> None:
-        """`wake_if_busy`, but requests leave by the calling thread where that can be.
+        """Send requests from the calling thread if possible; otherwise wake the thread, if a task can run.
 
-        A program that works on records in Python holds the interpreter, and the client's thread may wait for it for as
-        long as the interpreter's switch interval: an answer can be on its way meanwhile.
+        A program that processes records in Python holds the interpreter lock. The client's thread may wait for it as
+        long as the interpreter's switch interval; the response can be on its way meanwhile.
         """
         with self.lock:
             if self.cluster.runtime.busy and (self._io is None or not self._io.send_now()):
                 self.wake()
 
     def notify(self) -> None:
-        """Wake those in `wait`; for state that changed without a step of the core."""
+        """Wake the callers of `wait`, for state that changed without a step of the core."""
         with self._changed:
             self._changed.notify_all()
 
@@ -158,7 +157,7 @@ class ThreadClient:
         return self._closed
 
     def is_of_another_process(self) -> bool:
-        """Whether it was made before a fork, by the parent."""
+        """Return whether the client was made by the parent, before a fork."""
         return os.getpid() != self._pid
 
     def close(self, until_s: float | None = None) -> None:
@@ -167,8 +166,7 @@ class ThreadClient:
         Calls under way fail. Does nothing the second time or in a forked child.
 
         Args:
-            until_s: When, by `time.monotonic`, the thread is not waited for any more; it ends all the same. None: in 5
-                s.
+                until_s: Time of `time.monotonic` until which to wait for the thread; it ends in any case. None: in 5 s.
         """
         if os.getpid() != self._pid:
             return
@@ -188,13 +186,13 @@ class ThreadClient:
 
     @staticmethod
     def until_s(timeout_ms: float | None) -> float | None:
-        """When a close that may take so long is to be over, for `close`."""
+        """Return the time for `close` at which a close with this limit must be over."""
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
     def abandon(self, goodbye: Work[None], timeout_s: float = 1.0) -> None:
-        """Say goodbye and close, for an owner that was never closed.
+        """Run `goodbye` and close, for an owner that was never closed.
 
-        The interpreter ends, or the owner was collected.
+        The interpreter exits, or the owner was collected.
         """
         try:
             future = self.submit(goodbye, "goodbye")
@@ -211,7 +209,7 @@ class ThreadClient:
         raise TypeError("a connected client can't be pickled: make one in each process")
 
     def check(self) -> None:
-        """Raises ClientClosed when the client is closed or belongs to another process."""
+        """Raise ClientClosed when the client is closed or belongs to another process."""
         if os.getpid() != self._pid:
             raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
         if self._failure is not None:
@@ -221,7 +219,7 @@ class ThreadClient:
             raise ClientClosed("the client is closed")
 
     def _ended(self, failure: Exception | None) -> None:
-        """The thread has ended: nobody will answer the calls under way. Under the lock."""
+        """Fail the calls under way, because the thread has ended. Under the lock."""
         if failure is not None:
             log.error("the client ended by a fault", exc_info=failure)
             self._failure, self._closed = failure, True
@@ -231,7 +229,7 @@ class ThreadClient:
             try:
                 self.check()
             except ClientClosed as error:
-                with contextlib.suppress(InvalidStateError):  # it is done, or was cancelled just now
+                with contextlib.suppress(InvalidStateError):  # the future is done, or was cancelled just now
                     future.set_exception(error)
             task.cancel()
         self._changed.notify_all()
@@ -245,7 +243,7 @@ class ThreadClient:
             task.cancel()
 
     def _orphan(self) -> None:
-        """In a forked child: the thread is not there, and it may have held the lock."""
+        """Replace lock and thread in a forked child: the thread does not exist there, and may have held the lock."""
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._io = None
@@ -274,19 +272,20 @@ def _transfer(promise: Promise[T], future: Future[T]) -> None:
 
 
 def for_application(error: KafkaError) -> KafkaError:
-    """A copy of an error that the core may keep.
+    """Copy an error that the core may keep.
 
-    A traceback holds the frames of all callers, and so the application's consumer: one that nobody closed would stay.
+    A traceback refers to the frames of all callers, and so to the application's consumer. A consumer that was never
+    closed would stay alive.
     """
-    told = type(error).__new__(type(error))
-    told.args, told.__cause__, told.__suppress_context__ = error.args, error.__cause__, True
-    told.__dict__.update(error.__dict__)
+    copied = type(error).__new__(type(error))
+    copied.args, copied.__cause__, copied.__suppress_context__ = error.args, error.__cause__, True
+    copied.__dict__.update(error.__dict__)
     error.__traceback__ = None
-    return told
+    return copied
 
 
 def _close_arrived(arrived: Arrived) -> None:
-    """A connection that came up after the client was closed."""
+    """Close a connection that was made after the client was closed."""
     _, sock, _ = arrived
     if sock is not None:
         sock.close()
@@ -324,17 +323,17 @@ class _IoThread:
             self._waker.send(b"\0")
 
     def _collected(self, _: object) -> None:
-        """Nobody has the client any more: have the thread see it now. No lock: a garbage collection calls this."""
+        """Wake the thread when the client was collected. No lock: a garbage collection calls this."""
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
     def send_now(self) -> bool:
         """Step the core and send, on another thread, under the lock.
 
-        False when something is left for the thread itself.
+        Only the thread itself closes sockets, because it may be reading from them. TLS is not safe for two threads.
 
-        Sockets are closed by the thread alone, which may be reading from them, and TLS is not for two threads at a
-        time.
+        Returns:
+            False when something is left for the thread itself.
         """
         runtime = self._cluster.runtime
         if self._tls is not None:
@@ -347,7 +346,7 @@ class _IoThread:
                 try:
                     channel.send(self._left[0].parts)
                 except OSError:
-                    return False  # the thread tries again, and says what is wrong
+                    return False  # the thread tries again and reports the error
             self._left.popleft()
         deadline = runtime.next_deadline_ms()
         return not self._left and (deadline is None or deadline >= self._sleeps_until_ms)
@@ -357,7 +356,7 @@ class _IoThread:
         try:
             while self._turn():
                 pass
-        except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves its callers waiting for ever
+        except Exception as error:  # noqa: BLE001 - a thread that ends silently leaves its callers waiting
             failure = error
         finally:
             with self._lock:
@@ -410,7 +409,7 @@ class _IoThread:
             self._left.extend(self._cluster.links.take_commands())
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, OpenLink):
+        if isinstance(command, OpenConnection):
             threading.Thread(target=self._connect, args=(command,), name="kohort-connect", daemon=True).start()
             return
         channel = self._channels.get(command.link)
@@ -421,10 +420,10 @@ class _IoThread:
                 channel.send(command.parts)
             except OSError as error:
                 self._lost(channel, describe(error))
-        elif isinstance(command, CloseLink):
+        elif isinstance(command, CloseConnection):
             self._drop(channel)
 
-    def _connect(self, command: OpenLink) -> None:
+    def _connect(self, command: OpenConnection) -> None:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
@@ -487,9 +486,9 @@ class _IoThread:
 
 
 def elapsed_ms() -> float:
-    """Now, by a clock that also runs while the machine sleeps where there is one.
+    """Return the time by a clock that, if the system has one, also runs while the machine sleeps.
 
-    `time.monotonic` stands still on Linux.
+    `time.monotonic` stops meanwhile on Linux.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return (time.monotonic() if clock is None else time.clock_gettime(clock)) * 1000

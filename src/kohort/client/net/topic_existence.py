@@ -1,4 +1,4 @@
-"""Whether topics are there: a broker that does not know one may only not have heard of it yet."""
+"""Existence of topics: a broker that does not know a topic may not have learned of it yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import Sparingly
+from kohort.client.net.log_throttle import LogThrottle
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Runtime
 from kohort.errors import ErrorCode, InvalidInputError, error_for
@@ -14,18 +14,18 @@ from kohort.ids import TOPIC_NAME_RULE, TopicPartition, topic_name_allowed
 
 log = logging.getLogger("kohort.client")
 
-ASKED = 3
-"""How often a topic that no broker knows is asked for: a new one is known to one broker after the other, and each
-question goes to any of them."""
-BETWEEN_MS = 100.0
+LOOKUP_ATTEMPTS = 3
+"""Number of requests for an unknown topic: brokers learn of a new topic one after the other, and each request may go
+to another."""
+LOOKUP_RETRY_DELAY_MS = 100.0
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
-    """Those of an answer that exist.
+    """Return the topics of a response that exist.
 
     Raises:
-        KafkaError: a topic can't be seen for another reason than that it does not exist.
+        KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     for name, info in found.items():
         if info.error and info.error not in _NOT_THERE:
@@ -36,16 +36,16 @@ def there(found: Mapping[str, TopicInfo]) -> dict[str, TopicInfo]:
 async def present_topics(
     cluster: Cluster, topics: Iterable[str], timeout_ms: float | None = None
 ) -> dict[str, TopicInfo]:
-    """The topics that exist, asked now; one that is left out was unknown `ASKED` times in a row.
+    """Return the topics that exist, asked now; a topic left out was unknown `LOOKUP_ATTEMPTS` times in a row.
 
     Raises:
-        KafkaError: a topic can't be seen for another reason than that it does not exist.
+        KafkaError: A topic is not visible for another reason than that it does not exist.
     """
     wanted = set(topics)
     found: dict[str, TopicInfo] = {}
-    for turn in range(ASKED):
+    for turn in range(LOOKUP_ATTEMPTS):
         if turn:
-            await cluster.runtime.sleep(BETWEEN_MS)
+            await cluster.runtime.sleep(LOOKUP_RETRY_DELAY_MS)
         found |= there(await cluster.describe_topics(wanted - found.keys(), timeout_ms))
         if len(found) == len(wanted):
             break
@@ -66,25 +66,25 @@ def check_topic_names(topics: Iterable[str]) -> None:
 
 
 class MissingTopics:
-    """Warns of topics and partitions that are to be read and are not there: at once, and then sparingly."""
+    """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._sparingly = Sparingly(runtime)
+        self._throttle = LogThrottle(runtime)
 
     def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
-        """Compare what is to be read with what the brokers said last."""
+        """Compare the topics and partitions to read with the latest metadata."""
         topics = {*subscribed, *(partition.topic for partition in partitions)}
         known = {topic: metadata.topics[topic] for topic in topics if topic in metadata.topics}
         for topic, info in known.items():
             if not info.error or info.partitions:
-                if self._sparingly.over(topic):
-                    log.info("topic %r is there now", topic)
-            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._sparingly.due(topic):
-                why = "is not there" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
-                log.warning("topic %r %s: nothing is read of it, and it is looked for again", topic, why)
+                if self._throttle.over(topic):
+                    log.info("topic %r exists now", topic)
+            elif info.error is not ErrorCode.LEADER_NOT_AVAILABLE and self._throttle.due(topic):
+                why = "does not exist" if info.error in _NOT_THERE else f"can't be read ({info.error.text})"
+                log.warning("topic %r %s: no records are read from it; retrying", topic, why)
         for partition in partitions:
             count = len(known[partition.topic].partitions) if partition.topic in known else 0
             if not count or partition.partition in known[partition.topic].partitions:
-                self._sparingly.over(partition)
-            elif self._sparingly.due(partition):
-                log.warning("%s is not there: topic %r has %d partitions", partition, partition.topic, count)
+                self._throttle.over(partition)
+            elif self._throttle.due(partition):
+                log.warning("%s does not exist: topic %r has %d partitions", partition, partition.topic, count)

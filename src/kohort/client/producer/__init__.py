@@ -1,1 +1,1 @@
-"""Writing: records gather into batches, batches reach their leaders, transactions end."""
+"""Producer: batching, sending, transactions."""

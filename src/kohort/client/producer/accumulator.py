@@ -1,4 +1,4 @@
-"""Where records gather into batches: called by whoever sends, emptied by the sender on the client's thread or loop."""
+"""Accumulator of records in batches: filled by the application's threads, emptied by the sender."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from kohort.ids import TopicPartition
 
 T = TypeVar("T")
 OVERHEAD = 96
-"""Generous bytes that a record takes beyond key, value and headers, for checks before it is encoded."""
+"""Upper bound for a record's bytes beyond key, value and headers, for checks before it is encoded."""
 _BATCH_LEAST = 128
-"""No batch is limited to less; a larger record is a batch of its own."""
+"""Minimum of a batch limit; a larger record is a batch of its own."""
 
 
-class NotYet(Exception, Generic[T]):
-    """Something that must be there first is not: wait for it, then go on.
+class WouldBlock(Exception, Generic[T]):
+    """Raised by `send` when it has to wait first: wait, then retry.
 
-    Keep it without its traceback, which leads back to it.
+    Keep it without its traceback, whose frames refer to it.
 
     Attributes:
-        wait: A coroutine of the core, given the time (milliseconds, monotonic) at which it gives up with TimedOutError.
-        again: What was asked for, once more; may raise NotYet again.
-        moved: Whether something was done since the last NotYet, so that time starts anew.
+        wait: A coroutine function of the core. Its argument is the time (milliseconds, monotonic) for a TimedOutError.
+        again: Retries the call; may raise WouldBlock again.
+        moved: Whether the call has made progress since the last WouldBlock, so that its time starts anew.
     """
 
     def __init__(self, wait: Callable[[float], Work[None]], again: Callable[[], T], *, moved: bool = False) -> None:
@@ -51,21 +51,21 @@ def monotonic_ms() -> float:
 
 
 class Accumulator:
-    """Open batches by partition within a bound of memory. `lock` guards everything in here.
+    """Open batches by partition within a memory limit. `lock` guards all attributes.
 
     Attributes:
         lock: A condition too: notified when batches are done.
-        queues: By partition, those that have anything and those that had.
-        used: Bytes that undelivered batches take.
-        incomplete: Batches not done.
-        flushing: While positive, batches go out at once.
-        waiting: Callers that wait for memory; batches go out at once then too.
-        failure: Why nothing can be sent any more.
-        hindrance: Why nothing can be sent yet, empty when it can: there is no producer id.
-        refusal: Called before each record is taken, under the lock; raises when it can't be (transactions).
-        unseen: Records that failed and that the application has not asked about; aborted transactions are not counted.
-        wake_ms: When the sender looks next by itself.
-        clock_ms: Tells the time, in milliseconds of the clock that the core's runtime is stepped by.
+        queues: By partition, current and former queues.
+        used: Bytes of undelivered batches.
+        incomplete: Batches that are not done.
+        flushing: While positive, batches are sent at once.
+        waiting: Callers that wait for memory; while positive, batches are sent at once.
+        failure: Why records are no longer accepted.
+        blocked_reason: Why sending is not possible yet (no producer id); empty when it is.
+        refusal: Called before each record is accepted, under the lock; raises to refuse it (transactions).
+        unseen: Failed records whose error the application has not read; aborted transactions do not count.
+        wake_ms: When the sender next runs by itself.
+        clock_ms: Returns the milliseconds of the clock by which the core's runtime is stepped.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Accumulator:
         self.flushing = 0
         self.waiting = 0
         self.failure: KafkaError | None = None
-        self.hindrance = ""
+        self.blocked_reason = ""
         self.refusal: Callable[[TopicPartition], None] | None = None
         self.unseen = UnseenFailures()
         self.wake_ms = float("inf")
@@ -104,15 +104,15 @@ class Accumulator:
         _OF_THIS_PROCESS.add(self)
 
     def batch_limit(self, topic: str) -> int:
-        """Bytes of a batch for this topic, header and all, before compression."""
+        """Return the maximum size of a batch for this topic, with its header, before compression."""
         return self._limits.get(topic, self._limit)
 
     def too_large(self, batch: Batch) -> None:
-        """The broker takes no batch as large as this: the next ones of its topic are half as large."""
+        """Halve the batch limit of a topic, because the broker refused a batch of this size."""
         topic = batch.partition.topic
         self._limits[topic] = max(_BATCH_LEAST, min(self.batch_limit(topic), batch.size // 2))
 
-    # Senders.
+    # Appending.
 
     def append(
         self,
@@ -124,13 +124,13 @@ class Accumulator:
         """Put a record (timestamp, key, value, headers) into its partition's open batch.
 
         Args:
-            partition: Where to.
+            partition: The partition.
             record: Timestamp in milliseconds, key, value, headers.
             size: An upper bound of its bytes.
-            on_delivery: Called when it is delivered or failed.
+            on_delivery: Called when the record is delivered or failed.
 
         Raises:
-            NotYet: the memory is full.
+            WouldBlock: The memory is full.
         """
         kick = False
         with self._mutex:
@@ -174,10 +174,10 @@ class Accumulator:
         return Delivery(batch, index, record[0])
 
     def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
-        """Put a filled batch behind what its partition has.
+        """Queue a full batch for its partition.
 
         Raises:
-            NotYet: the memory is full.
+            WouldBlock: The memory is full.
         """
         with self.lock:
             if self.failure is not None:
@@ -197,21 +197,21 @@ class Accumulator:
         return batch
 
     def explain(self, batch: Batch) -> str:
-        """For error texts: why a batch is not done yet. From any thread, without the lock."""
+        """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
         told: list[str] = []
         with contextlib.suppress(ClientClosed):
             self._wake(lambda: told.append(self.why_late(batch)))
         return told[0] if told else "the producer is closed"
 
     def why_late(self, batch: Batch) -> str:
-        """The same, on the client's thread or loop or under its lock."""
+        """Return why a batch is not done yet, on the client's thread or loop or under its lock."""
         metadata = self.cluster.metadata
         with self.lock:
             late = next((leaf for leaf in leaves_of(batch) if not leaf.done), batch)
             queue = self.queues.get(late.partition)
             is_sent = queue is not None and late in queue.in_flight
         leader = metadata.brokers.get(metadata.leader(late.partition))
-        if reason := self.cluster.unreachable() or self.hindrance:
+        if reason := self.cluster.unreachable() or self.blocked_reason:
             return reason
         if late.error is not None:
             taken = "" if late.unsure else " and not taken"
@@ -223,7 +223,7 @@ class Accumulator:
         return f"it was not sent yet to broker {leader.id} ({leader.address})"
 
     def sticky(self, topic: str, choices: list[int]) -> int:
-        """The partition of records without a key: the same one until its batch is closed, then another."""
+        """Return the partition of records without a key: the same one until its batch is closed, then another."""
         queue = self._sticky_queues.get(topic)
         if queue is not None and queue.open is not None:
             return queue.partition.partition
@@ -233,38 +233,38 @@ class Accumulator:
         return chosen
 
     def next_sticky(self, topic: str, choices: list[int]) -> int:
-        """Another partition than the last, at random."""
+        """Choose another partition than the last, at random."""
         current = self._sticky.get(topic)
-        others = [one for one in choices if one != current] or choices
+        others = [choice for choice in choices if choice != current] or choices
         chosen = self._sticky[topic] = random.choice(others)
         return chosen
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
-        """Under the lock."""
+        """Return a partition's queue. Under the lock."""
         queue = self.queues.get(partition)
         if queue is None:
             queue = self.queues[partition] = PartitionQueue(partition)
         return queue
 
     def _open_batch(self, queue: PartitionQueue) -> tuple[Batch, bool]:
-        """A new open batch, and whether the sender would look too late for it."""
+        """Open a batch; also return whether the sender would run too late for it."""
         now = self.clock_ms()
         batch = queue.open = Batch(queue.partition, Chunk(self.batch_limit(queue.partition.topic)), self, now)
         self.incomplete.add(batch)
         return batch, now + self.config.linger_ms < self.wake_ms
 
     def _full(self, size: int, again: Callable[[], T]) -> None:
-        """Always raises."""
+        """Raise the error for full memory."""
         if size > self.config.buffer_memory:
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
             )
-        raise NotYet(lambda until_ms: self._room(size, until_ms), again)
+        raise WouldBlock(lambda until_ms: self._room(size, until_ms), again)
 
     # Coroutines of the core.
 
     async def _room(self, size: int, until_ms: float) -> None:
-        """Wait until there is memory."""
+        """Wait until memory is free."""
         self.waiting += 1
         self._kick()
         try:
@@ -280,7 +280,7 @@ class Accumulator:
             self.waiting -= 1
 
     async def flush(self, timeout_ms: float | None) -> bool:
-        """Wait until all that was taken so far is delivered or failed; False when time is over."""
+        """Wait until all accepted records are delivered or failed; False on timeout."""
         with self.lock:
             for queue in self.queues.values():
                 queue.close_open()
@@ -298,7 +298,7 @@ class Accumulator:
             self.flushing -= 1
 
     async def _until(self, ready: Callable[[], bool], until_ms: float | None) -> bool:
-        """Wait for batches to be done until `ready()`, which is asked under the lock; False when time is over."""
+        """Wait until `ready()` is true, checked under the lock whenever batches are done; False on timeout."""
         while True:
             with self.lock:
                 if ready():
@@ -309,12 +309,12 @@ class Accumulator:
                 return False
             await self.runtime.first(progress, timeout_ms=left)
 
-    # The sender.
+    # Completion of batches, for the sender.
 
     def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
-        """A batch is delivered or failed.
+        """Mark a batch as delivered or failed.
 
-        Under the lock; the caller notifies, and tells the batches that are given back.
+        Under the lock. The caller notifies, and calls `tell` on the returned batches.
         """
         batch.error = error
         batch.done = True
@@ -329,33 +329,33 @@ class Accumulator:
         return [batch]
 
     def notify(self) -> None:
-        """Wake those who wait for batches. On the client's thread or loop."""
+        """Wake the callers that wait for batches. On the client's thread or loop."""
         self._progress.resolve(None)
         with self.lock:
             self.lock.notify_all()
 
     def fail(self, error: KafkaError) -> list[Batch]:
-        """Nothing can be sent any more: fail what waits; gives the batches to tell."""
+        """Accept no more records, and fail the waiting ones; return the batches to `tell`."""
         with self.lock:
             self.failure = error
         return self.drop_all(error)
 
     def drop_all(self, error: KafkaError) -> list[Batch]:
-        """Fail everything that is not on its way; gives the batches to tell."""
+        """Fail all batches that are not in flight; return the batches to `tell`."""
         dropped: list[Batch] = []
         with self.lock:
             for queue in self.queues.values():
                 queue.close_open()
                 dropped += queue.waiting
                 queue.waiting.clear()
-            told = [one for batch in dropped for one in self.finish(batch, error)]
+            failed = [done for batch in dropped for done in self.finish(batch, error)]
         self.notify()
-        return told
+        return failed
 
     def orphan(self) -> None:
-        """In a forked child: nothing that was taken is delivered from here, and nothing more is taken."""
+        """Refuse records and deliver none in a forked child."""
         error = ClientClosed("this producer was made before a fork and belongs to the parent process: make a new one")
-        self._mutex = threading.Lock()  # another thread may have held the old one, and there are no other threads here
+        self._mutex = threading.Lock()  # another thread may have held the old one, and does not exist here
         self.lock = threading.Condition(self._mutex)
         self.failure = error
         for batch in self.incomplete:
@@ -375,10 +375,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def sized(content: Any, what: str) -> int:
-    """Bytes of a key or value.
+    """Return the bytes of a key or value.
 
     Raises:
-        InvalidInputError: it is no bytes.
+        InvalidInputError: The value is no bytes.
     """
     if content is None:
         return 0

@@ -1,7 +1,7 @@
-"""The producer for asyncio: the same core as `Producer`, stepped by the event loop.
+"""The asyncio producer: the same core as `Producer`, stepped by the event loop.
 
 async with AsyncProducer("127.0.0.1:9092") as producer:
-    delivery = await producer.send("flights", b"...")        # taken; `await delivery` has partition and offset
+    delivery = await producer.send("flights", b"...")        # accepted; `await delivery` gives partition and offset
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
-from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
 from kohort.client.producer.sender import ProducerFigures
@@ -37,17 +37,18 @@ log = logging.getLogger("kohort.client")
 @checked
 @documented(ProducerConfig)
 class AsyncProducer:
-    """Sends records on the running event loop; used from that loop only. Settings and methods as `Producer`'s.
+    """A producer of records on the running event loop; used from that loop only.
 
-    `send` returns once the record is taken, which is at once unless the memory is full or the topic unknown. A delivery
-    is awaited: its `result()` can't wait here, since that would stop the loop which delivers.
+    Settings and methods are those of `Producer`. `send` returns once the record is accepted: at once, unless the memory
+    is full or the topic unknown. Await a delivery: its `result()` can't wait here, because that would stop the event
+    loop that delivers.
     """
 
     config: ProducerConfig
 
     @checked_call
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ProducerSettings]) -> None:
-        """Must be called on a running loop; connects with the first call."""
+        """Make a producer on the running loop; it connects with the first call."""
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = AsyncClient(self.config)
 
@@ -70,12 +71,12 @@ class AsyncProducer:
         headers: HeadersLike = (),
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Send one record; see `Producer.send`. `on_delivery` is called on the loop."""
+        """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
-        except NotYet as reason:
-            first: NotYet[Delivery] = reason.with_traceback(None)
-        return await self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[Delivery] = reason.with_traceback(None)
+        return await self._retry_until_done(first)
 
     async def send_arrow(
         self,
@@ -86,25 +87,25 @@ class AsyncProducer:
         partition: str | None = None,
         columns: ColumnNames | None = None,
     ) -> TableDelivery:
-        """Send the rows of an Arrow batch or table; see `Producer.send_arrow`."""
+        """Send the rows of an Arrow batch or table, with the arguments of `Producer.send_arrow`."""
         names = column_names(batch, key, value, partition, columns)
         try:
             return self._core.send_arrow(topic, batch, names)
-        except NotYet as reason:
-            first: NotYet[TableDelivery] = reason.with_traceback(None)
-        return await self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[TableDelivery] = reason.with_traceback(None)
+        return await self._retry_until_done(first)
 
     partitions_for = awaiting(ProducerCore.partitions_for)
     flush = awaiting(ProducerCore.flush)
 
     @property
     def figures(self) -> ProducerFigures:
-        """Counters."""
+        """Return the metrics."""
         return self._core.sender.figures
 
     @property
     def epoch(self) -> int:
-        """The producer epoch that the broker gave; -1 before."""
+        """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
         return self._core.sender.identity.epoch
 
     # Transactions.
@@ -116,21 +117,21 @@ class AsyncProducer:
     commit_transaction = awaiting(ProducerCore.commit_transaction)
     abort_transaction = awaiting(ProducerCore.abort_transaction)
 
-    # Life.
+    # Close.
 
     async def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
+        """Deliver all records, or abort an open transaction, and close. Does nothing the second time.
 
-        Records that could not be delivered raise nothing here, as with `Producer.close`.
+        Undelivered records raise nothing here, like in `Producer.close`.
 
         Args:
-            timeout_ms: For all of it; None: until all is delivered or has failed.
+            timeout_ms: Limit for all of it; None: until all is delivered or has failed.
         """
         if (undelivered := await self._close(timeout_ms)) is not None:
             log.warning("%s", undelivered)
 
     async def _close(self, timeout_ms: float | None) -> KafkaError | None:
-        """Close; gives what was not delivered and not asked about."""
+        """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
             return None
         try:
@@ -143,32 +144,32 @@ class AsyncProducer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the producer; raises as `Producer.__exit__` does."""
+        """Close the producer; raise the errors of `Producer.__exit__`."""
         if kind is not None:
             await self.close(timeout_ms=self._core.hurried_ms())
         elif (undelivered := await self._close(None)) is not None:
             raise undelivered
 
-    # Inside.
+    # Internals.
 
     async def _call(self, coro: Work[T]) -> T:
         return await self._client.call(coro)
 
-    async def _patiently(self, reason: NotYet[T]) -> T:
-        """Wait and try again until it is done."""
+    async def _retry_until_done(self, reason: WouldBlock[T]) -> T:
+        """Wait and retry until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             await self._client.call(reason.wait(until_ms))
             try:
                 return reason.again()
-            except NotYet as another:
+            except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
                     until_ms = self._core.limit_ms()
 
 
 class _NeverWait(threading.Condition):
-    """Refuses to wait on the thread that has to go on."""
+    """A condition that refuses to block the thread of the event loop."""
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
         if timeout == 0:

@@ -1,4 +1,4 @@
-"""What a producer holds until it is delivered: batches, partition queues, and what callers get back for a record."""
+"""Undelivered records of a producer: batches, partition queues, and the futures for callers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kohort.settings.arguments import checked
 
 log = logging.getLogger("kohort.client")
 SEQUENCES = 2**31
-"""Sequence numbers of a producer wrap there."""
+"""Sequence numbers of a producer wrap at this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where a record was written.
+    """The partition and offset of a written record.
 
     Attributes:
         topic: Name of the topic.
         partition: Index of the partition.
-        offset: Its offset; -1 with acks=0, or when the broker had it from an earlier attempt and no longer knows where.
+        offset: The offset; -1 with acks=0, or when the broker has it from an earlier attempt and no longer knows where.
         timestamp: Milliseconds: the broker's for a topic with log append time, else the record's own.
     """
 
@@ -39,24 +39,24 @@ class RecordMetadata:
 
 
 class Deliverer(Protocol):
-    """Whose the batches are, until they are done."""
+    """The owner of batches until they are done."""
 
     lock: threading.Condition
-    """Guards them, and is notified when some are done."""
+    """Guards the batches, and is notified when some are done."""
 
     unseen: UnseenFailures
-    """Records that failed and that the application has not asked about."""
+    """Failed records whose error the application has not read."""
 
     def explain(self, batch: Batch) -> str:
-        """For error texts: why a batch is not done yet. From any thread, without the lock."""
+        """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
 
 
 class UnseenFailures:
-    """How many records failed without anyone looking at why. Guarded by the producer's lock.
+    """Counter of failed records whose error the application has not read. Guarded by the producer's lock.
 
     Attributes:
-        count: Records.
-        first: Why the first of them failed.
+        count: The number of records.
+        first: The error of the first one.
     """
 
     __slots__ = ("count", "first")
@@ -66,7 +66,7 @@ class UnseenFailures:
         self.first: KafkaError | None = None
 
     def add(self, batch: Batch) -> None:
-        """A batch that callers know is done: count its records that failed, but for those that have a callback."""
+        """Count the failed records of a batch, except those that have a callback."""
         at, failed = 0, set[int]()
         for leaf in leaves_of(batch):
             if leaf.error is not None:
@@ -77,7 +77,7 @@ class UnseenFailures:
         self.count += len(batch.unseen)
 
     def see(self, batch: Batch, index: int | None = None) -> None:
-        """The application looks at one record, or at all of a batch."""
+        """Uncount records whose error the application has read: one record, or all of a batch."""
         seen = batch.unseen if index is None else batch.unseen & {index}
         self.count -= len(seen)
         batch.unseen = batch.unseen - seen
@@ -85,35 +85,35 @@ class UnseenFailures:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The producer id and epoch that the broker gave; -1 before."""
+    """The producer id and epoch from the broker; -1 before."""
 
     producer_id: int = -1
     epoch: int = -1
 
 
 class Batch:
-    """Records of one partition that travel together.
+    """Records of one partition that are sent together.
 
     Attributes:
-        partition: Where to.
+        partition: The partition.
         chunk: The records, until the batch is sealed.
-        sealed: The batch as it is sent.
-        count: Records.
+        sealed: The encoded batch.
+        count: The number of records.
         size: Bytes taken from the producer's memory.
-        created_ms: On the monotonic clock, when the first record came.
+        created_ms: On the monotonic clock, when the first record was added.
         attempts: How often it was sent.
-        left: A request with it was given to a connection.
-        unseen: Indices of records that failed and that nobody asked about.
-        unsure: An attempt ended so that nobody knows whether it was written.
+        left: Whether a request with it was given to a connection.
+        unseen: Indices of failed records whose error nobody has read.
+        unsure: Whether an attempt ended without knowledge whether it was written.
         not_before_ms: When it may be sent again.
         sequence: The sequence number of its first record; -1 until one is given.
-        base_offset: Once delivered.
+        base_offset: The offset of its first record, once delivered.
         append_time_ms: The broker's log append time; -1 if the records keep theirs.
-        owner: Who delivers it.
-        error: Why it was not delivered; before it is done, why the broker did not take it the last time.
+        owner: The producer that delivers it.
+        error: Why it was not delivered; before it is done, why the last attempt failed.
         done: Delivered or failed.
-        callbacks: (index of the record, its timestamp, function) of those who want to be told.
-        parts: The batches that stand for this one, where it was too large for the broker.
+        callbacks: (index of the record, its timestamp, function) for each record with a callback.
+        parts: The batches that replace this one, if it was too large for the broker.
         whole: The batch that this one is a part of.
     """
 
@@ -163,13 +163,13 @@ class Batch:
         self.whole: Batch | None = None
 
     def become(self, parts: list[Batch]) -> None:
-        """Let these batches stand for this one."""
+        """Replace this batch by smaller ones."""
         self.parts = parts
         for part in parts:
             part.whole = self
 
     def failure(self, index: int) -> KafkaError | None:
-        """Why the record with this index was not delivered."""
+        """Return why the record with this index was not delivered."""
         if not self.parts:
             return self.error.of(index) if isinstance(self.error, RecordsRefusedError) else self.error
         part, at = self._part(index)
@@ -183,7 +183,7 @@ class Batch:
         raise IndexError(index)
 
     def metadata(self, index: int, timestamp: int) -> RecordMetadata:
-        """Where the record with this index in the batch was written."""
+        """Return the partition and offset of the record with this index in the batch."""
         if self.parts:
             part, at = self._part(index)
             return part.metadata(at, timestamp)
@@ -192,9 +192,9 @@ class Batch:
         return RecordMetadata(self.partition.topic, self.partition.partition, offset, stamp)
 
     def tell(self) -> None:
-        """Call those who want to know; outside the producer's lock.
+        """Run the callbacks; outside the producer's lock.
 
-        What a callback raises is logged: others want to know too.
+        An exception of a callback is logged: it must not prevent the others.
         """
         callbacks, self.callbacks = self.callbacks, []
         for index, timestamp, callback in callbacks:
@@ -217,20 +217,20 @@ class Delivery:
         self._timestamp = timestamp
 
     def done(self) -> bool:
-        """Whether it is delivered, or failed."""
+        """Return whether the record is delivered or failed."""
         return self._batch.done
 
     def result(self, *, timeout_ms: float | None = None) -> RecordMetadata:
-        """Where it was written.
+        """Return the partition and offset of the record.
 
         Raises:
-            TimedOutError: not known within `timeout_ms`; the record may still be delivered.
-            KafkaError: why it was not delivered.
+            TimedOutError: Not known within `timeout_ms`; the record may still be delivered.
+            KafkaError: Why the record was not delivered.
         """
         return self._result(timeout_ms)
 
     def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
-        """Why it was not delivered, or None; waits like `result`."""
+        """Return why the record was not delivered, or None; waits like `result`."""
         return self._exception(timeout_ms)
 
     def _result(self, timeout_ms: float | None) -> RecordMetadata:
@@ -254,7 +254,7 @@ class Delivery:
         return batch.failure(self._index)
 
     def add_done_callback(self, callback: Callable[[Delivery], None]) -> None:
-        """Call back with this delivery when it is done, on the producer's thread; at once if it is."""
+        """Call `callback` with this delivery when it is done, on the producer's thread; at once if it is."""
         with self._batch.owner.lock:
             if not self._batch.done:
                 self._batch.callbacks.append((self._index, self._timestamp, lambda *_: callback(self)))
@@ -268,7 +268,7 @@ class Delivery:
 
 @checked
 class TableDelivery:
-    """The future of the rows that one `send_arrow` sent: one stretch of offsets for each batch they became."""
+    """The future of the rows of one `send_arrow`, with one range of offsets for each batch."""
 
     __slots__ = ("_batches",)
 
@@ -276,15 +276,15 @@ class TableDelivery:
         self._batches = batches
 
     def done(self) -> bool:
-        """Whether all rows are delivered or failed."""
+        """Return whether all rows are delivered or failed."""
         return all(batch.done for batch in self._batches)
 
     def result(self, *, timeout_ms: float | None = None) -> list[tuple[RecordMetadata, int]]:
-        """(place of the first row, count of rows) for each batch.
+        """Return (metadata of the first row, count of rows) for each batch.
 
         Raises:
-            TimedOutError: not known within `timeout_ms`.
-            KafkaError: why the first batch that failed was not delivered; others may have been.
+            TimedOutError: Not known within `timeout_ms`.
+            KafkaError: Why the first failed batch was not delivered; others may have been.
         """
         if self._batches and not self.done():
             owner = self._batches[0].owner
@@ -332,24 +332,24 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 def leaves_of(batch: Batch) -> list[Batch]:
-    """The batches that were sent for this one."""
+    """Return the batches that were sent in place of this one."""
     return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
 
 
 class PartitionQueue:
-    """What waits for one partition, in order, and what is on its way there.
+    """The batches of one partition, in order: waiting and in flight.
 
     Attributes:
         open: The batch that still takes records; behind all of `waiting`.
         waiting: Closed batches and, at the front, those to be sent again.
-        in_flight: Sent and not answered, in order.
-        next_sequence: Of the next record that gets one.
-        mended: Set when a batch has to be sent again: until all of `in_flight` is answered nothing else is sent.
-        begun: Whether the broker took a batch under this producer id. Before, it knows no sequences and would take any
-            as the
-            first one: a second batch that is on its way must not come before the first.
-        identity: Under which its batches are numbered.
-        lost_place: The broker takes none of its sequences any more: it sends nothing before it has another identity.
+        in_flight: Batches sent without a response yet, in order.
+        next_sequence: The sequence number of the next record that gets one.
+        mended: Set when a batch has to be sent again: nothing else is sent until all of `in_flight` has a response.
+        begun: Whether the broker has taken a batch under this producer id. Before that, it knows no sequences and
+            accepts
+            any as the first one. A second batch in flight must therefore not arrive before the first.
+        identity: The producer id and epoch of its sequence numbers.
+        lost_place: Whether the broker refuses its sequences: nothing is sent until there is a new identity.
     """
 
     __slots__ = (
@@ -380,16 +380,16 @@ class PartitionQueue:
         return self.open is None and not self.waiting and not self.in_flight
 
     def number(self, batch: Batch) -> None:
-        """Give a batch the next sequences."""
+        """Give a batch the next sequence numbers."""
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
 
     def take_on(self, identity: Identity) -> bool:
-        """Go over to the producer's identity where that can be; False where nothing can be sent before it is."""
+        """Adopt the producer's identity, if possible; return False if nothing can be sent before that."""
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place
         if self.sent_before and not self.lost_place:
-            return True  # what may be written under the old identity keeps its numbers, or it is written twice
+            return True  # a batch that may have been written keeps its numbers, or is written twice
         self.begun = self.begun and self.identity.producer_id == identity.producer_id
         self.identity, self.lost_place, self.next_sequence = identity, False, 0
         for batch in self.waiting:
@@ -401,22 +401,22 @@ class PartitionQueue:
 
     @property
     def sent_before(self) -> bool:
-        """Whether a batch that waits was sent before, so that it may have been written."""
+        """Return whether a waiting batch was sent before, and may have been written."""
         return any(batch.attempts for batch in self.waiting)
 
     def close_open(self) -> None:
-        """Let the open batch go as it is."""
+        """Close the open batch."""
         if self.open is not None:
             self.waiting.append(self.open)
             self.open = None
 
     def is_first(self, batch: Batch) -> bool:
-        """Whether no batch that was sent before this one is still on its way or to be sent again."""
-        sent = [one for one in (*self.in_flight, *self.waiting) if one is not batch and one.attempts]
-        return not any(_before(one, batch) for one in sent)
+        """Return whether no batch that was sent before this one is still in flight or to be sent again."""
+        sent = [other for other in (*self.in_flight, *self.waiting) if other is not batch and other.attempts]
+        return not any(_before(other, batch) for other in sent)
 
     def put_back(self, batch: Batch) -> None:
-        """A batch that has to be sent again goes before those with higher sequences (or sent later)."""
+        """Queue a batch to be sent again before those with higher sequences (or sent later)."""
         at = 0
         while at < len(self.waiting) and self.waiting[at].attempts and _before(self.waiting[at], batch):
             at += 1
@@ -424,7 +424,7 @@ class PartitionQueue:
 
 
 def _before(one: Batch, other: Batch) -> bool:
-    """Whether one was sequenced before the other; sequences wrap at 2^31."""
+    """Return whether a batch was sequenced before another; sequences wrap at 2^31."""
     if one.sequence < 0 or other.sequence < 0:
         return one.created_ms <= other.created_ms
     return (other.sequence - one.sequence) % SEQUENCES < SEQUENCES // 2

@@ -1,9 +1,8 @@
 """The producer without threads, loops or sockets.
 
-It is what `Producer` and `AsyncProducer` have in common, which is nearly all.
-
-`send` and `send_arrow` do not wait: where they would have to (a topic that is not known yet, memory that is full), they
-raise `NotYet`, and the face waits in its own way and goes on. Everything else is a coroutine of the core.
+`Producer` and `AsyncProducer` share it and add only how they wait. `send` and `send_arrow` do not wait. If a topic is
+not known yet or the memory is full, they raise `WouldBlock`; the facade waits in its own way and retries. All other
+methods are coroutines of the core.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
-from kohort.client.producer.accumulator import OVERHEAD, Accumulator, NotYet, monotonic_ms, sized
+from kohort.client.producer.accumulator import OVERHEAD, Accumulator, WouldBlock, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
 from kohort.client.producer.sender import Sender
 from kohort.client.producer.settings import ProducerConfig
-from kohort.client.producer.transactions import Transactions, TxnState
+from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
 from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OnDelivery: TypeAlias = Callable[[KafkaError | None, RecordMetadata | None], None]
 _ABORT_MS = 1_000
-"""How long a close after an error may take for a transaction's abort, which frees those who read up to it."""
+"""Limit for aborting a transaction in a close after an error; the abort unblocks `read_committed` readers."""
 _SETTLE = 0.5
-"""Share of a close's time for what is on its way, before the transaction that it is in is aborted."""
+"""Share of a close's time for requests in flight, before their transaction is aborted."""
 _ROWS_AT_ONCE = 65_536
-"""Rows of a table that are encoded before their batches are handed over, so that sending starts early."""
+"""Rows of a table that are encoded before their batches are queued, so that sending starts early."""
 
 
 def producer_config(bootstrap_servers: Servers, given: Mapping[str, Any]) -> ProducerConfig:
-    """Settings as given; acks=0 or 1 switches idempotence off unless it is asked for, as in Kafka's own producer."""
+    """Make the configuration; acks=0 or 1 disables idempotence unless it is set, as in Kafka's own producer."""
     settings = dict(given)
     said = {"enable_idempotence", "enable.idempotence"} & settings.keys()
     if str(settings.get("acks")) in ("0", "1") and not said:
@@ -55,14 +54,14 @@ def producer_config(bootstrap_servers: Servers, given: Mapping[str, Any]) -> Pro
 
 
 class ProducerCore:
-    """One producer.
+    """One producer, without I/O.
 
     Args:
-        cluster: Its way to the brokers.
-        config: Its settings.
-        wake: Has the face's driver step the core, from whatever thread sends.
-        condition: What deliveries are waited for with.
-        clock_ms: Tells the time, in milliseconds of the clock that the face's driver steps the core by.
+        cluster: The connections to the brokers.
+        config: The settings.
+        wake: Makes the facade's driver step the core, from any thread.
+        condition: The type of condition that deliveries wait on.
+        clock_ms: Returns the milliseconds of the clock by which the driver steps the core.
     """
 
     def __init__(
@@ -79,7 +78,9 @@ class ProducerCore:
         self.accumulator = Accumulator(config, cluster, wake, self._kicked, condition, clock_ms)
         self.sender = Sender(cluster, self.accumulator, config)
         self.transactions = (
-            None if config.transactional_id is None else Transactions(cluster, self.accumulator, self.sender, config)
+            None
+            if config.transactional_id is None
+            else TransactionManager(cluster, self.accumulator, self.sender, config)
         )
         self.started = False
         self._partitions: dict[str, list[int]] = {}
@@ -102,10 +103,10 @@ class ProducerCore:
         headers: HeadersLike,
         on_delivery: OnDelivery | None,
     ) -> Delivery:
-        """See `Producer.send`.
+        """Send one record, with the arguments of `Producer.send`.
 
         Raises:
-            NotYet: the topic is not known, or the memory full.
+            WouldBlock: The topic is not known, or the memory full.
         """
         if self._serialize:
             key, value = self._serialized(key, value)
@@ -155,10 +156,10 @@ class ProducerCore:
         return self.accumulator.append(places[partition], record, size, on_delivery)
 
     def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
-        """See `Producer.send_arrow`.
+        """Send the rows of a batch or table, with the arguments of `Producer.send_arrow`.
 
         Raises:
-            NotYet: the topic is not known, or the memory full; what was handed over before stays so.
+            WouldBlock: The topic is not known, or the memory full; chunks that were queued before stay queued.
         """
         partitions = self._partitions.get(topic)
         if partitions is None:
@@ -182,19 +183,19 @@ class ProducerCore:
         for to, chunk in chunks:
             try:
                 sent.append(self.accumulator.add(TopicPartition(topic, to), chunk))
-            except NotYet as full:
+            except WouldBlock as full:
                 again = partial(self._put_all, topic, chain([(to, chunk)], chunks), sent)
-                raise NotYet(full.wait, again, moved=len(sent) > before) from None
+                raise WouldBlock(full.wait, again, moved=len(sent) > before) from None
         return TableDelivery(sent)
 
     def limit_ms(self) -> float:
-        """When a `send` that begins to wait now gives up: milliseconds, monotonic."""
+        """Return when a `send` that begins to wait now gives up: milliseconds, monotonic."""
         return self.accumulator.clock_ms() + self.config.max_block_ms
 
     # Coroutines.
 
     async def partitions_for(self, topic: str) -> list[int]:
-        """The partitions of a topic, sorted."""
+        """Return the partitions of a topic, sorted."""
         self.start()
         if topic not in self._partitions:
             await self._find(topic, self.limit_ms())
@@ -204,7 +205,7 @@ class ProducerCore:
         """Wait until every record sent so far is delivered or failed; failures are in their deliveries.
 
         Raises:
-            TimedOutError: time is over.
+            TimedOutError: The time is over.
         """
         self.start()
         if not await self.accumulator.flush(timeout_ms):
@@ -212,13 +213,13 @@ class ProducerCore:
             raise TimedOutError(f"records are still not delivered after {timeout_ms} ms: {why}")
 
     async def init_transactions(self) -> None:
-        """Make this the only producer of its `transactional_id`, once, before the first transaction."""
+        """Register this as the only producer of its `transactional_id`, once, before the first transaction."""
         transactions = self._need_transactions()
         self.start()
         await transactions.init()
 
     async def begin_transaction(self) -> None:
-        """Open a transaction: everything sent until commit or abort is in it."""
+        """Open a transaction: everything sent until commit or abort belongs to it."""
         self._need_transactions().begin()
 
     async def send_offsets_to_transaction(
@@ -228,11 +229,11 @@ class ProducerCore:
 
         Args:
             offsets: The next offset to read of each partition, as a number or an OffsetAndMetadata.
-            group: The group's id, or the consumer's group metadata (which refuses a consumer that lost its place).
+            group: The group's id, or the consumer's group metadata (which refuses a consumer that was evicted).
 
         Raises:
-            CommitFailedError: the consumer lost its place: abort, and read again from what is committed.
-            KafkaError: they can't be committed; abort.
+            CommitFailedError: The consumer was evicted: abort, and read again from the committed offsets.
+            KafkaError: The offsets can't be committed; abort.
         """
         await self._need_transactions().send_offsets(offsets, group)
 
@@ -242,13 +243,13 @@ class ProducerCore:
         """Commit offsets of several members, in one or more groups, with the transaction: one round trip for all.
 
         Args:
-            members: each one's place in its group, and the next offsets of its own partitions.
+            members: Each member's group metadata, and the next offsets of its own partitions.
 
         Returns:
-            By member id, why its group would not have them: then abort.
+            By member id, why its group refused the offsets: then abort.
 
         Raises:
-            KafkaError: they can't be committed; abort.
+            KafkaError: The offsets can't be committed; abort.
         """
         return await self._need_transactions().send_offsets_of(members)
 
@@ -256,20 +257,20 @@ class ProducerCore:
         """Deliver everything and commit.
 
         Raises:
-            TimedOutError: no answer came within `max_block_ms`: commit again to learn how it ended.
-            FencedError: another instance took over, or the coordinator ended the transaction: close this producer.
-            KafkaError: it can't be committed; abort it.
+            TimedOutError: No response within `max_block_ms`: commit again to learn how the transaction ended.
+            FencedError: Another instance took over, or the coordinator ended the transaction: close this producer.
+            KafkaError: The transaction can't be committed; abort it.
         """
         transactions = self._need_transactions()
         await self.accumulator.flush(None)
         await transactions.end(commit=True)
 
     async def abort_transaction(self) -> None:
-        """Undo the transaction; records that still wait fail.
+        """Abort the transaction; records that still wait fail.
 
         Raises:
-            TimedOutError: no answer came within `max_block_ms`: abort again.
-            KafkaError: this producer can't go on: close it.
+            TimedOutError: No response within `max_block_ms`: abort again.
+            KafkaError: This producer can't be used any more: close it.
         """
         transactions = self._need_transactions()
         if transactions.state in (TxnState.OPEN, TxnState.FAILED):
@@ -278,18 +279,18 @@ class ProducerCore:
         await transactions.end(commit=False)
 
     def hurried_ms(self) -> float:
-        """What a close may take after an error: nothing is waited for but the abort of a transaction."""
+        """Return the time limit of a close after an error: it waits only for the abort of a transaction."""
         return _ABORT_MS if self._in_transaction() is not None else 0
 
-    def _in_transaction(self) -> Transactions | None:
+    def _in_transaction(self) -> TransactionManager | None:
         is_open = self.transactions is not None and self.transactions.state in (TxnState.OPEN, TxnState.FAILED)
         return self.transactions if is_open else None
 
     async def close(self, timeout_ms: float | None) -> None:
-        """Deliver what was sent, or abort an open transaction; nothing can be sent after.
+        """Deliver all records, or abort an open transaction; then refuse new records.
 
         Args:
-            timeout_ms: For all of it; None: as long as each step may take.
+            timeout_ms: Limit for all of it; None: each step's own limit.
         """
         transactions = self._in_transaction()
         if transactions is not None:
@@ -298,7 +299,7 @@ class ProducerCore:
             self._drop()
             await self.accumulator.flush(None if timeout_ms is None else timeout_ms * _SETTLE)
             left_ms = self.config.max_block_ms if until_ms is None else max(0.0, until_ms - runtime.now_ms)
-            with contextlib.suppress(KafkaError):  # its coordinator aborts it when its time is over
+            with contextlib.suppress(KafkaError):  # the coordinator aborts it after its timeout
                 await runtime.within(transactions.end(commit=False), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
@@ -308,7 +309,7 @@ class ProducerCore:
             batch.tell()
 
     def undelivered(self) -> KafkaError | None:
-        """Records that failed and whose deliveries nobody asked about, as an error; None when there are none."""
+        """Return an error for failed records whose deliveries nobody read; None when there are none."""
         unseen = self.accumulator.unseen
         with self.accumulator.lock:
             count, first = unseen.count, unseen.first
@@ -317,10 +318,10 @@ class ProducerCore:
         some = "1 record was" if count == 1 else f"{count} records were"
         return error_for(first.code, f"{some} not delivered, and nothing asked their deliveries why: {first.message}")
 
-    # Inside.
+    # Internals.
 
     def start(self) -> None:
-        """Begin to send, once. On the client's thread or loop, or under its lock."""
+        """Start the sender, once. On the client's thread or loop, or under its lock."""
         if not self.started:
             self.started = True
             self.cluster.runtime.spawn(self.sender.run(), "producer")
@@ -334,7 +335,7 @@ class ProducerCore:
         for batch in self.transactions.drop_unsent():
             batch.tell()
 
-    def _need_transactions(self) -> Transactions:
+    def _need_transactions(self) -> TransactionManager:
         if self.transactions is None:
             raise InvalidInputError("transactions need the setting transactional_id")
         return self.transactions
@@ -363,8 +364,8 @@ class ProducerCore:
     def _pick_sticky(self, topic: str) -> int:
         return self.accumulator.next_sticky(topic, self._led.get(topic) or self._partitions[topic])
 
-    def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> NotYet[T]:
-        """What to wait for before a record can go to a topic, or to a partition of it, that is not known."""
+    def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> WouldBlock[T]:
+        """Return what a record for an unknown topic or partition has to wait for."""
         SEND.take("topic", topic)
         SEND.take("partition", partition)
         if self.accumulator.failure is not None:
@@ -376,13 +377,13 @@ class ProducerCore:
             if partition is not None and not 0 <= partition < count:
                 raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
 
-        return NotYet(wait, again)
+        return WouldBlock(wait, again)
 
     async def _find(self, topic: str, until_ms: float) -> None:
-        """Ask for a topic.
+        """Look up a topic.
 
         Raises:
-            KafkaError: it can't be had.
+            KafkaError: The topic is not available.
         """
         self._topics.add(topic)
         self.cluster.want_topics(self, self._topics)
@@ -400,13 +401,13 @@ class ProducerCore:
                 attempt, f"metadata of topic {topic}", max(0.0, until_ms - self.accumulator.clock_ms())
             )
         except KafkaError:
-            if topic not in self._partitions:  # ask for it no more with every refresh
+            if topic not in self._partitions:  # leave it out of later refreshes
                 self._topics.discard(topic)
                 self.cluster.want_topics(self, self._topics)
             raise
 
     def _take_metadata(self, metadata: Metadata) -> None:
-        """On the client's thread, after every answer."""
+        """Take the partitions of the topics from new metadata. On the client's thread."""
         for topic in self._topics:
             info = metadata.topics.get(topic)
             if info is not None and info.partitions:
@@ -418,7 +419,7 @@ class ProducerCore:
 
 
 SEND = Arguments(ProducerCore.send)
-"""What `send` wants, for those who gave it something else."""
+"""Types of the arguments of `send`, for error texts."""
 
 
 def _headers_size(headers: HeadersLike) -> int:
@@ -441,7 +442,7 @@ def column_names(
     partition: str | None,
     columns: ColumnNames | None,
 ) -> ColumnNames:
-    """The columns that `send_arrow` was told to send."""
+    """Return the columns to send for the arguments of `send_arrow`."""
     if columns is not None:
         return columns
     missing = key == "key" and key not in batch.schema.names

@@ -4,7 +4,7 @@
         producer.send("flights", value=b"...", key=b"N14228")           # a Delivery: .result() has partition and offset
         producer.send_arrow("flights", batch, key="tailnum", value="json").result()
 
-Offsets read and records written in one step, seen by `read_committed` readers together or not at all:
+A transaction of offsets and records, which `read_committed` readers see together or not at all:
 
     producer = Producer("127.0.0.1:9092", transactional_id="copier-1")
     producer.init_transactions()
@@ -12,19 +12,19 @@ Offsets read and records written in one step, seen by `read_committed` readers t
         records = consumer.poll()                                       # a Consumer with enable_auto_commit=False
         producer.begin_transaction()
         try:
-            ...send what comes of the records, and gather the offsets after them...
+            ...send the results, and collect the offsets after the records...
             producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
             producer.commit_transaction()
         except FencedError:
             raise                                                       # another copier-1 took over: close
         except KafkaError:
-            producer.abort_transaction()                                # then seek back to what is committed
+            producer.abort_transaction()                                # then seek back to the committed offsets
 
-`send` returns at once; records leave in batches, when one is full or `linger_ms` old. It blocks only while
+`send` returns at once; records are sent in batches, when one is full or `linger_ms` old. It blocks only while
 `buffer_memory` is full or a topic is not known yet, at most `max_block_ms`.
 
-Records that could not be delivered say so to who asks: their `Delivery`, or the `on_delivery` callback. Leaving the
-`with` block raises when records failed and nothing asked.
+A record that could not be delivered has the error in its `Delivery`, and in the `on_delivery` callback. Leaving the
+`with` block raises when records failed and the application did not read the error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
-from kohort.client.producer.accumulator import NotYet
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
 from kohort.client.producer.sender import ProducerFigures
@@ -56,20 +56,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("kohort.client")
 _GOODBYE_MS = 5_000
-"""How long a producer that nobody closed may take to deliver what was sent, when the interpreter ends."""
+"""Limit for a producer that nobody closed to deliver its records when the interpreter exits."""
 
 
 @checked
 @documented(ProducerConfig)
 class Producer:
-    """Sends records. Safe to share between threads; not across a fork.
+    """A producer of records. Safe to share between threads; not across a fork.
 
     Args:
         bootstrap_servers: HOST:PORT, several with commas or as a list.
         **settings: Kafka's names with `_` for `.`.
 
     Raises:
-        InvalidInputError: an unknown setting (the nearest is named), or a contradiction.
+        InvalidInputError: An unknown setting (the nearest is named), or a contradiction.
     """
 
     config: ProducerConfig
@@ -103,26 +103,26 @@ class Producer:
         """Send one record.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             value: Bytes, str (sent as UTF-8), what `value_serializer` takes, or None for a tombstone.
             key: Likewise, with `key_serializer`.
             partition: None: by key, or the sticky partition where there is no key.
             timestamp_ms: Since the epoch; None: now.
             headers: Pairs of name and bytes or None.
-            on_delivery: Called with (error, None) or (None, metadata), on the producer's thread: keep it short.
+            on_delivery: Called with (error, None) or (None, metadata), on the producer's thread: it must be quick.
 
         Returns:
-            The future of its partition and offset.
+            A future of the record's partition and offset.
 
         Raises:
-            TimedOutError: memory stayed full, or the topic unknown, for `max_block_ms`.
-            InvalidInputError: no such partition, or no bytes.
+            TimedOutError: Memory stayed full, or the topic unknown, for `max_block_ms`.
+            InvalidInputError: No such partition, or key or value are no bytes.
         """
         try:
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
-        except NotYet as reason:
-            first: NotYet[Delivery] = reason.with_traceback(None)
-        return self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[Delivery] = reason.with_traceback(None)
+        return self._retry_until_done(first)
 
     def send_arrow(
         self,
@@ -133,38 +133,38 @@ class Producer:
         partition: str | None = None,
         columns: ColumnNames | None = None,
     ) -> TableDelivery:
-        """Send the rows of an Arrow batch or table, in their order, without making an object of any.
+        """Send the rows of an Arrow batch or table, in their order, without an object for each row.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             batch: The rows.
-            key: Column of keys (bytes or strings); None, or a column named "key" that is missing: no keys.
+            key: The column of keys (bytes or strings). None, or "key" without such a column: no keys.
             value: Column of values.
-            partition: Column of partitions; None: by key, rows without key batch by batch to the sticky partition.
-            columns: Names all columns, time and headers too, instead of the three above.
+            partition: Column of partitions. None: by key; rows without a key to the sticky partition of each batch.
+            columns: The names of all columns, with time and headers, instead of the three above.
 
         Raises:
-            InvalidInputError: a column is missing or of a type that can't be sent.
-            TimedOutError: as for `send`.
+            InvalidInputError: A column is missing or of a type that can't be sent.
+            TimedOutError: For the reasons of `send`.
         """
         names = column_names(batch, key, value, partition, columns)
         try:
             return self._core.send_arrow(topic, batch, names)
-        except NotYet as reason:
-            first: NotYet[TableDelivery] = reason.with_traceback(None)
-        return self._patiently(first)
+        except WouldBlock as reason:
+            first: WouldBlock[TableDelivery] = reason.with_traceback(None)
+        return self._retry_until_done(first)
 
     partitions_for = blocking(ProducerCore.partitions_for)
     flush = blocking(ProducerCore.flush)
 
     @property
     def figures(self) -> ProducerFigures:
-        """Counters."""
+        """Return the metrics."""
         return self._core.sender.figures
 
     @property
     def epoch(self) -> int:
-        """The producer epoch that the broker gave; -1 before."""
+        """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
         return self._core.sender.identity.epoch
 
     # Transactions.
@@ -176,22 +176,22 @@ class Producer:
     commit_transaction = blocking(ProducerCore.commit_transaction)
     abort_transaction = blocking(ProducerCore.abort_transaction)
 
-    # Life.
+    # Close.
 
     def close(self, *, timeout_ms: float | None = None) -> None:
-        """Deliver what was sent, or abort an open transaction, and close. Does nothing the second time.
+        """Deliver all records, or abort an open transaction, and close. Does nothing the second time.
 
-        Records that could not be delivered raise nothing here: their deliveries and callbacks have the reason. If
-        nothing asked them, the log is warned.
+        Undelivered records raise nothing here: their deliveries and callbacks have the error. If the application has
+        read neither, a warning is logged.
 
         Args:
-            timeout_ms: For all of it; None: until all is delivered or has failed.
+            timeout_ms: Limit for all of it; None: until all is delivered or has failed.
         """
         if (undelivered := self._close(timeout_ms)) is not None:
             log.warning("%s", undelivered)
 
     def _close(self, timeout_ms: float | None) -> KafkaError | None:
-        """Close; gives what was not delivered and not asked about."""
+        """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
             return None
         until_s = self._client.until_s(timeout_ms)
@@ -209,34 +209,35 @@ class Producer:
         """Close the producer.
 
         Raises:
-            KafkaError: records were not delivered, and neither a callback nor a look at their deliveries told the
-                application. An exception that is under way is not replaced.
+            KafkaError: Records were not delivered, and the application has read neither a callback's error nor a
+                delivery's.
+                It does not replace an exception that is already being raised.
         """
         if kind is not None:
             self.close(timeout_ms=self._core.hurried_ms())
         elif (undelivered := self._close(None)) is not None:
             raise undelivered
 
-    # Inside.
+    # Internals.
 
     def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)
 
-    def _patiently(self, reason: NotYet[T]) -> T:
-        """Wait and try again until it is done."""
+    def _retry_until_done(self, reason: WouldBlock[T]) -> T:
+        """Wait and retry until it succeeds."""
         until_ms = self._core.limit_ms()
         while True:
             self._client.call(reason.wait(until_ms))
             try:
                 return reason.again()
-            except NotYet as another:
+            except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
                     until_ms = self._core.limit_ms()
 
 
 def _abandon(client: ThreadClient, core: ProducerCore) -> None:
-    """A producer that nobody closed: what was sent is delivered still."""
+    """Deliver the records of a producer that nobody closed."""
     if core.started and not client.closed:
         client.abandon(core.close(_GOODBYE_MS), _GOODBYE_MS / 1000 + 1)
     client.close()

@@ -1,14 +1,16 @@
-"""Takes batches out of the accumulator and brings them to their leaders, on the client's thread.
+"""Sender of the producer's batches to their leaders, on the client's thread.
 
 Order and uniqueness: each batch of an idempotent producer gets the next sequence numbers of its partition when it is
-first sent, and keeps them for every further attempt, so that a broker can tell a repetition from something new. Nothing
-follows the first batch of a partition before it is taken: a broker that knows no sequence takes any. When a batch must
-be sent again, its partition sends nothing new until all that is on its way is answered; then the batches go in the
-order of their sequences. When a batch is given up, nobody may know whether its sequences were used. If they were not,
-the broker refuses the next batch as out of order, which says that neither it nor any later one of its partition was
-written. Only then the producer raises its epoch. Each partition goes over to the new epoch, numbered from 0, when none
-of its batches may still have been written under the old one: until then a batch keeps its numbers, or it would be
-written twice.
+first sent. It keeps them for every further attempt, so that a broker can tell a repetition from a new batch. Nothing
+follows the first batch of a partition before the broker has taken it: a broker without a known sequence accepts any.
+
+When a batch must be sent again, its partition sends nothing new until every batch in flight has a response. Then the
+batches are sent in the order of their sequences.
+
+When a batch is given up, it may be unknown whether its sequences were used. If they were not, the broker refuses the
+next batch as out of order. That shows that neither it nor any later batch of its partition was written. Only then the
+producer raises its epoch. Each partition moves to the new epoch, numbered from 0, once none of its batches may have
+been written under the old one. Until then a batch keeps its numbers, or it would be written twice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kohort.client.net.cluster import ANY, TRANSACTION, Between, Cluster, Coordinator, Node, Target
+from kohort.client.net.cluster import ANY, TRANSACTION, Between, BrokerById, Cluster, Coordinator, Target
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
@@ -39,17 +41,17 @@ from kohort.wire.compression import CODECS
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
 
-# -- A batch that a broker finds too large becomes two that carry the same records and sequences
+# -- Splitting a batch that a broker finds too large into two with the same records and sequences
 
 _AS_SENT = DecodeOptions(columns=("key", "value", "timestamp", "headers"), timestamp_unit="ms", check_crcs=False)
 
 
 def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
-    """Two batches, which stand for `batch` from now on: it is done when both are. Under the accumulator's lock.
+    """Split a batch into two that replace it: it is done when both are. Under the accumulator's lock.
 
     Args:
-        batch: Sealed, of two records at least, in none of its partition's lists.
-        accumulator: Whose memory it takes.
+        batch: Sealed, with at least two records, in none of its partition's lists.
+        accumulator: The owner of its memory.
     """
     assert batch.sealed is not None
     given = RecordSet(batch.partition.topic, batch.partition.partition, batch.sealed, 0)
@@ -78,11 +80,11 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
 INT32_MAX = 2**31 - 1
 EPOCH_MAX = 32_766
 SOON_MS = 20
-"""Between questions whether the transaction before is over, which is a matter of milliseconds."""
+"""Wait between requests while the previous transaction still ends, which takes milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
 HIGHEST_BY_NAME = 12
 """From version 13 on, Produce names topics by id only."""
-"""Above, a transactional Produce takes its partitions into the transaction by itself."""
+"""Above version 11, a transactional Produce adds its partitions to the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
 _NEVER_WRITTEN = (
@@ -92,7 +94,7 @@ _NEVER_WRITTEN = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 )
-"""Codes that brokers answer before they write. Leaders answer other retriable codes after it, too."""
+"""Codes that brokers return before they write. Leaders return other retriable codes after a write, too."""
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _STALE_METADATA = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -107,7 +109,7 @@ _STALE_METADATA = (
 
 @dataclass(slots=True)
 class ProducerFigures:
-    """Counters of a producer."""
+    """Metrics of a producer."""
 
     records_sent: int = 0
     bytes_sent: int = 0
@@ -122,7 +124,7 @@ Way = tuple[int, str]
 
 @dataclass(slots=True)
 class Parcel:
-    """What goes to one broker in one request."""
+    """The batches of one request to one broker."""
 
     way: Way
     batches: list[Batch] = field(default_factory=list)
@@ -130,17 +132,17 @@ class Parcel:
 
 
 class Sender:
-    """The producer's part that runs in the core.
+    """The sending half of a producer.
 
     Attributes:
         identity: Producer id and epoch.
-        figures: Counters.
-        in_flight: Requests not answered, by the way they went.
+        figures: Metrics.
+        in_flight: Number of requests without a response, by broker and lane.
         gate: Set by transactions: whether a partition may be sent to yet.
-        implicit: Set by transactions: a Produce takes its partitions into the transaction by itself (KIP-890).
-        aborting: Set by transactions: why nothing is sent again; what is on its way fails or not, once.
-        on_lost: Set by transactions: told of every batch that failed for good.
-        explained: Set by transactions: the error with what they know of its cause.
+        implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
+        aborting: Set by transactions: why nothing is sent again; batches in flight get no further attempt.
+        on_lost: Set by transactions: called for every batch that failed for good.
+        explained: Set by transactions: adds to an error what they know of its cause.
     """
 
     def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ProducerConfig) -> None:
@@ -162,7 +164,7 @@ class Sender:
         self._answer: list[Batch] = []
 
     def kick(self) -> None:
-        """There may be something to do. Under the client's lock."""
+        """Wake the sender. Under the client's lock."""
         self._work.resolve(None)
 
     async def run(self) -> None:
@@ -174,7 +176,7 @@ class Sender:
                 if self.config.enable_idempotence and self.config.transactional_id is None:
                     await self._ensure_identity()
                 wait = self._step(runtime.now_ms)
-            except Exception as error:  # noqa: BLE001 - whoever sends or waits is told, whatever it is
+            except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
                 self._tell(self.accumulator.fail(fault("producer", error)))
                 return
             with self.accumulator.lock:
@@ -184,10 +186,10 @@ class Sender:
     # Identity.
 
     async def _ensure_identity(self) -> None:
-        """Have a producer id before anything is sent.
+        """Get a producer id before anything is sent.
 
         Raises:
-            KafkaError: the broker refuses, or knows no producer ids.
+            KafkaError: The broker refuses, or does not support producer ids.
         """
         if self.identity.producer_id >= 0 and not self._used_up:
             return
@@ -201,12 +203,12 @@ class Sender:
                 )
                 return
             except RetriableError as error:
-                self.accumulator.hindrance = str(error)
+                self.accumulator.blocked_reason = str(error)
                 self._expire(self.cluster.runtime.now_ms)
                 await self.cluster.runtime.sleep(self.config.retry_backoff_ms)
 
     async def init_producer_id(self, to: Target, request: InitProducerIdRequest) -> None:
-        """Get a producer id, and number everything from 0."""
+        """Get a producer id, and number all batches from 0."""
         answer = await self.cluster.send(request, to)
         if answer.error_code:
             code = ErrorCode.of(answer.error_code)
@@ -214,18 +216,18 @@ class Sender:
         self.become(answer.producer_id, answer.producer_epoch)
 
     def become(self, producer_id: int, epoch: int) -> None:
-        """Go on under this identity: each partition numbers its batches from 0 when it takes it on."""
+        """Adopt this identity; each partition numbers its batches from 0 when it adopts it too."""
         self.identity = Identity(producer_id, epoch)
-        self.accumulator.hindrance = ""
+        self.accumulator.blocked_reason = ""
         self._used_up = False
 
     def _raise_epoch(self, queue: PartitionQueue) -> None:
-        """A partition's sequences lead nowhere any more; what it sent and still has was not written."""
+        """Raise the epoch: the broker no longer accepts a partition's sequences, and its batches were not written."""
         if self.config.transactional_id is not None:
-            return  # its transaction can only be aborted, and then the coordinator gives the next epoch
+            return  # the transaction can only be aborted, which brings the next epoch
         queue.lost_place = True
         if queue.identity != self.identity:
-            return  # there is a newer one
+            return  # there is a newer identity
         if self.identity.epoch >= EPOCH_MAX:
             self._used_up = True
         else:
@@ -234,9 +236,9 @@ class Sender:
     # Sending.
 
     def _step(self, now_ms: float) -> float:
-        """Send what can go; gives the milliseconds until something may be due by itself."""
+        """Send all batches that may be sent; return the milliseconds until the next one may be due."""
         with self.accumulator.lock:
-            self.accumulator.wake_ms = float("inf")  # whoever opens a batch from here on has to kick
+            self.accumulator.wake_ms = float("inf")  # a batch that is opened from here on needs a kick
         self._expire(now_ms)
         if self.config.enable_idempotence and self.identity.producer_id < 0:
             return float(self.config.retry_backoff_ms)
@@ -253,7 +255,7 @@ class Sender:
                 self._dispatch(parcel)
 
     def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
-        """Put a queue's next batch into its leader's parcel; gives the ms until the queue has to be looked at again."""
+        """Put a queue's next batch into its leader's parcel; return the milliseconds until the next attempt."""
         hurry = self.accumulator.flushing or self.accumulator.waiting or self.closed
         if queue.open is not None:
             age = now_ms - queue.open.created_ms
@@ -332,20 +334,20 @@ class Sender:
 
         try:
             request = Between(self._request(parcel), highest=self._highest(parcel))
-            node, lane = Node(parcel.way[0]), parcel.way[1]
+            node, lane = BrokerById(parcel.way[0]), parcel.way[1]
             if self.config.acks_number == 0:
                 await self.cluster.post(request, node, lane=lane)
                 for batch in parcel.batches:
                     self._delivered(batch, -1, -1)
             else:
                 self._answered(parcel, await self.cluster.send(request, node, lane=lane, leaving=leaving))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the records is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the records' callers get any error
             self.cluster.request_metadata()
-            told = fault("produce", error)
+            failure = fault("produce", error)
             for batch in parcel.batches:
                 if batch in self.accumulator.queues[batch.partition].in_flight:
                     batch.unsure = batch.unsure or batch.left
-                    self._failed(batch, told)
+                    self._failed(batch, failure)
         finally:
             self.in_flight[parcel.way] -= 1
         done, self._answer = self._answer, []
@@ -377,17 +379,17 @@ class Sender:
             topic_data=list(topics.values()),
         )
 
-    # Answers.
+    # Responses.
 
     def _answered(self, parcel: Parcel, answer: ProduceResponse) -> None:
         names = self.cluster.metadata.topic_names
-        found = {
+        partitions = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
             for topic in answer.responses
             for part in topic.partition_responses
         }
         for batch in parcel.batches:
-            part = found.get(batch.partition)
+            part = partitions.get(batch.partition)
             if part is None:
                 missing = error_for(ErrorCode.NETWORK_EXCEPTION, f"{batch.partition}: the broker did not answer for it")
                 batch.unsure = True
@@ -409,7 +411,7 @@ class Sender:
             self._settle(batch, None)
 
     def _failed(self, batch: Batch, error: KafkaError) -> None:
-        """Send again, or give up."""
+        """Send a failed batch again, or give it up."""
         if self.aborting is not None:
             self._lose(batch, self.aborting)
             return
@@ -442,7 +444,7 @@ class Sender:
         self._lose(batch, error)
 
     def _split(self, batch: Batch) -> None:
-        """The broker takes no batch as large as this: send its halves instead."""
+        """Split a batch that the broker found too large, and send the halves instead."""
         with self.accumulator.lock:
             queue = self.accumulator.queues[batch.partition]
             queue.in_flight.remove(batch)
@@ -453,7 +455,7 @@ class Sender:
             queue.mended = True
 
     def _lost_place(self, batch: Batch, code: ErrorCode) -> bool:
-        """Whether to send again after the broker found a sequence or epoch that it did not expect."""
+        """Return whether to send again after the broker refused a sequence or epoch as unexpected."""
         if self.config.transactional_id is not None:
             return code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)
         if not (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._behind_another(batch)):
@@ -463,15 +465,15 @@ class Sender:
         return True
 
     def _behind_another(self, batch: Batch) -> bool:
-        """Whether an earlier batch of the partition is to be sent again: then a gap is no wonder."""
+        """Return whether an earlier batch of the partition is to be sent again, which explains a gap."""
         return not self.accumulator.queues[batch.partition].is_first(batch)
 
     def _lose(self, batch: Batch, error: KafkaError) -> None:
-        """A batch that was sent is given up; nobody may know whether its sequences are used."""
+        """Give up a batch that was sent; whether its sequences were used may be unknown."""
         error = self.explained(error)
         queue = self.accumulator.queues[batch.partition]
         if self.config.enable_idempotence and not queue.begun:
-            self._raise_epoch(queue)  # the broker would take the next batch as the first, and this one after it
+            self._raise_epoch(queue)  # else the broker could accept the next batch first and this one after it
         with self.accumulator.lock:
             self._settle(batch, error)
         if self.on_lost is not None:
@@ -480,7 +482,7 @@ class Sender:
             self._answer += self.accumulator.fail(error)
 
     def _settle(self, batch: Batch, error: KafkaError | None) -> None:
-        """Under the accumulator's lock."""
+        """Complete a batch. Under the accumulator's lock."""
         queue = self.accumulator.queues[batch.partition]
         if batch in queue.in_flight:
             queue.in_flight.remove(batch)
@@ -491,7 +493,7 @@ class Sender:
         return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
 
     def _expire(self, now_ms: float) -> None:
-        """Fail batches that wait for longer than the delivery timeout."""
+        """Fail batches that have waited longer than the delivery timeout."""
         late: list[Batch] = []
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():
@@ -510,9 +512,9 @@ class Sender:
                 if self.on_lost is not None:
                     self.on_lost(error)
         if late:
-            told, self._answer = self._answer, []
+            failed, self._answer = self._answer, []
             self.accumulator.notify()
-            self._tell(told)
+            self._tell(failed)
 
     def _tell(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -527,11 +529,11 @@ def _not_delivered(batch: Batch, when: str, why: str) -> str:
 
 def _error_of(part: ProduceResponse.TopicProduceResponse.PartitionProduceResponse, text: str) -> KafkaError:
     if part.record_errors:
-        whys = {each.batch_index: each.batch_index_error_message or text for each in part.record_errors}
+        whys = {record.batch_index: record.batch_index_error_message or text for record in part.record_errors}
         return RecordsRefusedError(text, ErrorCode.of(part.error_code), whys)
     return error_for(part.error_code, text)
 
 
 def coordinator_of(transactional_id: str) -> Coordinator:
-    """Where a transaction's requests go."""
+    """Return the target of a transaction's requests."""
     return Coordinator(transactional_id, TRANSACTION)

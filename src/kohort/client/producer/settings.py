@@ -1,4 +1,4 @@
-"""The producer's settings: Kafka's names and, but for the batch size, Kafka's defaults."""
+"""Settings of the producer: Kafka's names and, except for the batch size, Kafka's defaults."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ProducerConfig(ConnectionConfig):
-    """A producer's settings."""
+    """Settings of a producer."""
 
     acks: str = knob(
         "acks",
         "all",
         choices=("all", "-1", "0", "1"),
         elsewhere=("request.required.acks",),
-        why="who must have a batch before it counts: all in-sync replicas, the leader (1), or nobody (0)",
+        why="the replicas that must have a batch before it is acknowledged: all in sync, the leader (1), or none (0)",
     )
     enable_idempotence: bool = knob(
         "enable.idempotence", True, why="retries write nothing twice and nothing out of order; needs acks=all"
@@ -54,11 +54,16 @@ class ProducerConfig(ConnectionConfig):
         low=128,
         high=INT32_MAX,
         unit="bytes",
-        why="a batch goes out when it is this full; memory is taken as it fills, so a larger one costs a slow producer "
+        why="a batch is sent when it is this full; memory is taken as it fills, so a larger one costs a slow producer "
         "nothing, and two fit in a request",
     )
     linger_ms: int = knob(
-        "linger.ms", 5, elsewhere=("queue.buffering.max.ms",), low=0, unit="ms", why="or when it is this old"
+        "linger.ms",
+        5,
+        elsewhere=("queue.buffering.max.ms",),
+        low=0,
+        unit="ms",
+        why="a batch is sent at the latest when it is this old",
     )
     buffer_memory: int = knob(
         "buffer.memory",
@@ -85,7 +90,7 @@ class ProducerConfig(ConnectionConfig):
         2,
         low=1,
         high=16,
-        why="partitions are spread over so many connections; a broker takes the requests of one connection one by one",
+        why="partitions are spread over this many connections; a broker handles requests of a connection one by one",
     )
     delivery_timeout_ms: int = knob(
         "delivery.timeout.ms",
@@ -112,10 +117,10 @@ class ProducerConfig(ConnectionConfig):
         return -1 if self.acks == "all" else int(self.acks)
 
     def check(self) -> ProducerConfig:
-        """This configuration.
+        """Check the settings together, and return this configuration.
 
         Raises:
-            InvalidInputError: settings that contradict one another.
+            InvalidInputError: Settings contradict each other.
         """
         if self.enable_idempotence and self.acks_number != -1:
             raise InvalidInputError("enable.idempotence needs acks=all: set acks=all, or enable_idempotence=False")

@@ -3,26 +3,27 @@
 =============== ============ ============ ============ ============ ==================
 state           init         begin        send         commit       abort
 =============== ============ ============ ============ ============ ==================
-NEW             READY        refused      refused      refused      refused
-READY           refused      OPEN         refused      refused      refused
-OPEN            refused      refused      taken        READY        READY
-FAILED          refused      refused      refused      refused      READY, next epoch
-COMMITTING      refused      refused      refused      asks again   refused
-ABORTING        refused      refused      refused      refused      asks again
-DEAD            refused      refused      refused      refused      refused
+NEW             READY        refused      refused      refused      refused.
+READY           refused      OPEN         refused      refused      refused.
+OPEN            refused      refused      accepted     READY        READY.
+FAILED          refused      refused      refused      refused      READY, next epoch.
+COMMITTING      refused      refused      refused      retries      refused.
+ABORTING        refused      refused      refused      refused      retries.
+DEAD            refused      refused      refused      refused      refused.
 =============== ============ ============ ============ ============ ==================
 
-A record or an offset that can't be written makes the transaction FAILED: only abort leads on. An end whose answer never
-came stays COMMITTING or ABORTING: the same call asks again. A producer that was fenced is DEAD.
+A record or an offset that can't be written makes the transaction FAILED: it can only be aborted. If the response to an
+end is lost, the state stays COMMITTING or ABORTING: the same call retries. A producer that was fenced is DEAD.
 
-Two versions of the protocol, chosen by the cluster's finalized feature `transaction.version` when a transaction begins:
+The cluster's finalized feature `transaction.version` selects one of two protocol versions when a transaction begins:
 
-- 1: the partitions of a transaction are named to its coordinator before the first batch goes to them, groups before
-  their offsets; the epoch moves only when the producer asks for it, which it does after a failure.
-- 2 (KIP-890): a Produce or a TxnOffsetCommit takes its partition in by itself, and every end gives the next epoch, so
-  that a batch that comes late can never be taken into a later transaction. A transaction that the coordinator ended for
-  its timeout
-  can be aborted like any that failed; in version 1 its producer is fenced.
+- 1: The producer adds partitions to the transaction at its coordinator before the first batch to them, and groups
+  before their offsets. The epoch rises only when the producer requests it, which it does after a failure.
+- 2 (KIP-890): A Produce or a TxnOffsetCommit adds its partition by itself, and every end returns the next epoch. So a
+  late batch can never become part of a later transaction.
+
+When the coordinator has ended a transaction after its timeout, version 2 lets the producer abort it like any failed
+one. In version 1 the producer is fenced.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ from kohort.wire.transactions import (
 )
 
 HIGHEST_ADD_PARTITIONS = 3
-"""Later versions are the brokers' own."""
+"""Later versions are for brokers only."""
 HIGHEST_OFFSETS_BY_NAME = 5
 """From version 6 on, TxnOffsetCommit names topics by id only."""
 HIGHEST_OF_VERSION_1 = 4
-"""EndTxn and TxnOffsetCommit above it belong to transactions whose epoch moves with every end."""
+"""Higher versions of EndTxn and TxnOffsetCommit belong to transactions whose epoch rises with every end."""
 FEATURE = "transaction.version"
 _DEADLY = (
     ErrorCode.PRODUCER_FENCED,
@@ -79,12 +80,12 @@ _TIMED_OUT = (
     ErrorCode.INVALID_TXN_STATE,
     ErrorCode.TRANSACTION_ABORTABLE,
 )
-"""Answers of coordinators and leaders when a transaction has timed out: the same as to a producer that was fenced."""
+"""Codes of coordinators and leaders after a transaction's timeout; a fenced producer gets the same ones."""
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 class TxnState(Enum):
-    """See the table above."""
+    """The state of a producer's transactions, with its text for errors."""
 
     NEW = "init_transactions() was not called"
     READY = "no transaction is open"
@@ -95,12 +96,12 @@ class TxnState(Enum):
     DEAD = "this producer can't go on"
 
 
-class Transactions:
+class TransactionManager:
     """The transactions of one producer.
 
     Attributes:
-        state: See `TxnState`.
-        cause: What made it FAILED or DEAD.
+        state: The current state.
+        cause: Why it is FAILED or DEAD.
     """
 
     def __init__(self, cluster: Cluster, accumulator: Accumulator, sender: Sender, config: ProducerConfig) -> None:
@@ -121,20 +122,20 @@ class Transactions:
         self._version = 1
         self._adder: Task[None] | None = None
         self._named: set[str] = set()
-        self._told: KafkaError | None = None
+        self._explained_error: KafkaError | None = None
         self._opened_ms = float("inf")
         accumulator.refusal = self._refuse
         sender.gate = self._may_send
         sender.on_lost = self._batch_lost
         sender.explained = self._explained
 
-    # What the application calls.
+    # Called by the application.
 
     async def init(self) -> None:
-        """Become the only producer of this name; what an older one left open is ended.
+        """Register as the only producer of this transactional id; an open transaction of an older one is ended.
 
         Raises:
-            KafkaError: it can't be.
+            KafkaError: The coordinator refused.
         """
         self._expect(TxnState.NEW)
         await self._new_epoch(-1, -1)
@@ -153,14 +154,14 @@ class Transactions:
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: str | GroupMetadata
     ) -> None:
-        """Make offsets of a group part of the transaction.
+        """Add offsets of a group to the transaction.
 
         Args:
             offsets: The next offsets to read, as numbers or as objects with `offset`, `metadata` and `leader_epoch`.
-            group: The group's id, or the consumer's place in it, which the coordinator checks.
+            group: The group's id, or the consumer's group metadata, which the coordinator checks.
 
         Raises:
-            KafkaError: UNSUPPORTED_VERSION: the group's coordinator takes part in no transactions; this one stays open.
+            KafkaError: UNSUPPORTED_VERSION: the group's coordinator does not support transactions; this one stays open.
         """
         self._expect(TxnState.OPEN)
         check_transactional(self._cluster)
@@ -180,10 +181,10 @@ class Transactions:
     async def send_offsets_of(
         self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
     ) -> dict[str, KafkaError]:
-        """Make offsets of several members part of the transaction, all asked at once; who was refused, by member id.
+        """Add offsets of several members to the transaction, in parallel; return the refusals by member id.
 
-        Each under its own member id and generation, since the coordinator checks the member and not who owns what.
-        Where one is refused, the transaction can only be aborted.
+        Each member's offsets have its own member id and generation, because the coordinator checks the member and not
+        who owns what. After a refusal the transaction can only be aborted.
         """
         self._expect(TxnState.OPEN)
         check_transactional(self._cluster)
@@ -208,7 +209,7 @@ class Transactions:
     async def _offsets_of(
         self, who: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> KafkaError | None:
-        """Commit one member's; gives why not."""
+        """Commit one member's offsets; return the error of a refusal."""
         try:
             commit = partial(self._commit_offsets, offsets, who, who.group_id, known_ids(self._cluster, offsets))
             await self._asking(commit, "commit offsets of a member")
@@ -220,8 +221,8 @@ class Transactions:
         """Commit or abort; everything sent must be delivered or dropped before.
 
         Raises:
-            RetriableError: no answer came; the same call asks again.
-            KafkaError: the transaction can't be committed: it is FAILED now.
+            RetriableError: No response; the same call retries.
+            KafkaError: The transaction can't be committed: it is FAILED now.
         """
         ending = TxnState.COMMITTING if commit else TxnState.ABORTING
         if self.state is TxnState.FAILED and not commit:
@@ -250,12 +251,12 @@ class Transactions:
         self.state = TxnState.READY
 
     def drop_unsent(self) -> list[Batch]:
-        """For an abort: fail what waits, and what is on its way unless it gets there; gives the batches to tell."""
+        """Fail all waiting batches for an abort, and retry none in flight; return the batches to `tell`."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         self._sender.aborting = reason
         dropped = self._accumulator.drop_all(reason)
         if any(batch.attempts for batch in dropped):
-            self._fresh_epoch = True  # sequence numbers that may have been used are lost with them
+            self._fresh_epoch = True  # their sequence numbers may have been used
         return dropped
 
     # Hooks of accumulator and sender.
@@ -265,7 +266,7 @@ class Transactions:
             self._expect(TxnState.OPEN)
 
     def _may_send(self, partition: TopicPartition) -> bool:
-        """Whether the coordinator knows the partition; has it told if not. Under the accumulator's lock."""
+        """Return whether the coordinator has added the partition; if not, add it. Under the accumulator's lock."""
         if self._version >= 2:
             self._begun = True
             return True
@@ -281,7 +282,7 @@ class Transactions:
         if self.state is TxnState.OPEN or error.code in _DEADLY:
             self._fail(error)
 
-    # Inside.
+    # Internals.
 
     def _expect(self, state: TxnState) -> None:
         if self.state is state:
@@ -291,28 +292,28 @@ class Transactions:
         raise InvalidInputError(f"not possible now: {self.state.value}", ErrorCode.INVALID_TXN_STATE)
 
     def _explained(self, error: KafkaError) -> KafkaError:
-        """Name the transaction's own timeout where it is over: the coordinator has fenced the producer for it."""
+        """Name the transaction's own timeout as the cause when it is over: the coordinator has fenced the producer."""
         open_ms, limit_ms = self._cluster.runtime.now_ms - self._opened_ms, self._config.transaction_timeout_ms
-        if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._told:
+        if error.code not in _TIMED_OUT or open_ms < limit_ms or error is self._explained_error:
             return error
         why = f"the transaction was open for {open_ms:.0f} ms and transaction.timeout.ms is {limit_ms}"
         why += f": the coordinator ended it, unless another producer took {self.id!r} over"
-        self._told = type(error)(f"{why}: {error.message}", error.code).with_traceback(error.__traceback__)
-        return self._told
+        self._explained_error = type(error)(f"{why}: {error.message}", error.code).with_traceback(error.__traceback__)
+        return self._explained_error
 
     def _fail(self, error: KafkaError) -> None:
         self.cause = error
         self.state = TxnState.DEAD if error.code in _DEADLY else TxnState.FAILED
 
     def _choose_version(self) -> None:
-        """Follow the cluster's version for the next transaction; a higher one than before asks for another epoch."""
+        """Follow the cluster's version for the next transaction; a higher version needs another epoch."""
         before, self._version = self._version, min(2, self._cluster.links.features.get(FEATURE, 1))
         self._sender.implicit = self._version >= 2
         if before < self._version and self.state is not TxnState.NEW:
             self._fresh_epoch = True
 
     def _stop_adding(self) -> None:
-        """What was asked of the coordinator was asked before the end that comes now; nothing is asked after it."""
+        """Stop adding partitions before the transaction ends."""
         self._adding.clear()
         if self._adder is not None:
             self._adder.cancel()
@@ -324,7 +325,7 @@ class Transactions:
             raise self._explained(error) from None
 
     async def _once_free(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Attempt again soon while the coordinator still writes the end of the transaction before."""
+        """Retry soon while the coordinator still writes the end of the previous transaction."""
         while True:
             try:
                 return await attempt()
@@ -346,28 +347,28 @@ class Transactions:
                 await self._sender.init_producer_id(self._to, request)
                 self._fresh_epoch = False
             except KafkaError as error:
-                self._look_again(error)
+                self._forget_coordinator(error)
                 raise
 
         await self._asking(attempt, "init transactions")
 
-    def _look_again(self, error: KafkaError) -> None:
+    def _forget_coordinator(self, error: KafkaError) -> None:
         if error.code in _MOVED or isinstance(error, RetriableError):
             self._cluster.forget_coordinator(self._to)
 
     def _check(self, code: int, what: str) -> None:
         if code:
             error = error_for(code, f"{what}: {ErrorCode.of(code).text}")
-            self._look_again(error)
+            self._forget_coordinator(error)
             raise error
 
     async def _add_partitions(self) -> None:
-        """Name partitions to the coordinator until it knows all that are wanted."""
+        """Add partitions at the coordinator until it has all that are needed."""
         try:
             while self._adding - self._added:
                 await self._asking(self._add_once, "add partitions to transaction")
                 self._sender.kick()
-        except Exception as error:  # noqa: BLE001 - whoever sends or commits is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
             self._fail(fault("add partitions to transaction", error))
             for batch in self.drop_unsent():
                 batch.tell()
@@ -413,10 +414,10 @@ class Transactions:
         group_id: str,
         ids: Mapping[str, UUID],
     ) -> None:
-        """Ask once; `ids` are those of the topics that the offsets belong to, empty where one is not known.
+        """Commit once; `ids` are the topic ids of the offsets, empty when one is unknown.
 
         Raises:
-            KafkaError: RESOURCE_NOT_FOUND: a topic was deleted since, or made again: the offsets are not of that one.
+            KafkaError: RESOURCE_NOT_FOUND: a topic was deleted or recreated, and the offsets are not valid in it.
         """
         to = Coordinator(group_id)
         newest = None if ids else HIGHEST_OFFSETS_BY_NAME
@@ -488,7 +489,7 @@ class Transactions:
         highest = None if self._version >= 2 else HIGHEST_OF_VERSION_1
         answer = await self._cluster.send(Between(request, highest=highest), self._to)
         if answer.error_code == ErrorCode.INVALID_TXN_STATE and not commit and not self._begun:
-            self._fresh_epoch = True  # what was asked has not come to pass; it must not when it comes late either
+            self._fresh_epoch = True  # the request was not processed, and must have no effect later either
             return
         self._check(answer.error_code, "end transaction")
         if answer.producer_id >= 0:

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from kohort.client.net.cluster import TRANSACTION, Cluster, Coordinator, Node
+from kohort.client.net.cluster import TRANSACTION, BrokerById, Cluster, Coordinator
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.errors import ErrorCode, FencedError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.ids import TopicPartition
@@ -91,15 +91,15 @@ class JournalPlace:
         """Now, by a clock that also runs while the machine sleeps."""
         return self.cluster.runtime.elapsed_ms()
 
-    async def leader(self, timeout_ms: float) -> Node:
+    async def leader(self, timeout_ms: float) -> BrokerById:
         """Who leads the partition; asked for only where it is not known, since every append passes here."""
         node = self.cluster.metadata.leader(self.partition)
-        return Node(node if node >= 0 else await self.cluster.leader(self.partition, timeout_ms))
+        return BrokerById(node if node >= 0 else await self.cluster.leader(self.partition, timeout_ms))
 
     async def wait(self, failures: int) -> None:
         """After a request that failed: ask who leads now, and wait a little, longer after each failure in a row."""
         self.repeats += 1
-        self.cluster.request_metadata().will_hear()
+        self.cluster.request_metadata().mark_handled()
         await self.cluster.runtime.sleep(self.cluster.links.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 
     def check_id(self) -> None:

@@ -37,7 +37,7 @@ class Lapses(logging.Handler):
         self._work = work
 
     def emit(self, record: logging.LogRecord) -> None:
-        if any(word in record.msg for word in ("nothing is handed out until", "this member lost its partitions")):
+        if any(word in record.msg for word in ("polls return nothing until", "this member lost its partitions")):
             self._work.say("lapsed")
 
 
