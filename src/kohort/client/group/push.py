@@ -43,6 +43,7 @@ from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
     ClusterMetadataRequest,
     ClusterMetadataResponse,
+    CoordinatorRequest,
     ErrorResponse,
     PositionedPartition,
     PushType,
