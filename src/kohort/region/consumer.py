@@ -1,12 +1,12 @@
-"""A member of a region that reads with a consumer.
+"""Region members that read with a consumer.
 
     region = Region("flights", servers, checkpoint_every="5s")
     with region.consumer("worker-1", group_id="etl", topics=["flights"], into=ParquetFolder("out")) as consumer:
         for table in consumer.tables():
             consumer.submit(transform(table))
 
-Two threads: the event thread, which polls, commits and hears of group and control plane; and the application's, which
-processes. Source: spec 5.2.
+A member has two threads. The event thread polls, commits, and receives events of the group and the control plane. The
+application's thread processes the records. Source: spec 5.2.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from kohort.region.states import MemberState
 log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
 SPANS_TOLD = 10
-"""Partitions that an error names, of the table in hand."""
+"""Limit on the partitions of the current table that an error lists."""
 
 
 class RegionConsumer:
-    """A member of a region that reads with a consumer; `Region.consumer` makes one.
+    """A region member that reads with a consumer; `Region.consumer` creates one.
 
-    A table counts when the next one is asked for. A table in hand when the loop is left, by whatever way, does not
-    count: what was submitted of it is dropped, and its records are read again. One thread may iterate and submit; the
-    other methods may be called from any thread, and from a signal's handler.
+    A table counts as processed when the next one is requested. If the loop ends with a table in progress, for any
+    reason, that table does not count. Rows submitted for it are dropped, and its records are read again. Only one
+    thread may iterate and submit; other methods may be called from any thread and from signal handlers.
 
-    What was submitted since the last complete sequence comes again after a reset, with `on_reset` told first.
+    Rows submitted since the last complete sequence are produced again after a reset; `on_reset` is called first.
     """
 
     def __init__(
@@ -67,38 +67,43 @@ class RegionConsumer:
         self._asked_to_close = self._forgotten = False
 
     def start(self, reach: Callable[[], Link]) -> None:
-        """Begin; `Region.consumer` calls it."""
+        """Start the threads; `Region.consumer` calls this."""
         self._events.start(reach)
 
     @property
     def name(self) -> str:
-        """Its name in the region."""
+        """The member's name in the region."""
         return self._events.name
 
     @property
     def state(self) -> MemberState:
-        """Where it is."""
+        """The state of the member."""
         return self._events.machine.state
 
     @property
     def sequence(self) -> int:
-        """The last complete sequence that it has heard of; 0: none."""
+        """The last complete sequence that the member knows of; 0: none."""
         return self._events.machine.sequence
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All members of the region, as last told. Source: spec 5.3."""
+        """All members of the region that the control plane last reported. Source: spec 5.3."""
         return self._events.machine.names
 
     @property
     def figures(self) -> Figures:
-        """Counters and times."""
+        """The member's metrics: counters and times."""
         return self._events.figures
 
     # -- tables
 
     def tables(self) -> Iterator[pa.Table]:
-        """Records as they come, with the columns of Spark's Kafka source, until the member is closed.
+        """Yield records with the columns of Spark's Kafka source, until the member is closed.
+
+        A table counts as processed when the next one is requested. If the loop ends before (`break`, `return`, an
+        exception), the current table stays unprocessed. Rows submitted for it are dropped, and the next `tables()`,
+        or another member, starts with its records. With `on_checkpoint` the whole region resets, because the state
+        may contain part of the table. To leave after a table, call `close` in the loop.
 
         A table counts when the next one is asked for. When the loop is left before (`break`, `return`, an exception),
         the table in hand is left undone: what was submitted of it is dropped, and the next `tables()`, or another
@@ -106,7 +111,7 @@ class RegionConsumer:
         after a table, call `close` in the loop.
 
         Raises:
-            RegionStoppedError: the region has stopped, or would not have this member.
+            RegionStoppedError: the region has stopped, or refused this member.
             TimedOutError: no sequence was complete in time after a `close` that was called in this loop.
             KafkaError: the group can't be joined, or the topics can't be read.
         """
@@ -120,7 +125,7 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def _next_piece(self) -> Piece | None:
-        """Count the table in hand, and wait for the next one."""
+        """Count the current table as processed, and wait for the next one."""
         self._refuse_handler("tables")
         with self._in_use():
             try:
@@ -147,34 +152,36 @@ class RegionConsumer:
             self._events.post(happens.CheckpointWanted())
 
     def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
-        """A table does not count, if it is in hand still. Does nothing in a forked child."""
+        """Abandon a table that is still in progress. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._in_use():
             if piece is not None and self._flow.in_hand is piece:
                 if not self._flow.void:
                     self._stager.drop_unsettled()
-                    log.info("%s: the loop was left with a table in hand: its records are read again", self.name)
+                    log.info("%s: the loop ended during a table: its records are read again", self.name)
                 self._flow.put_back(dirty=dirty)
             if self._flow.in_hand is None:
-                self._hand = None  # last: until here a handler must not wait for this thread
+                self._hand = None  # last: a signal handler must not wait for this thread before
 
     def submit(self, table: pa.Table | pa.RecordBatch, *, records: pa.Table | pa.RecordBatch | None = None) -> None:
-        """Give rows to the sink: with the sequence that has the records they were made of, or never.
+        """Submit rows to the sink: they are published with the sequence that covers their records, or never.
+
+        While the sink is unavailable (`OSError`, `RetriableError`), this call waits.
 
         While the sink is away (`OSError`, `RetriableError`), this waits for it.
 
         Args:
             table: the rows.
-            records: the records that they were made of, row by row, as `tables()` gives them: a bad row is then told,
-                or kept as a dead letter, with its record. Rows with the columns `topic`, `partition` and `offset` say
-                it themselves.
+            records: the records from which the rows were made, row by row, as `tables()` returns them. An error or a
+                dead letter for a bad row then names its record. Rows with the columns `topic`, `partition` and
+                `offset` name it themselves.
 
         Raises:
-            RowRefusedError: a row that the sink can't take: it says row, column and offset, and nothing is taken in.
-                With `on_bad_record="dead-letter"` only where the place of the dead letters can't take one.
-            InvalidInputError: no table is in hand, or what is submitted is none.
-            Exception: what the sink says against these rows.
+            RowRefusedError: the sink refuses a row. The error names row, column and offset, and no row is accepted.
+                With `on_bad_record="dead-letter"`, only if the dead-letter sink refuses a row.
+            InvalidInputError: no table is in progress, or the argument is not a table.
+            Exception: any other error with which the sink rejects these rows.
         """
         rows, made_of = self._submitted("submit", table), None
         if records is not None:
@@ -188,18 +195,22 @@ class RegionConsumer:
             self._wait_for_sink(lambda piece: self._add(rows, made_of, piece))
 
     def dead_letter(self, rows: pa.Table | pa.RecordBatch, reason: str) -> None:
-        """Put rows aside that the application can't use, as `submit` does with rows that the sink can't take.
+        """Put aside rows that the application can't use, as `submit` does with rows that the sink refuses.
+
+        The rows go to the sink that `dead_letters=` names, with the sequence that covers their records, or never.
+        Rows of `tables()` are kept unchanged; other rows also as JSON.
 
         They go to the place that `dead_letters=` names, with the sequence that has their records, or never. Rows of
         `tables()` are kept as they came; others also as JSON.
 
         Args:
             rows: such as `table.filter(mask)`.
-            reason: for people.
+            reason: the reason, for humans.
 
         Raises:
-            InvalidInputError: no table is in hand, the rows are none, or the member has no place for dead letters.
-            Exception: what that place says against them.
+            InvalidInputError: no table is in progress, the argument is not a table, or the member has no dead-letter
+                sink.
+            Exception: any error with which that sink rejects the rows.
         """
         given = self._submitted("dead_letter", rows)
         letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
@@ -207,7 +218,7 @@ class RegionConsumer:
             self._wait_for_sink(lambda piece: self._stager.add_letters(letters) if given.num_rows else None)
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The rows that the application gives, of the table in hand."""
+        """Check the rows that the application passes while it processes a table, and return them as a table."""
         self._check_process()
         self._refuse_handler(what)
         if isinstance(table, pa.RecordBatch):
@@ -221,7 +232,7 @@ class RegionConsumer:
         return table
 
     def _wait_for_sink(self, give: Callable[[Piece], None]) -> None:
-        """Give rows to a sink as soon as it is there."""
+        """Submit rows to a sink as soon as it is available."""
         wait, taken = sink_wait(self.name), False
         try:
             while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
@@ -231,7 +242,7 @@ class RegionConsumer:
                 self._events.sink_waits("")
 
     def _add(self, rows: pa.Table, records: pa.Table | None, piece: Piece) -> None:
-        """Give rows to the stager; an error, or the reason in a dead letter, says which records they may be of."""
+        """Submit rows to the stager; an error or a dead letter names the records that they may come from."""
 
         def made_of() -> str:
             return f"; {_made_of(piece)}" if records is None and not has_source(rows) else ""
@@ -240,13 +251,13 @@ class RegionConsumer:
             self._stager.add(rows, records=records, read=piece.table, made_of=made_of)
         except RowRefusedError as error:
             if self._own.on_bad_record == DEAD_LETTER:
-                raise  # of the place of the dead letters
+                raise  # from the dead-letter sink
             if records is not None:
                 raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
     def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: Wait) -> bool:
-        """Whether the sink took the rows; else it is away, and was waited for."""
+        """Return whether the sink accepted the rows. If not, it is unavailable; this call has waited a while."""
         try:
             give(piece)
         except AWAY as error:
@@ -257,18 +268,19 @@ class RegionConsumer:
             return False
         return True
 
-    # -- what it asks of the region
+    # -- requests to the region
 
     def checkpoint(self) -> None:
-        """Ask for a sequence: all members drain and contribute. Returns at once."""
+        """Request a checkpoint, in which all members drain and contribute. Return at once."""
         self._post(happens.CheckpointWanted())
 
     def reset(self, cause: str) -> None:
-        """Have all members go back to the last complete sequence: something behind this one has failed."""
+        """Request a reset of all members to the last complete sequence: something downstream of this member has
+        failed."""
         self._post(happens.ResetWanted(cause))
 
     def _post(self, event: happens.Event) -> None:
-        """Post an event, without waking the event thread where this one may hold a lock of it already."""
+        """Post an event. Do not wake the event thread if the calling thread may hold one of its locks already."""
         post = self._events.post_quietly if self._inside.is_here() else self._events.post
         with self._in_use():
             post(event)
@@ -280,17 +292,22 @@ class RegionConsumer:
                 "the same thread: set a flag there, and look at it in the loop"
             )
 
-    # -- the end
+    # -- shutdown
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Leave with the next complete sequence. Does nothing the second time.
+        """Leave with the next complete sequence. Do nothing on a second call.
+
+        From the thread that is processing a table, also in a signal handler, `close` returns at once. The table
+        counts when the next one is requested, and the loop ends when the member has left. From another thread,
+        `close` waits for that. If a signal handler has interrupted another method of the member, `close` returns at
+        once too.
 
         By the thread that has a table in hand, in its loop or in a signal's handler, `close` returns at once: the table
         counts when the next is asked for, and the loop ends when the member has left. By another thread it waits for
         that. It also returns at once where a handler has interrupted another method of the member.
 
         Raises:
-            TimedOutError: no sequence was complete in time; it has left nevertheless, and all go back.
+            TimedOutError: no sequence was complete in time. The member has left nevertheless, and the region resets.
         """
         if os.getpid() != self._pid:
             return
@@ -299,16 +316,16 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def is_in_use_here(self) -> bool:
-        """Whether the calling thread has a table in hand, or is in one of the methods: it must not wait for itself."""
+        """Return whether the calling thread is processing a table or is inside a method: it must not wait for itself."""
         ident = threading.get_ident()
         return ident == self._hand or self._inside.is_here() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """End at once: all members go back to the last complete sequence. When it waits, `close` says."""
+        """End at once: the whole region resets to the last complete sequence. `close` documents when this call waits."""
         if os.getpid() != self._pid:
             return
         self._events.aborting = True
-        if not self.is_in_use_here():  # else the event thread does it
+        if not self.is_in_use_here():  # otherwise the event thread clears it
             self._flow.clear()
         self.ask_to_close(CLOSE_S)
         self._events.post_quietly(happens.ResetWanted(cause))
@@ -316,7 +333,9 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def ask_to_close(self, timeout_s: float = CLOSE_S) -> None:
-        """Have it leave with the next complete sequence, without waiting for that.
+        """Request to leave with the next complete sequence, without waiting.
+
+        This method takes no lock: a signal handler may have interrupted the thread that holds it.
 
         Takes no lock, for a signal's handler may have interrupted the thread that holds it.
         """
@@ -336,14 +355,14 @@ class RegionConsumer:
         self._tell_if_late()
 
     def _tell_if_late(self) -> None:
-        """Once."""
+        """Raise the timeout error of a late close, once."""
         late, self._events.late = self._events.late, ""
         if late:
             raise TimedOutError(late)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """This thread is inside the member: who interrupts it must not wait for it."""
+        """Mark this thread as inside the member: code that interrupts it must not wait for it."""
         self._check_process()
         with self._inside.enter():
             yield
@@ -369,7 +388,7 @@ class RegionConsumer:
 
 
 def _made_of(piece: Piece) -> str:
-    """The records of the table in hand, for a row that does not say of which it was made."""
+    """Describe the records of the current table, for a row that does not name its record."""
     table = piece.table.select(["topic", "partition", "offset"])
     spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
     spans.sort(key=lambda span: (span["topic"], span["partition"]))

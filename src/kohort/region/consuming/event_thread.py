@@ -1,4 +1,6 @@
-"""The thread of a member that reads with a consumer: it alone polls, and commits.
+"""The thread of a member that reads with a consumer: only this thread polls and commits.
+
+Work that must wait until no table is in progress is checked again on every iteration. Source: spec 5.2, 5.7-5.11.
 
 What has to wait until nothing is in flight is looked at again in every turn. Source: spec 5.2, 5.7-5.11.
 """
@@ -38,7 +40,7 @@ LEFT_UNDONE = "the application left its loop with a table in hand, which its sta
 
 
 class Callbacks(Protocol):
-    """What an application does at a cut and at a reset."""
+    """The application's callbacks during checkpoints and resets."""
 
     def on_drain(self) -> None: ...
 
@@ -51,7 +53,7 @@ class Callbacks(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """What is looked at again in every turn."""
+    """The work that must wait until no table is in progress; every iteration checks it again."""
 
     drain: Cut | None = None
     drain_since_s: float = 0.0
@@ -60,7 +62,7 @@ class _Waiting:
 
 
 class EventThread(MemberThread):
-    """See the module's text."""
+    """The event thread of a member that reads with a consumer."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class EventThread(MemberThread):
         callbacks: Callbacks,
         config: MemberConfig,
     ) -> None:
-        """Does nothing before `start`."""
+        """Initialise the thread; nothing runs before `start`."""
         super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
         self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
@@ -86,17 +88,17 @@ class EventThread(MemberThread):
         flow.on_change(self._flow_changed)
 
     def _flow_changed(self) -> None:
-        """A piece was taken or finished: that may be what is waited for."""
+        """Wake the thread when a table was taken or finished and something waits for that."""
         waiting = self._waiting
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
     def post_quietly(self, event: happens.Event) -> None:
-        """Post an event that is handled with the next poll. Takes no lock: a signal's handler may call it."""
+        """Post an event that is handled with the next poll. This takes no lock: a signal handler may call it."""
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """End without a sequence when a close that begins now takes longer; `late` says so then."""
+        """End without a sequence if closing takes longer than `timeout_s` from now; `late` then has the error text."""
         self._end_by = (time.monotonic() + timeout_s, timeout_s)
 
     def _look_at_the_time(self) -> None:
@@ -145,14 +147,14 @@ class EventThread(MemberThread):
             self._fetched(batch)
 
     def _poll_once(self) -> pa.RecordBatch | None:
-        """As many records as are taken at once: a poll costs about the same however many it gives."""
+        """Poll for as many records as are processed together: a poll costs about the same however many it returns."""
         most = max(self._most(), min(self._flow.room(), self._flow.at_once))
         try:
             return self._consumer.poll_arrow(POLL_MS, max_records=most)
         except WakeupError:
             if self._news.is_set():
                 raise
-        return self._consumer.poll_arrow(POLL_MS, max_records=most)  # what woke it was heard before
+        return self._consumer.poll_arrow(POLL_MS, max_records=most)  # the wakeup was for an event that is handled already
 
     def _resume(self, wanted: set[TopicPartition]) -> None:
         held = self._consumer.assignment()
@@ -166,7 +168,7 @@ class EventThread(MemberThread):
     def _fetched(self, batch: pa.RecordBatch) -> None:
         self._step(happens.Fetched())
         if not self._polls:
-            return  # what came is thrown away: all go back
+            return  # the records are discarded: the region resets
         now = self._consumer.positions()
         moved = {part: now[part] for part in self._reads if part in now and now[part] != self._at.get(part)}
         self._at.update(moved)
@@ -174,10 +176,10 @@ class EventThread(MemberThread):
         self._flow.put(Piece(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
-        """A position that the log does not have any more."""
+        """Handle a position that the log no longer has."""
         if not self._config.fail_on_data_loss and error.partition is not None:
             if error.partition in self._reads:
-                log.warning("%s: records are lost, going on at the beginning: %s", self.name, error)
+                log.warning("%s: records are lost, continuing at the earliest offset: %s", self.name, error)
                 self._consumer.seek_to_beginning(error.partition)
             return
         self._step(
@@ -188,10 +190,12 @@ class EventThread(MemberThread):
         )
         self._reads.clear()
 
-    # -- what waits
+    # -- deferred work
 
     def _go_on_draining(self) -> None:
-        """Nothing is in flight: commit, once and for all partitions. Source: spec 5.9.
+        """Commit the offsets of all partitions at once, when no table is in progress. Source: spec 5.9.
+
+        If the generation is over, the next poll brings another generation or the loss of the partitions.
 
         A generation that is over is followed by a poll: by another generation, or by the loss of what was held.
         """
@@ -211,7 +215,7 @@ class EventThread(MemberThread):
             self._step(happens.NotQuiet(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
-            log.info("%s: offsets could not be committed, and will be again: %s", self.name, error)
+            log.info("%s: offset commit failed, retrying: %s", self.name, error)
             return
         self._waiting.drain = None
         took_ms = (time.monotonic() - self._waiting.drain_since_s) * 1000
@@ -226,7 +230,7 @@ class EventThread(MemberThread):
         self._step(happens.Quiet(cut))
 
     def _ends(self) -> dict[Part, Position]:
-        """Where reading has come to: past the last record that was submitted, and what is no record behind it."""
+        """Return the read positions: after the last submitted record, and past what follows it and is not a record."""
         ends = self._flow.next_offsets()
         now = self._consumer.positions()
         for part in ends:
@@ -251,7 +255,7 @@ class EventThread(MemberThread):
             self._callbacks.on_reset(wanted.sequence, wanted.state)
         self._step(happens.WentBack(wanted.epoch))
 
-    # -- what the machine wants
+    # -- effects
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -304,7 +308,7 @@ class EventThread(MemberThread):
         self._go_on_saving()
 
     def _go_on_saving(self) -> None:
-        """Stage the rest, as often as it takes while the sink is away: polls go on meanwhile."""
+        """Stage the remaining rows, retrying while the sink is unavailable; polls continue meanwhile."""
         cut = self._waiting.save
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
@@ -314,7 +318,7 @@ class EventThread(MemberThread):
             if is_away(error):
                 self.sink_waits(self._sink_wait.failed(error))
                 return
-            log.exception("%s: could not save its state", self.name)
+            log.exception("%s: staging failed", self.name)
             self._not_saved(cut, error)
             return
         self._saves_no_more(works=True)
@@ -325,7 +329,7 @@ class EventThread(MemberThread):
                     f"on_checkpoint gives bytes, not {type(state).__name__}: encode what it returns"
                 )
         except Exception as error:
-            log.exception("%s: could not save its state", self.name)
+            log.exception("%s: on_checkpoint failed", self.name)
             self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), staged, state)
@@ -340,7 +344,7 @@ class EventThread(MemberThread):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:
-        """The sink takes nothing at the moment, or does again; from any thread."""
+        """Record that the sink accepts nothing at the moment, or accepts rows again. Any thread may call this."""
         self.figures.waits_to_stage = cause
         self.post(happens.SinkWaits(cause))
 
