@@ -81,12 +81,11 @@ def _admitted(
 def _before_birth(
     region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[Saved, UUID, list[Sink | None]]:
-    """Return the region's facts, its id and the sinks checked under that id; a region without an id gets a random
-    one.
+    """Return the region's facts, its id and the sinks checked under that id.
+
+    A region without an id gets a random one.
 
     A refused sink may be this region's own: another application may have created the region at this moment.
-
-    A sink that is refused may be this region's own: another of its applications has begun it in this moment.
     """
     while True:
         saved = home.saved()
@@ -103,8 +102,6 @@ def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> S
 
     The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
     the topic knows of is shown by the second read.
-
-    What the sink showed before the topic was read, the topic knows of; what the topic knows then, the sink shows after.
     """
     if into is None:
         return None

@@ -3,9 +3,6 @@
 A sink shows a sequence only after the topic has its manifest. The next sequence is committed only after the topic
 records that every sink shows this one. So the number that a sink shows lies between two numbers of the topic.
 
-A sink shows a sequence only after the topic has its manifest, and the next sequence is committed only after the topic
-says that every sink shows this one. So the number that a sink shows lies between two numbers of the topic.
-
 A sink that is ahead means that the topic is an older copy (a backup, a mirror, a power loss). That sink would take
 the next sequences for published already and lose their rows without an error. A sink that is behind has lost rows
 itself: it was removed, or is an older copy. Neither repairs itself: an operator adopts what the sink shows, or
@@ -66,9 +63,6 @@ class Last:
 
         A sink may show the sequence under its first number already when an operator adopts another sink, which is
         ahead. The sequence keeps its first number there. Numbers between the two belong to another history.
-
-        A place that a sequence was staged for may show it already when a person adopts another place, which is ahead.
-        So it keeps its first number there. Between the two numbers lies what another history has published.
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
@@ -159,11 +153,6 @@ def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> li
 
     A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
     it.
-
-    The region numbers on from there when the place is ahead: the last sequence is written again under that number, with
-    the same offsets and states. A place that disagrees gets nothing more of what that sequence staged; other places do,
-    under its first number.
-    A reset to the initial state that the place has not seen yet is numbered past what it shows, and empties it.
 
     Args:
         history: the region's facts.

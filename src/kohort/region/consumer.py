@@ -105,11 +105,6 @@ class RegionConsumer:
         or another member, starts with its records. With `on_checkpoint` the whole region resets, because the state
         may contain part of the table. To leave after a table, call `close` in the loop.
 
-        A table counts when the next one is asked for. When the loop is left before (`break`, `return`, an exception),
-        the table in hand is left undone: what was submitted of it is dropped, and the next `tables()`, or another
-        member, begins with its records. With `on_checkpoint` all go back, for the state may have them already. To leave
-        after a table, call `close` in the loop.
-
         Raises:
             RegionStoppedError: the region has stopped, or refused this member.
             TimedOutError: no sequence was complete in time after a `close` that was called in this loop.
@@ -169,8 +164,6 @@ class RegionConsumer:
 
         While the sink is unavailable (`OSError`, `RetriableError`), this call waits.
 
-        While the sink is away (`OSError`, `RetriableError`), this waits for it.
-
         Args:
             table: the rows.
             records: the records from which the rows were made, row by row, as `tables()` returns them. An error or a
@@ -199,9 +192,6 @@ class RegionConsumer:
 
         The rows go to the sink that `dead_letters=` names, with the sequence that covers their records, or never.
         Rows of `tables()` are kept unchanged; other rows also as JSON.
-
-        They go to the place that `dead_letters=` names, with the sequence that has their records, or never. Rows of
-        `tables()` are kept as they came; others also as JSON.
 
         Args:
             rows: such as `table.filter(mask)`.
@@ -275,8 +265,10 @@ class RegionConsumer:
         self._post(happens.CheckpointWanted())
 
     def reset(self, cause: str) -> None:
-        """Request a reset of all members to the last complete sequence: something downstream of this member has
-        failed."""
+        """Request a reset of all members to the last complete sequence.
+
+        Something downstream of this member has failed.
+        """
         self._post(happens.ResetWanted(cause))
 
     def _post(self, event: happens.Event) -> None:
@@ -298,13 +290,10 @@ class RegionConsumer:
         """Leave with the next complete sequence. Do nothing on a second call.
 
         From the thread that is processing a table, also in a signal handler, `close` returns at once. The table
-        counts when the next one is requested, and the loop ends when the member has left. From another thread,
-        `close` waits for that. If a signal handler has interrupted another method of the member, `close` returns at
-        once too.
+        counts when the next one is requested, and the loop ends when the member has left.
 
-        By the thread that has a table in hand, in its loop or in a signal's handler, `close` returns at once: the table
-        counts when the next is asked for, and the loop ends when the member has left. By another thread it waits for
-        that. It also returns at once where a handler has interrupted another method of the member.
+        From another thread, `close` waits for that. If a signal handler has interrupted another method of the member,
+        `close` returns at once too.
 
         Raises:
             TimedOutError: no sequence was complete in time. The member has left nevertheless, and the region resets.
@@ -316,12 +305,12 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def is_in_use_here(self) -> bool:
-        """Return whether the calling thread is processing a table or is inside a method: it must not wait for itself."""
+        """Return whether the calling thread is processing a table or is inside a method: it must not wait then."""
         ident = threading.get_ident()
         return ident == self._hand or self._inside.is_here() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """End at once: the whole region resets to the last complete sequence. `close` documents when this call waits."""
+        """End at once: the whole region resets to the last complete sequence. Waits when `close` does."""
         if os.getpid() != self._pid:
             return
         self._events.aborting = True
@@ -336,8 +325,6 @@ class RegionConsumer:
         """Request to leave with the next complete sequence, without waiting.
 
         This method takes no lock: a signal handler may have interrupted the thread that holds it.
-
-        Takes no lock, for a signal's handler may have interrupted the thread that holds it.
         """
         if not self._asked_to_close:
             self._asked_to_close = True

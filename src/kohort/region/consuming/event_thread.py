@@ -1,8 +1,6 @@
 """The thread of a member that reads with a consumer: only this thread polls and commits.
 
 Work that must wait until no table is in progress is checked again on every iteration. Source: spec 5.2, 5.7-5.11.
-
-What has to wait until nothing is in flight is looked at again in every turn. Source: spec 5.2, 5.7-5.11.
 """
 
 from __future__ import annotations
@@ -154,7 +152,9 @@ class EventThread(MemberThread):
         except WakeupError:
             if self._news.is_set():
                 raise
-        return self._consumer.poll_arrow(POLL_MS, max_records=most)  # the wakeup was for an event that is handled already
+        return self._consumer.poll_arrow(
+            POLL_MS, max_records=most
+        )  # the wakeup was for an event that is handled already
 
     def _resume(self, wanted: set[TopicPartition]) -> None:
         held = self._consumer.assignment()
@@ -196,8 +196,6 @@ class EventThread(MemberThread):
         """Commit the offsets of all partitions at once, when no table is in progress. Source: spec 5.9.
 
         If the generation is over, the next poll brings another generation or the loss of the partitions.
-
-        A generation that is over is followed by a poll: by another generation, or by the loss of what was held.
         """
         cut = self._waiting.drain
         if cut is None or not self._flow.is_idle():

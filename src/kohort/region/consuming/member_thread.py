@@ -5,11 +5,6 @@ again on every iteration. Polls therefore continue meanwhile, and the group sees
 
 Subclasses decide what a member reads with, and what it does on a checkpoint and on a reset: `EventThread` for a
 consumer, the thread in `kohort.spark.region` for a Spark query. Source: spec 5.2, 5.7-5.11.
-
-Others post events to it. What has to wait (until a look-up succeeds, until the group takes offsets) is looked at again
-in every turn, so that polls go on meanwhile and the group sees a member that is alive. What a member reads with, and
-what it makes of a cut and of a reset, is its own: `EventThread` for a consumer, the one of `kohort.spark.region` for a
-Spark query. Source: spec 5.2, 5.7-5.11.
 """
 
 from __future__ import annotations
@@ -129,8 +124,10 @@ class PlaneLink:
             link.send(encode(report))
 
     def close(self) -> None:
-        """Close the connection. A thread that stays in a call for too long is left behind; it does nothing after that
-        call."""
+        """Close the connection.
+
+        A thread that stays in a call for too long is left behind; it does nothing after that call.
+        """
         self._ended.set()
         link = self._link
         if link is not None:
@@ -138,7 +135,9 @@ class PlaneLink:
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                log.warning("%s: a call to its sink or to the region's topic does not return: thread left behind", self._name)
+                log.warning(
+                    "%s: a call to its sink or to the region's topic does not return: thread left behind", self._name
+                )
 
     def _run(self) -> None:
         try:
@@ -199,7 +198,8 @@ class RegionStoppedError(KafkaError):
 
 
 @dataclass(slots=True)
-The work that must wait; every iteration checks it again."""
+class _Later:
+    """The work that must wait; every iteration checks it again.
 
     Attributes:
         unanswered: offsets whose commit was not answered in time, and may still happen.
@@ -217,8 +217,10 @@ class MemberThread(ABC):
     def __init__(
         self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
     ) -> None:
-        """Initialise the thread, which runs after `start`. `publishers` are those of the sink and of the dead-letter
-        sink."""
+        """Initialise the thread, which runs after `start`.
+
+        `publishers` are those of the sink and of the dead-letter sink.
+        """
         self.machine, self.figures = machine, Figures()
         self._consumer, self._config = consumer, config
         self._publishers = {publisher.place: publisher for publisher in publishers}
@@ -258,8 +260,6 @@ class MemberThread(ABC):
 
     def _connected(self, process: str) -> Waiting | None:
         """Read the sinks before the member registers: the control plane compares them with the region's topic.
-
-        Returns:
 
         Returns:
             What the member waits for, in place of registering: a sink, which does not answer now.
@@ -330,7 +330,8 @@ class MemberThread(ABC):
         """Read a partition from here on; the member still owns it."""
 
     @abstractmethod
-    Stop reading these partitions."""
+    def _forget(self, parts: tuple[Part, ...]) -> None:
+        """Stop reading these partitions."""
 
     @abstractmethod
     def _held(self, partitions: set[TopicPartition]) -> None:
@@ -428,8 +429,6 @@ class MemberThread(ABC):
         Offsets that the group has already are not committed. Such a commit could arrive late, after that of a later
         sequence, and set those offsets back.
 
-        What is so already is not committed: that could come late, behind a later sequence's, and set those back.
-
         Args:
             again: committed whatever the group has, because an earlier commit of them may still be under way.
         """
@@ -491,8 +490,10 @@ class MemberThread(ABC):
             self._consumer.release()
 
     def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
-        """Contribute to a checkpoint. A contribution that fits no record fails it here: after the commit point is too
-        late."""
+        """Contribute to a checkpoint.
+
+        A contribution that fits no record fails it here: after the commit point is too late.
+        """
         try:
             if (size := len(state)) > STATE_BYTES_MAX:
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")

@@ -88,4 +88,6 @@ class Publisher:
         try:
             self._sink.sweep(Keep(wanted.floor))
         except Exception as error:  # noqa: BLE001 - the next sweep removes what is left
-            log.info("%s: could not sweep discarded staged rows, retrying after the next sequence: %s", self._name, error)
+            log.info(
+                "%s: could not sweep discarded staged rows, retrying after the next sequence: %s", self._name, error
+            )

@@ -94,8 +94,6 @@ def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
     """Split options into those of the region and the consumer's settings.
 
     Raises:
-
-    Raises:
         InvalidInputError: a value is invalid.
     """
     names = {field.name for field in fields(Own)}

@@ -1,4 +1,4 @@
-"""Where partitions are read from: handed out here alone, each to one member at a time.
+"""Start offsets of partitions: only the control plane hands them out, each partition to one member at a time.
 
 Source: spec 5.4, 5.5, 5.8, 5.12.
 """
@@ -14,7 +14,7 @@ from kohort.region.states import RegionState
 
 
 def ask(plane: Plane, event: Heard) -> None:
-    """A member was assigned partitions."""
+    """Handle a member's request for the start offsets of assigned partitions."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, AskStarts)
     if member is not None and report.parts:
@@ -24,7 +24,7 @@ def ask(plane: Plane, event: Heard) -> None:
 
 
 def forget(plane: Plane, member: Registered, parts: tuple[Part, ...]) -> None:
-    """The member does not want these any more."""
+    """Remove partitions from the member's requests."""
     for asked in plane.asked:
         if asked.member == member.name:
             asked.parts = tuple(part for part in asked.parts if part not in parts)
@@ -33,10 +33,10 @@ def forget(plane: Plane, member: Registered, parts: tuple[Part, ...]) -> None:
 
 
 def serve(plane: Plane) -> None:
-    """Hand out what is free: nobody else has it, or is looking where it begins.
+    """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
 
-    Only while the region runs: who was given a partition contributes it, so that no start comes between what a member
-    has contributed and the sequence.
+    This happens only while the region runs. A member contributes every partition that it was given, so no start may
+    come between its contribution and the sequence.
     """
     if plane.state is not RegionState.RUNNING:
         return
@@ -69,14 +69,17 @@ def _hand_out(plane: Plane, asked: Asked, member: Registered, free: list[Part]) 
 
 
 def _came_later(plane: Plane, part: Part) -> bool:
-    """Whether a partition came when its group had begun: with its topic, which may have been made again, or to it."""
+    """Return whether a partition was added after its group had begun: with its topic, perhaps recreated, or to it."""
     if any((before.group, before.topic) == (part.group, part.topic) for before in plane.initial):
         return True
     return part.group in plane.began and part.topic not in plane.began[part.group]
 
 
 def looked(plane: Plane, event: Heard) -> None:
-    """Where partitions begin that nobody has read: in the topic before a record of them goes out."""
+    """Save the start offsets that a member has looked up.
+
+    They are in the topic before a record of them is handed out.
+    """
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Looked)
     asked = next(

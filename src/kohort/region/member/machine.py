@@ -1,4 +1,4 @@
-"""A member of a region as a state machine, `step(event) -> effects`, and its table.
+"""The state machine of a region member, `step(event) -> effects`, and its transition table.
 
 Source: spec 5.6-5.12.
 """
@@ -24,9 +24,7 @@ from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Span
 from kohort.region.states import MemberState, Row
 
-# -- What each event does to a member; in which state, the table says
-#
-# Source: spec 5.6-5.12.
+# Handlers of the events; the table says in which state each applies.
 
 # -- the control plane
 
@@ -69,9 +67,9 @@ def welcome(member: Member, order: told.Welcome) -> None:
 
 
 def say_again(member: Member) -> None:
-    """What the control plane may not have heard."""
+    """Send again what the control plane may not have received."""
     if member.state is PENDING and not member.going_back:
-        member.say(told.AskReset("partitions were given up", forced=True))
+        member.say(told.AskReset("partitions were released", forced=True))
     if member.failure is not None:
         member.say(member.failure)
     if member.wants_back is not None:
@@ -129,7 +127,7 @@ def lost(member: Member, event: happens.Lost) -> None:
 
 
 def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
-    """All must go back: what was read of these is in what was staged."""
+    """Request a reset: records of these partitions are among what was staged."""
     member.do(happens.StopPolling(clear=True))
     member.say(told.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
     member.cut, member.contributed, member.ends = None, 0, {}
@@ -165,7 +163,7 @@ def looked_up(member: Member, event: happens.LookedUp) -> None:
     member.say(told.Looked(event.number, event.found, event.topics))
 
 
-# -- a cut
+# -- checkpoints
 
 
 def drain(member: Member, order: told.Drain) -> None:
@@ -249,7 +247,7 @@ def completed(member: Member, order: told.Completed) -> None:
 
 
 def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
-    """What it contributed counts, or not; gives whether the sequence is news."""
+    """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
     if sequence <= member.sequence:
         return False
     counts = counts and member.contributed == sequence
@@ -265,12 +263,12 @@ def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bo
     return True
 
 
-# -- a reset
+# -- resets
 
 
 def reset(member: Member, order: told.Reset) -> None:
     if order.epoch == member.epoch:
-        if not member.going_back:  # it was said again, for a connection had ended
+        if not member.going_back:  # a repeated order, after a reconnect
             member.say(told.WasReset(order.epoch))
             say_again(member)
         return
@@ -340,7 +338,7 @@ def closing(member: Member, event: happens.Closing) -> None:
     if member.begins:
         member.say(told.Leave())
         return
-    if gone := tuple(member.assigned):  # starts may be on their way, of which it will read nothing
+    if gone := tuple(member.assigned):  # start offsets may be on their way
         member.drop(gone)
         member.say(told.Moved(member.identity, gone))
     member.say(told.Leave())
@@ -349,9 +347,11 @@ def closing(member: Member, event: happens.Closing) -> None:
 
 
 def _is_told_to_end(member: Member) -> bool:
-    """Whether it stays until then: it may be the only one who can publish, or empty, what it writes to.
+    """Return whether the member waits for `Stop`.
 
-    What it is needed for may be on its way to the topic, and it has not heard of that. Siblings end together.
+    It may be the only one that can publish to its sinks, or empty them.
+
+    The reason may be on its way to the topic, unknown to this member. Siblings end together.
     """
     return bool(member.sink or member.how.of or member.contributed)
 
@@ -374,126 +374,126 @@ def _everywhere(row: MemberRow, **others: MemberRow) -> Rows:
     return {state: others.get(state.name, row) for state in _ALL}
 
 
-_NOT_ASKED = "no cut is under way that it takes part in"
-_READS_ON = "who does not stop for a cut reads: so it will stand when the cut is over"
-_PENDING = "a reset comes"
+_NOT_ASKED = "it takes part in no checkpoint"
+_READS_ON = "a member that does not stop for a checkpoint reads: its state after the checkpoint"
+_PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    happens.Connected: _everywhere(_row("it registers, with what it holds", connected)),
+    happens.Connected: _everywhere(_row("the member registers, with its partitions", connected)),
     told.Welcome: _everywhere(
-        _row("it begins, or goes on", welcome),
-        DRAINED=_row("drained in vain, it goes on; of a cut still under way it stays", welcome, *_READY),
-        CHECKPOINTED=_row("the sequence is complete, or it contributed in vain: it goes on", welcome, *_READY),
+        _row("the member begins, or continues", welcome),
+        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained", welcome, *_READY),
+        CHECKPOINTED=_row("the sequence is complete, or its contribution was discarded: it continues", welcome, *_READY),
     ),
-    told.Members: _everywhere(_row("noted", members)),
-    told.Refused: _everywhere(_row("it ends", end)),
-    told.Stop: _everywhere(_row("it ends, with what to do", end)),
+    told.Members: _everywhere(_row("recorded", members)),
+    told.Refused: _everywhere(_row("the member ends", end)),
+    told.Stop: _everywhere(_row("the member ends, with a remedy", end)),
     happens.Assigned: _everywhere(
-        _row("it asks where what is new begins", assigned),
-        CR_RESET_PENDING=_row("noted; nothing is sought until it has gone back", assigned),
+        _row("the member requests start offsets of new partitions", assigned),
+        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", assigned),
     ),
     happens.Revoked: {
-        SUBSCRIBED: _row("let go: it has just subscribed, and nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("queue cleared, polling stopped, all must go back; or held until a sequence is complete",
+        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing", revoked_unread),
+        RECORDS_FETCHED: _row("queue cleared, polling stopped, region reset; or held until a sequence is complete",
                               revoked, PENDING),
-        DRAINED: _row("all must go back; or held until the sequence is complete", revoked, PENDING),
-        CHECKPOINTED: _row("all must go back; or held until the sequence is complete", revoked, PENDING),
-        PENDING: _row("let go", revoked_unread),
-        RESET_COMPLETE: _row("let go: it has just gone back, and nothing was fetched", revoked_unread),
+        DRAINED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
+        CHECKPOINTED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
+        PENDING: _row("released", revoked_unread),
+        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing", revoked_unread),
     },
     happens.Lost: {
-        SUBSCRIBED: _row("let go: nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("all must go back", lost, PENDING),
-        DRAINED: _row("all must go back", lost, PENDING),
-        CHECKPOINTED: _row("all must go back", lost, PENDING),
-        PENDING: _row("let go", revoked_unread),
-        RESET_COMPLETE: _row("let go: nothing was fetched", revoked_unread),
+        SUBSCRIBED: _row("released: nothing was fetched", revoked_unread),
+        RECORDS_FETCHED: _row("the region resets", lost, PENDING),
+        DRAINED: _row("the region resets", lost, PENDING),
+        CHECKPOINTED: _row("the region resets", lost, PENDING),
+        PENDING: _row("released", revoked_unread),
+        RESET_COMPLETE: _row("released: nothing was fetched", revoked_unread),
     },
     happens.Fetched: {
-        SUBSCRIBED: _row("it reads", fetched, RECORDS_FETCHED),
+        SUBSCRIBED: _row("the member reads", fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
         DRAINED: _row(_READS_ON, fetched_in_cut),
         CHECKPOINTED: _row(_READS_ON, fetched_in_cut),
-        PENDING: _ignored("what came before the reset is thrown away"),
-        RESET_COMPLETE: _row("it reads at full speed", fetched, RECORDS_FETCHED),
+        PENDING: _ignored("records fetched before the reset are discarded"),
+        RESET_COMPLETE: _row("the member reads at full speed", fetched, RECORDS_FETCHED),
     },
     told.Starts: _everywhere(
-        _row("it reads what it was given from there", starts),
-        CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it asks anew"),
+        _row("the member reads the partitions from these offsets", starts),
+        CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
     happens.LookedUp: _everywhere(
-        _row("it tells where they begin", looked_up),
-        CR_RESET_PENDING=_ignored(f"{_PENDING}, and it asks anew"),
+        _row("the member reports the offsets", looked_up),
+        CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
     told.Drain: _everywhere(
-        _row("it stops polling, finishes what is in flight and commits", drain),
-        DRAINED=_row("it is drained", drain_again),
-        CHECKPOINTED=_row("what it contributed is void; it is drained", drain_again, DRAINED),
+        _row("the member stops polling, finishes the current table and commits", drain),
+        DRAINED=_row("the member is drained", drain_again),
+        CHECKPOINTED=_row("its contribution is discarded; the member is drained", drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     happens.Quiet: _everywhere(
-        _row("it is drained", quiet, DRAINED),
+        _row("the member is drained", quiet, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     happens.NotQuiet: _everywhere(
-        _row("the cut fails", not_quiet),
+        _row("the checkpoint fails", not_quiet),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     told.Checkpoint: _everywhere(
         _ignored(_NOT_ASKED),
-        DRAINED=_row("what was submitted is staged, the operator saves its state", checkpoint),
-        CHECKPOINTED=_row("it says again what it has contributed", contribute_again),
+        DRAINED=_row("submitted rows are staged, the application saves its state", checkpoint),
+        CHECKPOINTED=_row("the member sends its contribution again", contribute_again),
     ),
     happens.StateSaved: _everywhere(
-        _ignored(_NOT_ASKED), DRAINED=_row("it contributes", state_saved, CHECKPOINTED)
+        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", state_saved, CHECKPOINTED)
     ),
     told.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_row("it tells its generation", identify)
+        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", identify)
     ),
     told.Completed: _everywhere(
-        _row("noted", completed),
-        DRAINED=_row("it was complete without it", completed, *_READY),
-        CHECKPOINTED=_row("the next contribution begins where this one ended; it goes on", completed, *_READY),
+        _row("recorded", completed),
+        DRAINED=_row("the sequence is complete without this member", completed, *_READY),
+        CHECKPOINTED=_row("the next contribution begins where this one ended; the member continues", completed, *_READY),
     ),
-    told.Publish: _everywhere(_row("it publishes", publish)),
-    happens.PublishEnded: _everywhere(_row("it says so", publish_ended)),
+    told.Publish: _everywhere(_row("the member publishes", publish)),
+    happens.PublishEnded: _everywhere(_row("the member reports it", publish_ended)),
     told.Reset: _everywhere(
-        _row("everything is thrown away, the operator goes back", reset, PENDING),
-        CR_RESET_PENDING=_row("everything is thrown away, the operator goes back", reset),
+        _row("everything is discarded, the application resets", reset, PENDING),
+        CR_RESET_PENDING=_row("everything is discarded, the application resets", reset),
     ),
     happens.WentBack: _everywhere(
-        _ignored("it went back for an earlier reset"),
-        CR_RESET_PENDING=_row("it polls slowly, and asks where all begins", went_back, RESET_COMPLETE),
+        _ignored("the answer is to an earlier reset"),
+        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets", went_back, RESET_COMPLETE),
     ),
-    happens.SinkWaits: _everywhere(_row("it says so: the cut waits with it", sink_waits)),
+    happens.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", sink_waits)),
     happens.CheckpointWanted: _everywhere(
-        _row("it asks for a cut", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
+        _row("the member requests a checkpoint", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
-    happens.ResetWanted: _everywhere(_row("it asks for a reset", reset_wanted)),
+    happens.ResetWanted: _everywhere(_row("the member requests a reset", reset_wanted)),
     happens.Failed: _everywhere(_row("the region stops", failed)),
     happens.Closing: _everywhere(
-        _row("it asks to leave; with the next sequence, or at once if it holds nothing", closing)
+        _row("the member requests to leave; with the next sequence, or at once if it holds nothing", closing)
     ),
 }  # fmt: skip
-"""By what happens: what it does in each state."""
+"""Transition table: event type, then state."""
 
 
 class UnexpectedError(Exception):
-    """A handler led to a state that the table does not name: a fault of ours."""
+    """The error of a handler that led to a state which the table does not name: a bug."""
 
 
 class MemberMachine(Member):
-    """One member. See the module's text."""
+    """The state machine of one member."""
 
     def step(self, event: Event) -> list[Effect]:
-        """What is to be done about an event, in order."""
+        """Handle an event and return its effects, in order."""
         before = self.state
         if isinstance(event, Ordered):
             if event.order.term < self.term:
-                return []  # of a control plane that was overtaken
+                return []  # from a control plane that was replaced
             self.term = event.order.term
         what: Any = event.order if isinstance(event, Ordered) else event
         row = TABLE[type(what)][before]
