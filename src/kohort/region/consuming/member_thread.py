@@ -228,7 +228,7 @@ class MemberThread(ABC):
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
         self._compares = Wait(
-            f"{self.name}: the sink does not answer; the member waits, because it compares the sink with the region's topic first",
+            f"{self.name}: waiting for the sink, which is first compared with the region's topic",
             f"{self.name}: the sink answers again",
         )
         self._later = _Later()

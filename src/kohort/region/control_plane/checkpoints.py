@@ -229,8 +229,8 @@ def commit_if_whole(plane: Plane) -> None:
         for place in [one for one in sorted(plane.owed) if plane.publisher(one) is None]:
             plane.tell(
                 Level.WARNING,
-                f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} to {place}, "
-                "and no member that writes there is registered: start one",
+                f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
+                f"to {place}, and no member that writes there is registered: start one",
             )
         return
     ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}

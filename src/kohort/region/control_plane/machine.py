@@ -55,7 +55,7 @@ _BACK_OR_STOPPED = (RESETTING, STOPPED)
 
 TABLE: dict[type, Rows] = {
     told.Register: {
-        FORMING: _row("one member fewer is expected; after the last one the region runs, or resets", membership.register,
+        FORMING: _row("one member fewer is expected; after the last the region runs, or resets", membership.register,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RUNNING: _row("the member gets its epoch; an earlier member of its name is fenced", membership.register,
                       DRAINING, *_BACK_OR_STOPPED),
