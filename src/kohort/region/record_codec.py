@@ -75,11 +75,15 @@ def value_of(fact: Fact) -> bytes:
     told = {field.name: getattr(fact, field.name) for field in fields(fact)}
     match fact:
         case Contribution():
-            told["spans"] = _by_topic(fact.spans, lambda one: (one.partition, one.begin, one.end, one.leader_epoch))
+            told["spans"] = _by_topic(
+                fact.spans, lambda span: (span.partition, span.begin, span.end, span.leader_epoch)
+            )
             told["keys"] = _packed(fact.keys)
             told["letter_keys"] = _packed(fact.letter_keys)
         case Manifest():
-            told["positions"] = _by_topic(fact.positions, lambda one: (one.partition, one.offset, one.leader_epoch))
+            told["positions"] = _by_topic(
+                fact.positions, lambda position: (position.partition, position.offset, position.leader_epoch)
+            )
     value = bytes([VERSION]) + msgspec.msgpack.encode(told)
     if len(value) > RECORD_BYTES_MAX:
         raise InvalidInputError(_too_large(fact, len(value)), ErrorCode.MESSAGE_TOO_LARGE)
@@ -131,8 +135,8 @@ def _unpacked(told: Iterable[Any]) -> list[StagedKey]:
 
 def _by_topic(told: Iterable[Told], row: Callable[[Told], tuple[int, ...]]) -> list[tuple[str, str, bytes, list[Any]]]:
     topics: dict[tuple[str, str, bytes], list[Any]] = {}
-    for one in told:
-        topics.setdefault((one.group, one.topic, one.topic_id.bytes), []).append(row(one))
+    for entry in told:
+        topics.setdefault((entry.group, entry.topic, entry.topic_id.bytes), []).append(row(entry))
     return [(group, topic, topic_id, rows) for (group, topic, topic_id), rows in topics.items()]
 
 

@@ -174,7 +174,11 @@ class Reserved:
 
 def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
     """Return the reserved groups, by the member whose state waits when it is away."""
-    return {one.member: Reserved(one.group, one.pinned) for one in contributions if one.keeps and _is_whole(one)}
+    return {
+        contribution.member: Reserved(contribution.group, contribution.pinned)
+        for contribution in contributions
+        if contribution.keeps and _is_whole(contribution)
+    }
 
 
 def _is_whole(given: Contribution) -> bool:

@@ -116,11 +116,11 @@ class Region:
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:
-            return sorted(self._consumers, key=lambda one: one.name)
+            return sorted(self._consumers, key=lambda member: member.name)
 
     def _measured_now(self) -> list[Measured]:
         with self._lock:
-            return sorted((*self._consumers, *self._counted), key=lambda one: one.name)
+            return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
     def count_in(self, member: Measured) -> None:
         """Export the metrics of another kind of member than `consumer` returns."""
@@ -321,7 +321,7 @@ class Region:
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
                     "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
-            left = [one.place for one in seen.sinks if not one.publisher]
+            left = [sink.place for sink in seen.sinks if not sink.publisher]
             if left or not any(member.registered for member in seen.members):
                 what = ", ".join(left) or "its sinks"
                 raise InvalidInputError(
@@ -447,8 +447,8 @@ class Region:
     def _ask(self, *said: told.Report | told.Ask) -> told.RegionSeen:
         link = self._reach()
         try:
-            for one in (*said, told.Describe()):
-                link.send(encode(one))
+            for message in (*said, told.Describe()):
+                link.send(encode(message))
             for body in link.bodies(ANSWER_S):
                 answer = decode_heard(body)
                 if isinstance(answer, told.RegionSeen):

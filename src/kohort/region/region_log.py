@@ -142,9 +142,9 @@ class Home:
                 if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
                     return
                 raise
-        others = [one for one in found.members if not is_of(self._region, one.client_id)]
+        others = [member for member in found.members if not is_of(self._region, member.client_id)]
         if others:
-            who = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in others[:5])
+            who = ", ".join(f"{member.client_id or member.member_id} at {member.host}" for member in others[:5])
             raise InvalidInputError(
                 f"group {group!r} has members that are not of region {self._region!r}: {who}; "
                 "stop them, or give the region a group of its own"
@@ -297,7 +297,7 @@ class Pen:
             raise
         self._producer = producer
         saved = self._followed()
-        self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
+        self._members = {sequence: manifest.members for sequence, manifest in saved.manifests.items()}
         self._waiting = {
             (name, sequence)
             for sequence, given in saved.contributions.items()
@@ -354,7 +354,9 @@ class Pen:
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
     ) -> dict[str, Refusal]:
         """Commit a sequence in one transaction, or nothing: then return why, by member."""
-        records: list[tuple[bytes, bytes | None]] = [(key_of(one), value_of(one)) for one in contributions]
+        records: list[tuple[bytes, bytes | None]] = [
+            (key_of(contribution), value_of(contribution)) for contribution in contributions
+        ]
         records.append((key_of(manifest), value_of(manifest)))
         old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
         away = set(manifest.away.items())
@@ -363,8 +365,8 @@ class Pen:
             records += retired(self._region, sequence, here).items()
         for name, sequence in self._waiting - away:
             records += retired(self._region, sequence, [name]).items()
-        members = [(_metadata(one), _offsets(one.positions)) for one in offsets]
-        names = {one.identity.member_id: one.member for one in offsets}
+        members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
+        names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
         def fill(producer: Producer) -> dict[str, Refusal]:
             self._send(producer, records)
@@ -467,10 +469,10 @@ class Pen:
             return None
         wanted = {TopicPartition(part.topic, part.partition): part for part in parts}
         seen = []
-        for one in found.members:
-            held = tuple(wanted[part] for part in one.assignment or () if part in wanted)
-            if held and one.member_id not in members and not is_of(self._region, one.client_id):
-                seen.append(Outsider(group, one.client_id, one.host, held))
+        for member in found.members:
+            held = tuple(wanted[part] for part in member.assignment or () if part in wanted)
+            if held and member.member_id not in members and not is_of(self._region, member.client_id):
+                seen.append(Outsider(group, member.client_id, member.host, held))
         return tuple(seen)
 
     def close(self) -> None:
@@ -495,6 +497,8 @@ def _metadata(offsets: Offsets) -> GroupMetadata:
 
 def _offsets(positions: Iterable[Position]) -> dict[TopicPartition, OffsetAndMetadata]:
     return {
-        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, "", one.leader_epoch)
-        for one in positions
+        TopicPartition(position.topic, position.partition): OffsetAndMetadata(
+            position.offset, "", position.leader_epoch
+        )
+        for position in positions
     }

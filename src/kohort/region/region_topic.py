@@ -176,7 +176,7 @@ class Saved:
             return {}
         at = {**last.away, **dict.fromkeys(last.members, last.sequence)}
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
-        return {name: one.state for name, one in given.items() if one is not None}
+        return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
     def history(self, region: str) -> History:
         """Return the facts that adopting a sink needs."""
@@ -205,7 +205,7 @@ class Saved:
         given = self.contributions.get(self.sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
         away = {} if last is None else last.away
-        waiting = {one.member: self.sequence for one in contributions if one.keeps} | away
+        waiting = {contribution.member: self.sequence for contribution in contributions if contribution.keeps} | away
         waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
         return Known(
             region,
@@ -216,15 +216,17 @@ class Saved:
             sequence=self.sequence,
             consecutive=0 if self.epoch is None else self.epoch.consecutive,
             expected=frozenset(last.stay) if last is not None else frozenset(),
-            processes={one.member: one.process for one in contributions if one.process},
+            processes={
+                contribution.member: contribution.process for contribution in contributions if contribution.process
+            },
             initial=tuple(self.initial.values()),
             positions=last.positions if last is not None else (),
             keys=keys_by_place(contributions),
             places=() if last is None else last.places,
             states=self.states(),
-            contributors={one.member: one.epoch for one in contributions},
+            contributors={contribution.member: contribution.epoch for contribution in contributions},
             waiting=waiting,
-            reserved=reserved_by(one for one in waited_for if one is not None),
+            reserved=reserved_by(contribution for contribution in waited_for if contribution is not None),
             empties=last is not None and last.empties,
             made_as=0 if last is None else last.made_as,
             stopped="" if self.stopped is None else self.stopped.cause,
@@ -261,7 +263,7 @@ class TopicReader:
                     raise TimedOutError(f"{self.partition} was not read to {end} in {READ_S:g} s")
                 for record in self._consumer.poll(200):
                     self._take(record.offset, record.key, record.value)
-            return [fact for _, fact in sorted(self.facts.values(), key=lambda one: one[0])]
+            return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
 
     def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         if key is None:

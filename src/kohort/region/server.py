@@ -140,7 +140,7 @@ class Writer:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
-            return happens.CommitEnded(effect.cut, {name: one.why for name, one in refused.items()}, gone)
+            return happens.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
     def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
         """Retry a write until it succeeds: while the topic can't be written, the region waits."""
@@ -421,7 +421,7 @@ class ControlPlane:
                 raise OverError("it was closed")
 
     async def _look(self, effect: happens.LookAt) -> None:
-        ids = frozenset(one.identity.member_id for one in self._machine.plane.members.values())
+        ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._pool, lambda: self._book.outsiders(effect.group, effect.parts, ids)

@@ -72,7 +72,7 @@ class StagedKey:
         if found is None:
             return None
         try:
-            member = _ESCAPE.sub(lambda each: bytes.fromhex(each[1].replace("~", "")).decode(), found["member"])
+            member = _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].replace("~", "")).decode(), found["member"])
             key = cls(UUID(hex=found["region"]), int(found["epoch"]), member, int(found["unit"]))
             return key if key.text() == text else None
         except ValueError:
@@ -81,7 +81,7 @@ class StagedKey:
 
 def _escape(name: str) -> str:
     """Escape bytes that file systems, shells and Hadoop's paths may not accept, as `~` and two digits."""
-    return _ESCAPED.sub(lambda each: "".join(f"~{byte:02X}" for byte in each[0].encode()), name)
+    return _ESCAPED.sub(lambda character: "".join(f"~{byte:02X}" for byte in character[0].encode()), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -474,13 +474,13 @@ class MemberThread(ABC):
 
     def _seek(self, positions: tuple[Position, ...], *, commit: bool) -> None:
         held = self._consumer.assignment()
-        for one in positions:
-            partition = TopicPartition(one.topic, one.partition)
+        for position in positions:
+            partition = TopicPartition(position.topic, position.partition)
             if partition not in held:
                 continue  # it was lost meanwhile
-            self._sought(one, partition)
+            self._sought(position, partition)
             if commit:
-                self._later.commit[partition] = offset_of(one)
+                self._later.commit[partition] = offset_of(position)
 
     def _release(self, parts: tuple[Part, ...]) -> None:
         self._forget(parts)

@@ -49,7 +49,7 @@ def start_of(told: str | int, otherwise: str) -> Start:
     after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
     if isinstance(told, int) and told >= 10**11:
         return Start(StartAt.TIME, told)
-    names = {one.value: one for one in StartAt if one is not StartAt.TIME}
+    names = {kind.value: kind for kind in StartAt if kind is not StartAt.TIME}
     if told in names:
         return Start(names[str(told)], otherwise=after)
     raise InvalidInputError(

@@ -68,7 +68,8 @@ def begin_if_due(plane: Plane) -> None:
     names = plane.cutters()
     those = [plane.members[name] for name in names]
     ready = all(
-        one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 and plane.is_whole(one) for one in those
+        member.phase is Phase.READING and member.lost_ms is None and member.epoch >= 0 and plane.is_whole(member)
+        for member in those
     )
     if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
         plane.wanted = False
@@ -226,14 +227,16 @@ def commit_if_whole(plane: Plane) -> None:
         return
     if plane.owed:
         plane.due.pop("cut", None)  # the publication is late, not a member
-        for place in [one for one in sorted(plane.owed) if plane.publisher(one) is None]:
+        for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
             plane.tell(
                 Level.WARNING,
                 f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
                 f"to {place}, and no member that writes there is registered: start one",
             )
         return
-    ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}
+    ends = {
+        part_of(span): _end_of(span) for contribution in cutting.contributions.values() for span in contribution.spans
+    }
     stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
     merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
     before = set() if plane.empties else plane.places  # the sinks are empty now
@@ -265,13 +268,13 @@ def _commit(plane: Plane, cutting: Cutting) -> None:
     given = tuple(cutting.contributions[name] for name in cutting.names)
     offsets = tuple(
         Offsets(
-            one.member,
-            one.group,
-            Identity(one.member_id, one.generation, one.instance_id),
-            tuple(map(_end_of, one.spans)),
+            contribution.member,
+            contribution.group,
+            Identity(contribution.member_id, contribution.generation, contribution.instance_id),
+            tuple(map(_end_of, contribution.spans)),
         )
-        for one in given
-        if one.spans
+        for contribution in given
+        if contribution.spans
     )
     plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
 
@@ -336,12 +339,14 @@ def _stands(plane: Plane, cutting: Cutting) -> None:
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
     given, away = cutting.contributions, cutting.manifest.away
-    plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
-    plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
-    plane.contributors = {name: one.epoch for name, one in given.items()}
+    plane.states = {name: plane.states[name] for name in away} | {
+        name: contribution.state for name, contribution in given.items()
+    }
+    plane.waiting = away | {name: plane.sequence for name, contribution in given.items() if contribution.keeps}
+    plane.contributors = {name: contribution.epoch for name, contribution in given.items()}
     for name in given.keys() & plane.members.keys():
         plane.members[name].dead_letters += given[name].dead_letters
-    kept = {name: one for name, one in plane.reserved.items() if name in away}
+    kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
     plane.reserved = kept | reserved_by(given.values())
     plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
@@ -374,7 +379,9 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
 
 def _tell(plane: Plane, cutting: Cutting) -> None:
     """Log each sequence; one without records only at debug level."""
-    records = sum(span.end - span.begin for one in cutting.contributions.values() for span in one.spans)
+    records = sum(
+        span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
+    )
     names, took_ms = len(cutting.names), plane.figures.sequence_ms
     plane.tell(
         Level.INFO if records else Level.DEBUG,
@@ -386,7 +393,7 @@ def _tell(plane: Plane, cutting: Cutting) -> None:
 def _let_leave(plane: Plane, names: Iterable[str]) -> None:
     """Let members leave with the sequence. The only one that can publish it stays until it has, with its siblings."""
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
-    here = [one for one in plane.members.values() if one.lost_ms is None]
+    here = [registered for registered in plane.members.values() if registered.lost_ms is None]
     stay = {place for member in here if member not in going for place in member.places}
     able = [member for member in reversed(going) if member in here]
     last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
@@ -493,7 +500,8 @@ def group_seen(plane: Plane, event: GroupSeen) -> None:
     if not event.outsiders:
         return
     names = "; ".join(
-        f"{one.client_id} at {one.host} holds {', '.join(map(str, one.parts))}" for one in event.outsiders
+        f"{outsider.client_id} at {outsider.host} holds {', '.join(map(str, outsider.parts))}"
+        for outsider in event.outsiders
     )
     recovery.stop(
         plane,

@@ -52,8 +52,8 @@ def register(plane: Plane, event: Heard) -> None:
     _inherit(plane, member)
     if report.epoch >= 0:
         _take_on(plane, member, report)
-    for one in plane.siblings(member):
-        member.leaves, member.stop = member.leaves or one.leaves, member.stop or one.stop
+    for sibling in plane.siblings(member):
+        member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
     plane.miss_siblings(member)
     plane.expected.pop(member.name, None)
     plane.say_all(Members(plane.term, plane.names()))
@@ -95,11 +95,15 @@ def _is_refused(plane: Plane, member: Registered) -> bool:
     """
     if member.epoch >= 0 and member.phase is Phase.READING:
         return False
-    there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
-    alone = [one for one in (member, *there) if not one.shares]
+    there = [
+        other
+        for other in plane.members.values()
+        if other is not member and other.group == member.group and not other.left
+    ]
+    alone = [candidate for candidate in (member, *there) if not candidate.shares]
     owners = _whose_state_would_miss_it(plane, member)
     if there and alone:
-        others = ", ".join(one.name for one in there)
+        others = ", ".join(other.name for other in there)
         why = (
             f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a "
             "partition does: its results would be wrong"
@@ -131,11 +135,11 @@ def _whose_state_would_miss_it(plane: Plane, member: Registered) -> str:
     return ", ".join(
         sorted(
             name
-            for name, one in plane.reserved.items()
+            for name, reservation in plane.reserved.items()
             if name != member.name
-            and (one.pinned or name not in plane.members or plane.members[name].left)
-            and one.group == member.group
-            and (not one.pinned or one.pinned != member.pinned)
+            and (reservation.pinned or name not in plane.members or plane.members[name].left)
+            and reservation.group == member.group
+            and (not reservation.pinned or reservation.pinned != member.pinned)
         )
     )
 
@@ -145,16 +149,18 @@ def _refuse_who_can_not_share(plane: Plane) -> None:
 
     Earlier members win, then owners of waiting state, then by registration.
     """
-    newcomers = [one for one in plane.members.values() if one.epoch < 0 or one.phase is Phase.GOING_BACK]
+    newcomers = [
+        newcomer for newcomer in plane.members.values() if newcomer.epoch < 0 or newcomer.phase is Phase.GOING_BACK
+    ]
     newcomers.reverse()
-    for member in sorted(newcomers, key=lambda one: (one.epoch, one.name in plane.reserved)):
+    for member in sorted(newcomers, key=lambda newcomer: (newcomer.epoch, newcomer.name in plane.reserved)):
         _is_refused(plane, member)
 
 
 def _fence(plane: Plane, known: Registered) -> None:
     why = f"another member of region {plane.region!r} has registered as {known.name!r}"
-    for one in plane.siblings(known):
-        plane.say(one, Refused(plane.term, why))
+    for sibling in plane.siblings(known):
+        plane.say(sibling, Refused(plane.term, why))
     gone(plane, known, f"{known.name} was restarted, or started twice")
 
 
@@ -169,7 +175,7 @@ def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     """Accept a member of an earlier control plane with its partitions, or let it reset alone."""
     counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
     begins = report.ends if counts else ()
-    held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
+    held: dict[Part, int] = {part_of(position): position.offset for position in (*report.holds, *begins)}
     starts_now = {part: plane.start_of(part) for part in held}
     sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
     alone = all(plane.holder_of(part) is None for part in held)
@@ -225,9 +231,9 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
     member.waits_for = ""  # one that still waits says so again: what it said last may have been lost
     plane.by_connection[connection] = member.name
     plane.due.pop(f"lost {member.name}", None)
-    plane.asked = [one for one in plane.asked if one.member != member.name]
+    plane.asked = [request for request in plane.asked if request.member != member.name]
     member.identity, member.process = report.identity, report.process
-    held = {part_of(one) for one in report.holds}
+    held = {part_of(position) for position in report.holds}
     checkpoints.let_go(plane, member, [part for part in member.handed if part not in held])
     member.handed = {part: begin for part, begin in member.handed.items() if part in held}
     if member.epoch < 0 or plane.state in (RegionState.FORMING, RegionState.STOPPED):
@@ -275,7 +281,7 @@ def _miss_who_has_ended(plane: Plane) -> None:
     If none is, waiting for all loses nothing: whoever starts them again starts them together.
     """
     dead = sorted(name for name, process in plane.expected.items() if process in plane.ended)
-    if dead and len(dead) == len(plane.expected) and any(one.epoch >= 0 for one in plane.members.values()):
+    if dead and len(dead) == len(plane.expected) and any(member.epoch >= 0 for member in plane.members.values()):
         plane.expected.clear()
         recovery.ask(plane, Why.DEAD, f"{', '.join(dead)}: the process has ended")
 
@@ -318,18 +324,18 @@ def stop_member(plane: Plane, event: StopMember) -> None:
     if member is None:
         plane.tell(Level.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
         return
-    for one in plane.siblings(member):
-        one.stop = True
+    for sibling in plane.siblings(member):
+        sibling.stop = True
     _goes(plane, member)
 
 
 def _goes(plane: Plane, member: Registered) -> None:
     those, cutting = plane.siblings(member), plane.cutting
-    for one in those:
-        one.leaves = True
+    for sibling in those:
+        sibling.leaves = True
     plane.miss_siblings(member)
-    is_cut = cutting is not None and any(one.name in cutting.names for one in those)
-    holds = any(one.handed for one in those) or not plane.is_whole(member)
+    is_cut = cutting is not None and any(sibling.name in cutting.names for sibling in those)
+    holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
     if holds or (is_cut and plane.state is RegionState.COMMITTING):
         if plane.state in _HERE:
             checkpoints.want(plane)
@@ -341,12 +347,12 @@ def _goes(plane: Plane, member: Registered) -> None:
 
 
 def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
-    left = any(_alone_can_publish(plane, one) for one in those)
-    for one in those:
-        one.left = left
-        one.handed.clear()
+    left = any(_alone_can_publish(plane, sibling) for sibling in those)
+    for sibling in those:
+        sibling.left = left
+        sibling.handed.clear()
         if not left:
-            let_leave(plane, one)
+            let_leave(plane, sibling)
 
 
 def _alone_can_publish(plane: Plane, member: Registered) -> bool:
@@ -413,31 +419,33 @@ def look_for_missing(plane: Plane) -> None:
 def look_for_siblings(plane: Plane) -> None:
     """Remove a query of which a member has not registered in time, if it has read anything."""
     late = [
-        one for one in plane.members.values() if plane.now_ms >= plane.due.get(f"siblings {one.of}", plane.now_ms + 1)
+        registered
+        for registered in plane.members.values()
+        if plane.now_ms >= plane.due.get(f"siblings {registered.of}", plane.now_ms + 1)
     ]
     for member in late:
         those = plane.siblings(member)
         plane.due.pop(f"siblings {member.of}", None)
         if plane.members.get(member.name) is not member:
             continue  # removed with another
-        if all(one.leaves for one in those):
+        if all(sibling.leaves for sibling in those):
             _let_all_leave(plane, those)
             go_on(plane)
-        elif any(one.handed for one in those):
+        elif any(sibling.handed for sibling in those):
             gone(plane, member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")
 
 
 def gone(plane: Plane, member: Registered, cause: str) -> None:
     """Remove a dead member and its siblings: their work since the last sequence is lost."""
     those, cutting = plane.siblings(member), plane.cutting
-    held = any(one.handed for one in those)
-    for one in those:
-        plane.drop(one)
-        if one.connection != NOWHERE:
-            plane.close(one.connection)  # a live member reconnects, and resets with the others
+    held = any(sibling.handed for sibling in those)
+    for sibling in those:
+        plane.drop(sibling)
+        if sibling.connection != NOWHERE:
+            plane.close(sibling.connection)  # a live member reconnects, and resets with the others
     offer_publish(plane)
     if plane.state is RegionState.RESETTING or not held:
-        if cutting is not None and any(one.name in cutting.names for one in those):
+        if cutting is not None and any(sibling.name in cutting.names for sibling in those):
             checkpoints.begin_again(plane, cause)
         go_on(plane)
     else:

@@ -155,7 +155,7 @@ def end_if_all_are_back(plane: Plane) -> None:
     """Run again when all members have reset and the topic has the reset, even if no member is left."""
     if plane.saved_floor < plane.floor:
         return
-    if any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+    if any(member.phase is Phase.GOING_BACK or member.epoch < plane.floor for member in plane.members.values()):
         return
     plane.due.pop("reset", None)
     plane.state = RegionState.RUNNING
@@ -167,7 +167,7 @@ def end_if_all_are_back(plane: Plane) -> None:
 def look_for_late(plane: Plane) -> None:
     """Restart the reset if a member misses the deadline."""
     if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
-        late = sorted(one.name for one in plane.members.values() if one.phase is Phase.GOING_BACK)
+        late = sorted(member.name for member in plane.members.values() if member.phase is Phase.GOING_BACK)
         plane.due.pop("reset")
         ask(plane, Why.LATE, f"{', '.join(late)} did not reset in time", late[0] if late else "")
 
@@ -183,9 +183,9 @@ def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
 
     def saved() -> None:
         plane.stopping = False
-        for each in list(plane.members.values()):
-            plane.say(each, Stop(plane.term, cause, remedy))
-            plane.drop(each)
+        for member in list(plane.members.values()):
+            plane.say(member, Stop(plane.term, cause, remedy))
+            plane.drop(member)
         go_on_if_settled(plane)
 
     plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)

@@ -29,7 +29,7 @@ def forget(plane: Plane, member: Registered, parts: tuple[Part, ...]) -> None:
         if asked.member == member.name:
             asked.parts = tuple(part for part in asked.parts if part not in parts)
             asked.looking -= frozenset(parts)
-    plane.asked = [one for one in plane.asked if one.parts]
+    plane.asked = [request for request in plane.asked if request.parts]
 
 
 def serve(plane: Plane) -> None:
@@ -47,7 +47,7 @@ def serve(plane: Plane) -> None:
         free = [part for part in asked.parts if part not in asked.looking and _is_free(plane, member, part)]
         if free:
             _hand_out(plane, asked, member, free)
-    plane.asked = [one for one in plane.asked if one.parts]
+    plane.asked = [request for request in plane.asked if request.parts]
 
 
 def _is_free(plane: Plane, member: Registered, part: Part) -> bool:
@@ -62,7 +62,7 @@ def _hand_out(plane: Plane, asked: Asked, member: Registered, free: list[Part]) 
     added = tuple(part for part in unknown if _came_later(plane, part))
     first = tuple(part for part in unknown if part not in added)
     asked.looking |= frozenset(unknown)
-    asked.parts = tuple(part for part in asked.parts if part not in {part_of(one) for one in known})
+    asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
     for position in known:
         member.handed[part_of(position)] = position.offset
     plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
@@ -83,25 +83,41 @@ def looked(plane: Plane, event: Heard) -> None:
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Looked)
     asked = next(
-        (one for one in plane.asked if member is not None and (one.member, one.number) == (member.name, report.number)),
+        (
+            request
+            for request in plane.asked
+            if member is not None and (request.member, request.number) == (member.name, report.number)
+        ),
         None,
     )
     if member is None or asked is None:
         return
-    found = [one for one in report.found if part_of(one) in asked.looking and part_of(one) not in plane.begun]
+    found = [
+        position
+        for position in report.found
+        if part_of(position) in asked.looking and part_of(position) not in plane.begun
+    ]
     plane.begun.update(map(part_of, found))
     facts: list[Fact] = [
-        Initial(plane.region, one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
-        for one in found
+        Initial(
+            plane.region,
+            position.group,
+            position.topic,
+            position.topic_id,
+            position.partition,
+            position.offset,
+            position.leader_epoch,
+        )
+        for position in found
     ]
     if report.topics and member.group not in plane.began:
         plane.began[member.group] = report.topics
         facts.append(Began(plane.region, member.group, report.topics))
 
     def saved() -> None:
-        for one in found:
-            plane.initial[part_of(one)] = one
-        asked.looking -= {part_of(one) for one in report.found}
+        for position in found:
+            plane.initial[part_of(position)] = position
+        asked.looking -= {part_of(position) for position in report.found}
         serve(plane)
 
     plane.save(facts, saved)

@@ -293,11 +293,13 @@ class Plane:
         self.stopped = known.stopped
         self.now_ms = now_ms
         self.initial = {
-            part_of(one): Position(one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
-            for one in known.initial
+            part_of(initial): Position(
+                initial.group, initial.topic, initial.topic_id, initial.partition, initial.offset, initial.leader_epoch
+            )
+            for initial in known.initial
         }
         self.begun, self.began = set(self.initial), dict(known.began)
-        self.positions = {part_of(one): one for one in known.positions}
+        self.positions = {part_of(position): position for position in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)
         self.reserved = dict(known.reserved)
@@ -397,11 +399,11 @@ class Plane:
         A member that holds nothing and waits for siblings is none.
         """
         able = ((name, self.members[name]) for name in self.names())
-        return tuple(name for name, one in able if not one.left and (one.handed or self.is_whole(one)))
+        return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
 
     def siblings(self, member: Registered) -> list[Registered]:
         """Return the registered members of its query: they checkpoint, leave and die together."""
-        return [one for one in self.members.values() if one is member or (one.of and one.of == member.of)]
+        return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
     def is_whole(self, member: Registered) -> bool:
         """Return whether all members of its query are registered."""
@@ -459,7 +461,7 @@ class Plane:
         """Unregister a member."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
-        self.asked = [one for one in self.asked if one.member != member.name]
+        self.asked = [request for request in self.asked if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
         self.miss_siblings(member)
         self.say_all(Members(self.term, self.names()))

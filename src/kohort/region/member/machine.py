@@ -148,9 +148,11 @@ def fetched_in_cut(member: Member, event: happens.Fetched) -> None:
 
 
 def starts(member: Member, order: told.Starts) -> None:
-    found = [one for one in order.found if part_of(one) in member.assigned and part_of(one) not in member.begins]
-    for one in found:
-        member.begins[part_of(one)] = one.offset
+    found = [
+        start for start in order.found if part_of(start) in member.assigned and part_of(start) not in member.begins
+    ]
+    for position in found:
+        member.begins[part_of(position)] = position.offset
     if found:
         member.do(happens.Seek(tuple(found), commit=member.went_back))
     first = tuple(part for part in order.first if part in member.assigned)
@@ -200,7 +202,7 @@ def checkpoint(member: Member, order: told.Checkpoint) -> None:
 def state_saved(member: Member, event: happens.StateSaved) -> None:
     if event.cut != member.cut:
         return
-    ends = {part_of(one): one for one in event.ends if part_of(one) in member.begins}
+    ends = {part_of(position): position for position in event.ends if part_of(position) in member.begins}
     spans = tuple(
         Span(part.group, part.topic, part.topic_id, part.partition, begin, ends[part].offset, ends[part].leader_epoch)
         for part, begin in sorted(member.begins.items())

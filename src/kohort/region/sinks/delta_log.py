@@ -146,9 +146,9 @@ class DeltaLog:
             except FileNotFoundError:  # it was cleaned away, long after it was written
                 break
             sync_file(files, path)
-            if any(one.get("txn", {}).get("appId") == self._app for one in said):
-                added = [unquote(one["add"]["path"]) for one in said if "add" in one]
-                self._settle_files([f"{self._path}/{each}" for each in added if not synced.fullmatch(each)])
+            if any(action.get("txn", {}).get("appId") == self._app for action in said):
+                added = [unquote(action["add"]["path"]) for action in said if "add" in action]
+                self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
                 break
         sync_folder(files, self._path)
         sync_folder(files, self._folder)

@@ -379,9 +379,9 @@ class DeltaTable(InFolder):
                 ) from error
             raise
         finally:
-            for each in (staged, *seconds):
+            for path in (staged, *seconds):
                 with contextlib.suppress(OSError):
-                    remove(files, each)
+                    remove(files, path)
 
     @property
     def _log(self) -> DeltaLog:
@@ -556,15 +556,15 @@ class DeltaTable(InFolder):
             ours = there
             whole = self._claim().alone and len(names_in(self._files, f"{self.path}/_kohort")) == 1
         else:
-            ours = [each for each in there if self._is_ours(each["path"])]
-            whole = sum(each["num_records"] or 0 for each in ours) == self._log.counted(table)
+            ours = [file for file in there if self._is_ours(file["path"])]
+            whole = sum(file["num_records"] or 0 for file in ours) == self._log.counted(table)
         if there and not whole:
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "
                 "anew (OPTIMIZE, DELETE, UPDATE), or there were others' rows before its own. Delete all rows of the "
                 "table by hand; the region goes on by itself"
             )
-        return [removal(each) for each in ours]
+        return [removal(file) for file in ours]
 
     def _is_ours(self, path: str) -> bool:
         found = _DATA.fullmatch(path)
@@ -620,6 +620,6 @@ class DeltaTable(InFolder):
         A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
         """
         piece = self._piece(name)
-        for each in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
+        for file_name in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
             with contextlib.suppress(FileNotFoundError):
-                self._files.rename(f"{self._staging}/{each}", f"{self._staging}/{_DONE}{each}")
+                self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")

@@ -77,7 +77,7 @@ def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
 
 def plain(schema: pa.Schema) -> pa.Schema:
     """Return the schema without types that only differ in memory: dictionaries, views and 64-bit lengths."""
-    return pa.schema([pa.field(each.name, _plain(each.type), each.nullable) for each in schema])
+    return pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in schema])
 
 
 def _plain(kind: Any) -> Any:  # the stubs know types one by one
@@ -88,7 +88,7 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if isinstance(kind, pa.StructType):
-        return pa.struct([pa.field(each.name, _plain(each.type), each.nullable) for each in kind])
+        return pa.struct([pa.field(field.name, _plain(field.type), field.nullable) for field in kind])
     if isinstance(kind, pa.ListType | pa.LargeListType):
         of = kind.value_field
         return pa.list_(pa.field("element", _plain(of.type), of.nullable))

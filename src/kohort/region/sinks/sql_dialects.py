@@ -113,7 +113,7 @@ def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) ->
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         columns = [[dialect.value(value) for value in column.to_pylist()] for column in batch.columns]
         for row in zip(*columns, strict=True):
-            yield (*row, *(each(number) for each in more))
+            yield (*row, *(function(number) for function in more))
             number += 1
 
 
@@ -188,20 +188,20 @@ class Sqlite:
             against.append("has a CHECK")
         cursor.execute(f"PRAGMA table_xinfo({quoted(name)})")
         info = cursor.fetchall()
-        against += [f"makes the values of {each[1]!r} itself" for each in info if each[6]]
-        unique = [frozenset(each[1] for each in info if each[5])]
+        against += [f"makes the values of {column[1]!r} itself" for column in info if column[6]]
+        unique = [frozenset(column[1] for column in info if column[5])]
         cursor.execute(f"PRAGMA index_list({quoted(name)})")
-        for index in [each for each in cursor.fetchall() if each[2]]:
+        for index in [entry for entry in cursor.fetchall() if entry[2]]:
             cursor.execute(f"PRAGMA index_info({quoted(index[1])})")
-            unique.append(frozenset(str(each[2]) for each in cursor.fetchall()))
+            unique.append(frozenset(str(column[2]) for column in cursor.fetchall()))
             against += [f"has the partial index {index[1]!r}"] if index[4] else []
         cursor.execute(f"PRAGMA foreign_key_list({quoted(name)})")
-        against += [f"refers to {each[2]!r}" for each in cursor.fetchall()]
+        against += [f"refers to {key[2]!r}" for key in cursor.fetchall()]
         cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (name,))
-        against += [f"has the trigger {each[0]!r}" for each in cursor.fetchall()]
-        types = {each[1]: _affinity(each[2]) for each in info}
-        columns = {each[1]: bool(each[3]) for each in info}
-        return Found(columns, tuple(each for each in unique if each), tuple(against), types)
+        against += [f"has the trigger {trigger[0]!r}" for trigger in cursor.fetchall()]
+        types = {column[1]: _affinity(column[2]) for column in info}
+        columns = {column[1]: bool(column[3]) for column in info}
+        return Found(columns, tuple(names for names in unique if names), tuple(against), types)
 
     def staging(self, target: str, staging: str) -> str:
         """Return the statement that creates a table with the same columns."""
@@ -329,9 +329,9 @@ class Postgres:
         against += ["has row security"] if secured else []
         for said, question in _POSTGRES_RULES.items():
             cursor.execute(question, (oid,))
-            against += [f"{said} {each[0]!r}" for each in cursor.fetchall()]
+            against += [f"{said} {rule[0]!r}" for rule in cursor.fetchall()]
         cursor.execute(_POSTGRES_UNIQUE, (oid,))
-        unique = tuple(frozenset(each[0]) for each in cursor.fetchall())
+        unique = tuple(frozenset(constraint[0]) for constraint in cursor.fetchall())
         cursor.execute(_POSTGRES_COLUMNS, (oid,))
         return Found(dict(cursor.fetchall()), unique, tuple(against), {})
 

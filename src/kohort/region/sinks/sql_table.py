@@ -169,7 +169,7 @@ class SqlTable(Bound):
     def _first(self, at: _Cursor, found: Found | None, schema: pa.Schema, types: dict[str, str]) -> None:
         """Make the table this region's."""
         if found is None:
-            must = {each.name for each in schema if not each.nullable or each.name in self.keys}
+            must = {field.name for field in schema if not field.nullable or field.name in self.keys}
             columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
             columns += [f"PRIMARY KEY ({listed(self.keys)})"] if self.keys else []
             at.run(f"CREATE TABLE {{target}} ({', '.join(columns)})")
@@ -195,13 +195,13 @@ class SqlTable(Bound):
         wrong += [
             f"has a column {name!r}, which the rows have not" for name in found.columns if name not in schema.names
         ]
-        wrong += [f"takes no null in {each.name!r}, and the rows may have it" for each in schema
-                  if each.nullable and each.name not in self.keys and found.columns.get(each.name)]  # fmt: skip
+        wrong += [f"takes no null in {field.name!r}, and the rows may have it" for field in schema
+                  if field.nullable and field.name not in self.keys and found.columns.get(field.name)]  # fmt: skip
         wrong += [f"keeps {name!r} as {kind}, and the rows need {types[name]}" for name, kind in found.types.items()
                   if name in types and kind != types[name]]  # fmt: skip
         wanted = frozenset(self.keys)
-        others = [each for each in found.unique if each != wanted]
-        wrong += [f"takes each {', '.join(sorted(each))} once only" for each in others]
+        others = [constraint for constraint in found.unique if constraint != wanted]
+        wrong += [f"takes each {', '.join(sorted(constraint))} once only" for constraint in others]
         if wanted and wanted not in found.unique:
             wrong.append(f"has no unique index on {', '.join(self.keys)}")
         if wrong:
@@ -415,8 +415,8 @@ class _Cursor:
         Raises:
             InvalidInputError: there is no type for a column.
         """
-        found = {each.name: self.dialect.type_of(each.type) for each in schema}
-        refused = [f"column {each.name!r} of type {each.type}" for each in schema if not found[each.name]]
+        found = {field.name: self.dialect.type_of(field.type) for field in schema}
+        refused = [f"column {field.name!r} of type {field.type}" for field in schema if not found[field.name]]
         if refused:
             raise InvalidInputError(
                 f"The table can't keep {'; '.join(refused)}: cast these columns, nested ones to JSON text "
@@ -448,7 +448,7 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
     if url.scheme in ("postgresql", "postgres"):
         user = f"{url.username}@" if url.username else ""
         host = url.netloc.rpartition("@")[2]
-        said = urlencode([each for each in parse_qsl(url.query) if "pass" not in each[0]], safe="/=")
+        said = urlencode([parameter for parameter in parse_qsl(url.query) if "pass" not in parameter[0]], safe="/=")
         return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
     raise InvalidInputError(
         f"SqlTable does not know {url.scheme or connect!r}: give sqlite:///file.db, postgresql://user@host/database, "
