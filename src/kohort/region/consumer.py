@@ -30,7 +30,7 @@ from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
 from kohort.region.consuming.waits import Wait
 from kohort.region.consuming.work_queue import Flow, Piece
 from kohort.region.inside import Inside
-from kohort.region.member import events as happens
+from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
 from kohort.region.states import MemberState
@@ -144,7 +144,7 @@ class RegionConsumer:
         self._hand = None
         if self._own.every_records is not None and self._records >= self._own.every_records:
             self._records = 0
-            self._events.post(happens.CheckpointWanted())
+            self._events.post(CheckpointWanted())
 
     def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
         """Abandon a table that is still in progress. Do nothing in a forked child."""
@@ -262,16 +262,16 @@ class RegionConsumer:
 
     def checkpoint(self) -> None:
         """Request a checkpoint, in which all members drain and contribute. Return at once."""
-        self._post(happens.CheckpointWanted())
+        self._post(CheckpointWanted())
 
     def reset(self, cause: str) -> None:
         """Request a reset of all members to the last complete sequence.
 
         Something downstream of this member has failed.
         """
-        self._post(happens.ResetWanted(cause))
+        self._post(ResetWanted(cause))
 
-    def _post(self, event: happens.Event) -> None:
+    def _post(self, event: Event) -> None:
         """Post an event. Do not wake the event thread if the calling thread may hold one of its locks already."""
         post = self._events.post_quietly if self._inside.is_here() else self._events.post
         with self._in_use():
@@ -317,7 +317,7 @@ class RegionConsumer:
         if not self.is_in_use_here():  # otherwise the event thread clears it
             self._flow.clear()
         self.ask_to_close(CLOSE_S)
-        self._events.post_quietly(happens.ResetWanted(cause))
+        self._events.post_quietly(ResetWanted(cause))
         if not self.is_in_use_here():
             self._wait_for_the_end()
 
@@ -330,7 +330,7 @@ class RegionConsumer:
             self._asked_to_close = True
             self._flow.give_no_more()
             self._events.end_within(timeout_s)
-            self._events.post_quietly(happens.Closing())
+            self._events.post_quietly(Closing())
 
     def _wait_for_the_end(self) -> None:
         with self._in_use():

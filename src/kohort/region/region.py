@@ -16,7 +16,7 @@ from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
 from kohort.region.consumer import RegionConsumer
@@ -127,7 +127,7 @@ class Region:
         with self._calls.enter(), self._lock:
             self._counted.add(member)
 
-    def _plane_seen(self) -> told.RegionSeen | None:
+    def _plane_seen(self) -> messages.RegionSeen | None:
         plane = self._tenure.plane()
         return None if plane is None else plane.describe()
 
@@ -275,14 +275,14 @@ class Region:
 
     # -- operators
 
-    def describe(self) -> told.RegionSeen:
+    def describe(self) -> messages.RegionSeen:
         """Return the control plane's description of the region.
 
         Raises:
             TimedOutError: the control plane does not answer.
         """
         with self._call("describe"):
-            return self._ask(told.Describe())
+            return self._ask(messages.Describe())
 
     def complete(self) -> int:
         """Return the last sequence that all sinks show; 0: none. Readers of several sinks read up to it.
@@ -295,7 +295,7 @@ class Region:
     def checkpoint(self) -> None:
         """Request a checkpoint."""
         with self._call("checkpoint"):
-            self._ask(told.AskCheckpoint())
+            self._ask(messages.AskCheckpoint())
 
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
@@ -315,7 +315,7 @@ class Region:
             self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
-        if to_initial and (seen := self._ask(told.Describe())).sequence > 0:
+        if to_initial and (seen := self._ask(messages.Describe())).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
@@ -327,12 +327,12 @@ class Region:
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
-        self._ask(told.AskReset(cause, forced=True, initial=to_initial))
+        self._ask(messages.AskReset(cause, forced=True, initial=to_initial))
 
     def stop_member(self, name: str) -> None:
         """Request that a member leaves with the next complete sequence."""
         with self._call("stop_member"):
-            self._ask(told.StopMember(name))
+            self._ask(messages.StopMember(name))
 
     def resume(self) -> None:
         """Resume a stopped region whose problem is repaired. The topic has the change when this returns.
@@ -344,7 +344,7 @@ class Region:
             self._resume()
 
     def _resume(self) -> None:
-        self._ask(told.LetGoOn())
+        self._ask(messages.LetGoOn())
         until_s = time.monotonic() + ANSWER_S
         while (stopped := self._home.saved().stopped) is not None and stopped.cause:
             if time.monotonic() > until_s:
@@ -444,14 +444,14 @@ class Region:
                 self._closes_later = False
                 self.close()
 
-    def _ask(self, *said: told.Report | told.Ask) -> told.RegionSeen:
+    def _ask(self, *said: messages.Report | messages.Ask) -> messages.RegionSeen:
         link = self._reach()
         try:
-            for message in (*said, told.Describe()):
+            for message in (*said, messages.Describe()):
                 link.send(encode(message))
             for body in link.bodies(ANSWER_S):
                 answer = decode_heard(body)
-                if isinstance(answer, told.RegionSeen):
+                if isinstance(answer, messages.RegionSeen):
                     return answer
         finally:
             link.close()

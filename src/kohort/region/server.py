@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.io.channel import Frames, await_caller, frame
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
-from kohort.region import messages as told
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import Known, RegionConfig, seen
@@ -115,13 +115,13 @@ class Writer:
     def __init__(self, book: Book, region: str) -> None:
         self._book, self._region = book, region
 
-    def save(self, effect: happens.Save) -> Pauses[Event]:
+    def save(self, effect: events.Save) -> Pauses[Event]:
         """Write facts."""
         facts = [_stamped(fact) for fact in effect.facts]
         yield from self._until_it_works("facts", lambda: self._book.save(facts))
-        return happens.Saved(effect.token)
+        return events.Saved(effect.token)
 
-    def commit(self, effect: happens.Commit) -> Pauses[Event]:
+    def commit(self, effect: events.Commit) -> Pauses[Event]:
         """Write a sequence; if the outcome of a commit is unknown, continue from what was committed."""
         manifest = _stamped(effect.manifest)
         unknown = 0
@@ -140,7 +140,7 @@ class Writer:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
-            return happens.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
+            return events.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
     def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
         """Retry a write until it succeeds: while the topic can't be written, the region waits."""
@@ -298,7 +298,7 @@ class ControlPlane:
             log.debug("region %s: a connection ended: %s", self.region, error)
         finally:
             if self._writers.pop(connection, None) is not None and not self._end.is_set():
-                self._step(happens.Disconnected(connection))
+                self._step(events.Disconnected(connection))
             writer.transport.abort() if self._end.is_set() else writer.close()
 
     async def _read(self, connection: int, reader: asyncio.StreamReader) -> None:
@@ -309,20 +309,20 @@ class ControlPlane:
                 if connection not in self._writers:
                     return  # it was closed
 
-    def _heard(self, connection: int, said: told.Report | told.Ask) -> None:
+    def _heard(self, connection: int, said: messages.Report | messages.Ask) -> None:
         match said:
-            case told.Alive():
+            case messages.Alive():
                 pass
-            case told.Describe():
+            case messages.Describe():
                 self._send(connection, seen(self._machine.plane))
-            case told.StopMember(name):
-                self._step(happens.StopMember(name))
-            case told.LetGoOn():
-                self._step(happens.Resumed())
+            case messages.StopMember(name):
+                self._step(events.StopMember(name))
+            case messages.LetGoOn():
+                self._step(events.Resumed())
             case _:
-                self._step(happens.Heard(connection, said))
+                self._step(events.Heard(connection, said))
 
-    def _send(self, connection: int, message: told.Order | told.Told) -> None:
+    def _send(self, connection: int, message: messages.Order | messages.Told) -> None:
         writer = self._writers.get(connection)
         if writer is None:
             return
@@ -335,7 +335,7 @@ class ControlPlane:
         while True:
             await asyncio.sleep(ALIVE_S)
             for connection in list(self._writers):
-                self._send(connection, told.Alive())
+                self._send(connection, messages.Alive())
 
     # -- the machine
 
@@ -354,25 +354,25 @@ class ControlPlane:
         due_ms = self._machine.due_ms()
         if due_ms is not None:
             wait_s = max(0, due_ms - _now_ms()) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, happens.Tick())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, events.Tick())
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case happens.Say(connection, order):
+            case events.Say(connection, order):
                 self._send(connection, order)
-            case happens.Close(connection):
+            case events.Close(connection):
                 writer = self._writers.pop(connection, None)
                 if writer is not None:
                     writer.close()
-            case happens.Save():
+            case events.Save():
                 self._writing.put_nowait(self._writer.save(effect))
-            case happens.Commit():
+            case events.Commit():
                 self._writing.put_nowait(self._writer.commit(effect))
-            case happens.LookAt():
+            case events.LookAt():
                 self._spawn(self._look(effect))
-            case happens.LookAtProcess(process):
+            case events.LookAtProcess(process):
                 self._spawn(self._look_at_process(process))
-            case happens.Told(level, text):
+            case events.Told(level, text):
                 log.log(level, "%s", text)
 
     # -- the topic
@@ -420,7 +420,7 @@ class ControlPlane:
             if self._end.is_set():
                 raise OverError("it was closed")
 
-    async def _look(self, effect: happens.LookAt) -> None:
+    async def _look(self, effect: events.LookAt) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
@@ -430,12 +430,12 @@ class ControlPlane:
             log.info("group %s could not be described: %s", effect.group, error)
             return
         if found is not None:
-            self._step(happens.GroupSeen(effect.group, found))
+            self._step(events.GroupSeen(effect.group, found))
 
     async def _look_at_process(self, process: str) -> None:
         for pause_s in (*ENDING_LOOKS_S, 0.0):
             if has_ended(process):
-                self._step(happens.ProcessEnded(process))
+                self._step(events.ProcessEnded(process))
                 return
             await asyncio.sleep(pause_s)
 

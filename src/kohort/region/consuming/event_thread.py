@@ -23,7 +23,7 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, is_away, sink_wait
 from kohort.region.consuming.work_queue import Flow, Piece
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
@@ -55,7 +55,7 @@ class _Waiting:
 
     drain: Cut | None = None
     drain_since_s: float = 0.0
-    go_back: happens.GoBack | None = None
+    go_back: events.GoBack | None = None
     save: Cut | None = None
 
 
@@ -91,7 +91,7 @@ class EventThread(MemberThread):
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
-    def post_quietly(self, event: happens.Event) -> None:
+    def post_quietly(self, event: events.Event) -> None:
         """Post an event that is handled with the next poll. This takes no lock: a signal handler may call it."""
         self._posted.put(event)
 
@@ -166,7 +166,7 @@ class EventThread(MemberThread):
             self._resumed = wanted
 
     def _fetched(self, batch: pa.RecordBatch) -> None:
-        self._step(happens.Fetched())
+        self._step(events.Fetched())
         if not self._polls:
             return  # the records are discarded: the region resets
         now = self._consumer.positions()
@@ -183,7 +183,7 @@ class EventThread(MemberThread):
                 self._consumer.seek_to_beginning(error.partition)
             return
         self._step(
-            happens.Failed(
+            events.Failed(
                 f"records are lost: {error}",
                 "go on with fail_on_data_loss=False, which leaves them out, or reset the region to its initial state",
             )
@@ -202,7 +202,7 @@ class EventThread(MemberThread):
             return
         if self._flow.dirty:
             self._waiting.drain = None
-            self._step(happens.NotQuiet(cut, LEFT_UNDONE))
+            self._step(events.NotQuiet(cut, LEFT_UNDONE))
             return
         offsets = {partition_of(part): offset_of(at) for part, at in self._ends().items()}
         try:
@@ -210,7 +210,7 @@ class EventThread(MemberThread):
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
         except (FencedError, NotAuthorizedError) as error:
             self._waiting.drain = None
-            self._step(happens.NotQuiet(cut, f"its offsets could not be committed: {error}"))
+            self._step(events.NotQuiet(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
             log.info("%s: offset commit failed, retrying: %s", self.name, error)
@@ -223,9 +223,9 @@ class EventThread(MemberThread):
             self._callbacks.on_drain()
         except Exception as error:
             log.exception("%s: on_drain failed", self.name)
-            self._step(happens.NotQuiet(cut, f"on_drain: {error!r}"))
+            self._step(events.NotQuiet(cut, f"on_drain: {error!r}"))
             return
-        self._step(happens.Quiet(cut))
+        self._step(events.Quiet(cut))
 
     def _ends(self) -> dict[Part, Position]:
         """Return the read positions: after the last submitted record, and past what follows it and is not a record."""
@@ -251,35 +251,35 @@ class EventThread(MemberThread):
         self.figures.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
-        self._step(happens.WentBack(wanted.epoch))
+        self._step(events.WentBack(wanted.epoch))
 
     # -- effects
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case happens.Poll(slowly):
+            case events.Poll(slowly):
                 self._polls, self._slowly = True, slowly
-            case happens.StopPolling(clear):
+            case events.StopPolling(clear):
                 self._polls = False
                 self._flow.shut()
                 if clear:
                     self._flow.clear()
-            case happens.Quiesce(cut):
+            case events.Quiesce(cut):
                 self._flow.shut()
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
-            case happens.SaveState(cut, _):
+            case events.SaveState(cut, _):
                 self._save_state(cut)
-            case happens.GoOn():
+            case events.GoOn():
                 self._waiting.drain = None
                 self._saves_no_more()
                 self._flow.open()
-            case happens.GoBack():
+            case events.GoBack():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
                 self._flow.shut()
-            case happens.Begin(epoch, sequence, state):
+            case events.Begin(epoch, sequence, state):
                 self._begin(epoch, sequence, state)
-            case happens.Retire(_, retired, counts):
+            case events.Retire(_, retired, counts):
                 self._retire(retired, counts=counts)
 
     def _held(self, partitions: set[TopicPartition]) -> None:
@@ -334,7 +334,7 @@ class EventThread(MemberThread):
 
     def _not_saved(self, cut: Cut, error: Exception) -> None:
         self._saves_no_more()
-        self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
+        self._step(events.NotQuiet(cut, f"its state could not be saved: {error!r}"))
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
@@ -344,7 +344,7 @@ class EventThread(MemberThread):
     def sink_waits(self, cause: str) -> None:
         """Record that the sink accepts nothing at the moment, or accepts rows again. Any thread may call this."""
         self.figures.waits_to_stage = cause
-        self.post(happens.SinkWaits(cause))
+        self.post(events.SinkWaits(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.figures.sequences += 1

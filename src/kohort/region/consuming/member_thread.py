@@ -31,14 +31,14 @@ from kohort.errors import (
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.io.channel import Link
 from kohort.io.processes import own_name
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import Figures, MemberConfig
 from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
 from kohort.region.consuming.waits import Wait
-from kohort.region.member import events as happens
+from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
 from kohort.region.message_codec import UnknownMessageError, decode_heard, encode
@@ -64,14 +64,14 @@ class Listener(HoldingListener):
         self._hear, self._consumer, self._wake = hear, consumer, wake
 
     def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
-        self._hear(happens.Revoked, partitions)
+        self._hear(events.Revoked, partitions)
         self._wake()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         """Do nothing: these partitions were released before."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self._hear(happens.Lost, partitions)
+        self._hear(events.Lost, partitions)
         self._wake()
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
@@ -93,8 +93,8 @@ class PlaneLink:
     def __init__(
         self,
         reach: Callable[[], Link],
-        connected: Callable[[str], told.Waiting | None],
-        heard: Callable[[told.Order], None],
+        connected: Callable[[str], messages.Waiting | None],
+        heard: Callable[[messages.Order], None],
         failed: Callable[[BaseException], None],
         name: str,
     ) -> None:
@@ -117,7 +117,7 @@ class PlaneLink:
     def start(self) -> None:
         self._thread.start()
 
-    def say(self, report: told.Report) -> None:
+    def say(self, report: messages.Report) -> None:
         """Send a message, if there is a connection; a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
@@ -166,10 +166,10 @@ class PlaneLink:
             is_connected = self._is_connected(link)
             for body in link.bodies(SILENCE_S):
                 message = decode_heard(body)
-                if isinstance(message, told.Alive):  # comes every second
-                    link.send(encode(told.Alive()))
+                if isinstance(message, messages.Alive):  # comes every second
+                    link.send(encode(messages.Alive()))
                     is_connected = is_connected or self._is_connected(link)
-                elif is_connected and not isinstance(message, told.RegionSeen):
+                elif is_connected and not isinstance(message, messages.RegionSeen):
                     self._heard(message)
         except UnknownMessageError as error:
             log.warning("%s: cannot decode a message of the control plane: %s", self._name, error)
@@ -205,7 +205,7 @@ class _Later:
         unanswered: offsets whose commit was not answered in time, and may still happen.
     """
 
-    look_up: list[happens.LookUp] = field(default_factory=list)
+    look_up: list[events.LookUp] = field(default_factory=list)
     look_again_s: float = 0.0
     commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     unanswered: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class MemberThread(ABC):
         self._link = PlaneLink(
             reach,
             self._connected,
-            lambda order: self.post(happens.Ordered(order)),
+            lambda order: self.post(events.Ordered(order)),
             self._failed,
             self.name,
         )
@@ -276,7 +276,7 @@ class MemberThread(ABC):
                 return Waiting(self.figures.waits_for, machine.name, machine.group, place)
         if self._compares.ended():
             self.figures.waits_for_its_place = ""
-        self.post(happens.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
+        self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None
 
     def _failed(self, error: BaseException) -> None:
@@ -309,7 +309,7 @@ class MemberThread(ABC):
 
     def _published(self, place: str, sequence: int, cause: str) -> None:
         """Report to the machine that a sequence is published to a sink, or why it is not yet."""
-        self.post(happens.PublishEnded(sequence, cause, place))
+        self.post(events.PublishEnded(sequence, cause, place))
 
     # -- what depends on the kind of member
 
@@ -402,7 +402,7 @@ class MemberThread(ABC):
             self._parts = dict(zip(held, parts, strict=True))
             self._held(set(held))
             self.figures.partitions, self.figures.topics = len(held), len({part.topic for part in held})
-            self._step(happens.Assigned(identity, parts))
+            self._step(events.Assigned(identity, parts))
 
     # -- deferred work
 
@@ -421,7 +421,7 @@ class MemberThread(ABC):
             return
         waiting.look_up.pop(0)
         topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
-        self._step(happens.LookedUp(asked.number, found, topics))
+        self._step(events.LookedUp(asked.number, found, topics))
 
     def _go_on_committing(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
         """Commit the merged offsets to the group after a reset, as soon as the group accepts them.
@@ -452,20 +452,20 @@ class MemberThread(ABC):
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case happens.Say(report):
+            case events.Say(report):
                 if self._link is not None and not self._over:
                     self._link.say(report)
-            case happens.Seek(positions, commit):
+            case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
-            case happens.LookUp():
+            case events.LookUp():
                 self._later.look_up.append(effect)
-            case happens.Release(parts):
+            case events.Release(parts):
                 self._release(parts)
-            case happens.PublishKeys():
+            case events.PublishKeys():
                 publisher = self._publishers.get(effect.place or self.machine.sink)
                 if publisher is not None:
                     publisher.publish(effect)
-            case happens.End(cause, remedy):
+            case events.End(cause, remedy):
                 self._over = True
                 if cause:
                     self._error = RegionStoppedError(f"{self.name} of region {self.machine.region}: {cause}; {remedy}")
@@ -499,9 +499,9 @@ class MemberThread(ABC):
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
             value_of(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
-            self._step(happens.NotQuiet(cut, error.message))
+            self._step(events.NotQuiet(cut, error.message))
             return
-        given = happens.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
+        given = events.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
         self._step(given)
 
     def _probe(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:

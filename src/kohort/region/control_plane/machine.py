@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kohort.region import messages as told
-from kohort.region.control_plane import checkpoints, membership, recovery, starts
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import checkpoints, events, membership, recovery, starts
 from kohort.region.control_plane.events import Effect, Event, Heard
 from kohort.region.control_plane.state import Known, Plane, RegionConfig
 from kohort.region.states import RegionState, Row
@@ -31,7 +30,7 @@ def _ignored(why: str) -> PlaneRow:
     return Row(f"ignored, because {why}")
 
 
-def _look_at_clock(plane: Plane, event: happens.Tick) -> None:
+def _look_at_clock(plane: Plane, event: events.Tick) -> None:
     del event
     membership.look_for_missing(plane)
     membership.look_for_lost(plane)
@@ -41,7 +40,7 @@ def _look_at_clock(plane: Plane, event: happens.Tick) -> None:
     recovery.look_for_late(plane)
 
 
-def _saved(plane: Plane, event: happens.Saved) -> None:
+def _saved(plane: Plane, event: events.Saved) -> None:
     plane.saved(event.token)
 
 
@@ -54,31 +53,36 @@ _NO_COMMIT = "no commit is pending"
 _BACK_OR_STOPPED = (RESETTING, STOPPED)
 
 TABLE: dict[type, Rows] = {
-    told.Register: {
+    messages.Register: {
         FORMING: _row("one member fewer is expected; after the last the region runs, or resets", membership.register,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RUNNING: _row("the member gets its epoch; an earlier member of its name is fenced", membership.register,
                       DRAINING, *_BACK_OR_STOPPED),
         DRAINING: _row("the member takes part in the next checkpoint", membership.register, RUNNING, *_BACK_OR_STOPPED),
-        CHECKPOINTING: _row("the member takes part in the next checkpoint", membership.register, RUNNING, DRAINING, *_BACK_OR_STOPPED),
-        COMMITTING: _row("the member takes part in the next checkpoint; an earlier member of its name is fenced", membership.register,
+        CHECKPOINTING: _row("the member takes part in the next checkpoint",
+                            membership.register, RUNNING, DRAINING, *_BACK_OR_STOPPED),
+        COMMITTING: _row("the member takes part in the next checkpoint; an earlier member of its name is fenced",
+                         membership.register,
                          *_BACK_OR_STOPPED),
         RESETTING: _row("the member gets the epoch of the reset", membership.register, RUNNING, STOPPED),
         STOPPED: _row("the member gets the cause, and its connection ends", recovery.refuse),
     },
-    told.Leave: {
+    messages.Leave: {
         FORMING: _row("the member leaves when all members have registered", membership.leave),
-        RUNNING: _row("a checkpoint begins, then the member leaves; at once if it holds nothing", membership.leave, DRAINING),
-        DRAINING: _row("the member leaves after this checkpoint; at once if it holds nothing", membership.leave, RUNNING),
+        RUNNING: _row("a checkpoint begins, then the member leaves; at once if it holds nothing",
+                      membership.leave, DRAINING),
+        DRAINING: _row("the member leaves after this checkpoint; at once if it holds nothing",
+                       membership.leave, RUNNING),
         CHECKPOINTING: _row(
             "the member leaves after this checkpoint; at once if it holds nothing", membership.leave, RUNNING, DRAINING
         ),
-        COMMITTING: _row("the member leaves after the next checkpoint; at once if it holds and gave nothing", membership.leave),
+        COMMITTING: _row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
+                         membership.leave),
         RESETTING: _row("the member leaves at once, or when it has published", membership.leave,
                         RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Drained: {
+    messages.Drained: {
         FORMING: _ignored("the checkpoint that it was drained for is over"),
         RUNNING: _ignored(_EARLIER_CUT),
         DRAINING: _row("after the last one all members save their state", checkpoints.drained, CHECKPOINTING),
@@ -87,7 +91,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored(_GOES_BACK),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.DrainFailed: {
+    messages.DrainFailed: {
         FORMING: _ignored("the checkpoint that failed is over"),
         RUNNING: _ignored(_EARLIER_CUT),
         DRAINING: _row("the region resets", checkpoints.drain_failed, *_BACK_OR_STOPPED),
@@ -96,7 +100,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored(_GOES_BACK),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Contributed: {
+    messages.Contributed: {
         FORMING: _ignored("the checkpoint that it contributes to is over"),
         RUNNING: _ignored(_EARLIER_CUT),
         DRAINING: _ignored("the checkpoint has restarted"),
@@ -106,7 +110,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored(_GOES_BACK),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Holding: {
+    messages.Holding: {
         FORMING: _row("a checkpoint begins as soon as the region runs", checkpoints.asked),
         RUNNING: _row("a checkpoint begins, then the member releases the partitions", checkpoints.asked, DRAINING),
         DRAINING: _row("another checkpoint follows, then the member releases the partitions", checkpoints.asked),
@@ -115,7 +119,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored("a member that resets releases partitions at once"),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Moved: {
+    messages.Moved: {
         FORMING: _row("recorded", membership.moved),
         RUNNING: _row("recorded; released partitions can be given to others", membership.moved),
         DRAINING: _row("recorded", membership.moved),
@@ -126,7 +130,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("recorded", membership.moved),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.AskStarts: {
+    messages.AskStarts: {
         FORMING: _row("answered when the region runs", starts.ask),
         RUNNING: _row("answered for partitions that no other member holds", starts.ask),
         DRAINING: _row("answered after the checkpoint", starts.ask),
@@ -135,7 +139,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("answered when all members have reset", starts.ask),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Looked: {
+    messages.Looked: {
         FORMING: _row("saved before it is handed out", starts.looked),
         RUNNING: _row("saved before it is handed out", starts.looked),
         DRAINING: _row("saved; handed out after the checkpoint", starts.looked),
@@ -144,7 +148,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored("it asks anew when all members have reset"),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.AskCheckpoint: {
+    messages.AskCheckpoint: {
         FORMING: _row("a checkpoint begins as soon as the region runs", checkpoints.asked),
         RUNNING: _row("a checkpoint begins", checkpoints.asked, DRAINING),
         DRAINING: _ignored(_UNDER_WAY),
@@ -153,20 +157,21 @@ TABLE: dict[type, Rows] = {
         RESETTING: _ignored("a member that resets counts anew"),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.AskReset: {
+    messages.AskReset: {
         FORMING: _row("the reset begins when all members have registered", recovery.asked),
         RUNNING: _row("the region resets", recovery.asked, *_BACK_OR_STOPPED),
         DRAINING: _row("the checkpoint is abandoned, the region resets", recovery.asked, *_BACK_OR_STOPPED),
         CHECKPOINTING: _row("the checkpoint is abandoned, the region resets", recovery.asked, *_BACK_OR_STOPPED),
-        COMMITTING: _row("the reset begins when the outcome is known; at once while a generation is requested", recovery.asked,
+        COMMITTING: _row("the reset begins when the outcome is known; at once while a generation is requested",
+                         recovery.asked,
                          *_BACK_OR_STOPPED),
         RESETTING: _row("the next attempt begins", recovery.asked, STOPPED),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.CantGoOn: {
+    messages.CantGoOn: {
         state: _row("the region stops", recovery.cant_go_on, STOPPED) for state in RegionState if state is not STOPPED
     } | {STOPPED: _ignored(_NONE_THERE)},
-    told.WasReset: {
+    messages.WasReset: {
         FORMING: _ignored(_EARLIER_RESET),
         RUNNING: _row("the member has reset alone, and takes part again", recovery.was_reset, DRAINING),
         DRAINING: _row("the member joined after the checkpoint began, and has reset alone", recovery.was_reset),
@@ -175,19 +180,20 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("after the last one the region runs", recovery.was_reset, RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
-    told.Published: {
+    messages.Published: {
         state: _row("saved, so that the next control plane knows it", checkpoints.published) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: _ignored(_NONE_THERE)},
-    told.PublishFailed: {
+    messages.PublishFailed: {
         state: _row("logged; the next commit waits", checkpoints.publish_failed) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: _ignored(_NONE_THERE)},
-    told.Waiting: {
-        state: _row("recorded: the sink is unavailable, and the checkpoint waits for it", checkpoints.waiting) for state in RegionState
+    messages.Waiting: {
+        state: _row("recorded: the sink is unavailable, and the checkpoint waits for it", checkpoints.waiting)
+        for state in RegionState
         if state is not STOPPED
     } | {STOPPED: _ignored(_NONE_THERE)},
-    happens.Disconnected: {
+    events.Disconnected: {
         FORMING: _row("the member may reconnect", membership.disconnected),
         RUNNING: _row("the member may reconnect; no checkpoint begins until then", membership.disconnected),
         DRAINING: _row("the member may reconnect", membership.disconnected),
@@ -196,7 +202,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("the member may reconnect", membership.disconnected),
         STOPPED: _ignored(_NONE_THERE),
     },
-    happens.ProcessEnded: {
+    events.ProcessEnded: {
         FORMING: _row("its members are dead, and not waited for: the region resets when the others are there",
                       membership.process_ended, RUNNING, DRAINING, *_BACK_OR_STOPPED),
         RUNNING: _row("its members are dead: the region resets", membership.process_ended, DRAINING, *_BACK_OR_STOPPED),
@@ -208,7 +214,7 @@ TABLE: dict[type, Rows] = {
         RESETTING: _row("its members are not waited for", membership.process_ended, RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
-    happens.Saved: {
+    events.Saved: {
         FORMING: _row("recorded", _saved),
         RUNNING: _row("what waited for it continues", _saved, DRAINING),
         DRAINING: _row("what waited for it continues", _saved),
@@ -218,7 +224,7 @@ TABLE: dict[type, Rows] = {
         STOPPED: _row("recorded; its members are stopped, and an operator's resume waits for that", _saved,
                       FORMING),
     },
-    happens.CommitEnded: {
+    events.CommitEnded: {
         FORMING: _ignored(_NO_COMMIT),
         RUNNING: _ignored(_NO_COMMIT),
         DRAINING: _ignored(_NO_COMMIT),
@@ -229,16 +235,18 @@ TABLE: dict[type, Rows] = {
         STOPPED: _row("the region continues from what was committed, when an operator resumes it",
                       checkpoints.ended_when_stopped, FORMING),
     },
-    happens.GroupSeen: {
+    events.GroupSeen: {
         state: _row("the region stops if clients outside it read in a group", checkpoints.group_seen, STOPPED)
         for state in RegionState if state not in (STOPPED, COMMITTING)
     } | {COMMITTING: _ignored("the next sequence checks again"), STOPPED: _ignored(_NONE_THERE)},
-    happens.StopMember: {
+    events.StopMember: {
         FORMING: _row("the member leaves when all members have registered", membership.stop_member),
         RUNNING: _row("a checkpoint begins, then the member leaves", membership.stop_member, DRAINING),
-        DRAINING: _row("the member leaves after this checkpoint; at once if it holds nothing", membership.stop_member, RUNNING),
+        DRAINING: _row("the member leaves after this checkpoint; at once if it holds nothing",
+                       membership.stop_member, RUNNING),
         CHECKPOINTING: _row(
-            "the member leaves after this checkpoint; at once if it holds nothing", membership.stop_member, RUNNING, DRAINING
+            "the member leaves after this checkpoint; at once if it holds nothing",
+            membership.stop_member, RUNNING, DRAINING
         ),
         COMMITTING: _row("the member leaves after the next checkpoint; at once if it holds and gave nothing",
                          membership.stop_member),
@@ -246,14 +254,15 @@ TABLE: dict[type, Rows] = {
                         RUNNING, DRAINING),
         STOPPED: _ignored(_NONE_THERE),
     },
-    happens.Resumed: {
+    events.Resumed: {
         state: _ignored("the region has not stopped") for state in RegionState if state is not STOPPED
     } | {STOPPED: _row("members may register again, as soon as pending writes are in the topic",
                           recovery.resume, FORMING)},
-    happens.Tick: {
+    events.Tick: {
         FORMING: _row("members that have not registered in time are dead: the region resets", _look_at_clock,
                       RUNNING, DRAINING, *_BACK_OR_STOPPED),
-        RUNNING: _row("a checkpoint is due; members that did not reconnect in time are dead: the region resets", _look_at_clock,
+        RUNNING: _row("a checkpoint is due; members that did not reconnect in time are dead: the region resets",
+                      _look_at_clock,
                       DRAINING, *_BACK_OR_STOPPED),
         DRAINING: _row("the region resets if a member is late or dead", _look_at_clock, RUNNING, *_BACK_OR_STOPPED),
         CHECKPOINTING: _row("the region resets if a member is late or dead", _look_at_clock,

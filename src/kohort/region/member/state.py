@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from kohort.region import messages as told
-from kohort.region.member import events as happens
+from kohort.region import messages
+from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
@@ -103,8 +103,8 @@ class Member:
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
-        self.failure: told.CantGoOn | None = None
-        self.wants_back: told.AskReset | None = None
+        self.failure: messages.CantGoOn | None = None
+        self.wants_back: messages.AskReset | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
         self._asks = 0
@@ -114,8 +114,8 @@ class Member:
     def do(self, *effects: Effect) -> None:
         self.effects += effects
 
-    def say(self, report: told.Report) -> None:
-        self.do(happens.Say(report))
+    def say(self, report: messages.Report) -> None:
+        self.do(events.Say(report))
 
     def be(self, state: MemberState) -> None:
         """Set the state, also that to return to after a checkpoint."""
@@ -133,7 +133,7 @@ class Member:
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1
-            self.say(told.AskStarts(self._asks, wanted))
+            self.say(messages.AskStarts(self._asks, wanted))
 
     def drop(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -146,11 +146,11 @@ class Member:
         """Release partitions, and report it."""
         gone = tuple(parts)
         self.drop(gone)
-        self.do(happens.Release(gone))
-        self.say(told.Moved(self.identity, gone))
+        self.do(events.Release(gone))
+        self.say(messages.Moved(self.identity, gone))
 
     def go_on(self) -> None:
         """Continue after a checkpoint."""
         self.cut = None
         self.state = self.resting
-        self.do(happens.GoOn(), happens.Poll(slowly=self.resting is RESET_COMPLETE))
+        self.do(events.GoOn(), events.Poll(slowly=self.resting is RESET_COMPLETE))
