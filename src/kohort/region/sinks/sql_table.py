@@ -63,7 +63,8 @@ class SqlTable(Bound):
     It can be pickled. `Sink` documents its methods' guarantees.
 
     Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a sequence has two rows of
-    one key, the later counts: by epoch, unit and member of the staged keys, then by the order in the table.
+    one key, the later counts. The order is by epoch, unit and member of the staged keys, then by the order in the
+    table.
 
     Attributes:
         table: the table's name, or its schema and its name with a dot between.
