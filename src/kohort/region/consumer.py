@@ -27,8 +27,8 @@ from kohort.io.channel import Link
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
-from kohort.region.consuming.waits import Wait
-from kohort.region.consuming.work_queue import Flow, Piece
+from kohort.region.consuming.waits import RetryWait
+from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.inside import Inside
 from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
@@ -54,7 +54,7 @@ class RegionConsumer:
     def __init__(
         self,
         events: EventThread,
-        flow: Flow,
+        flow: RecordQueue,
         stager: Stager,
         own: Own,
         ended: Callable[[RegionConsumer], None],
@@ -246,7 +246,7 @@ class RegionConsumer:
                 raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
-    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: Wait) -> bool:
+    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: RetryWait) -> bool:
         """Return whether the sink accepted the rows. If not, it is unavailable; this call has waited a while."""
         try:
             give(piece)

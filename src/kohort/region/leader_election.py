@@ -18,7 +18,7 @@ from typing import Protocol
 from kohort.errors import KafkaError
 from kohort.io.channel import TOKEN_BYTES, Link, greet_listener
 from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.server import CONNECTIONS_MAX, FINAL, Book, ControlPlane, OverError
+from kohort.region.server import CONNECTIONS_MAX, FINAL, ControlPlane, OverError, RegionLog
 
 log = logging.getLogger("kohort.region")
 
@@ -36,7 +36,7 @@ class NobodyServesError(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ControlPlaneAddress:
     """The address of a control plane, with its term and the token that it accepts."""
 
     term: int
@@ -45,17 +45,17 @@ class Address:
     token: bytes
 
 
-class Place(Protocol):
+class ElectionTopic(Protocol):
     """The region's topic, as far as leader election needs it. Both methods block."""
 
-    def address(self) -> Address | None:
+    def address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
 
 
-class Tenure:
+class LeaderElection:
     """The candidate of one application. Any thread may call its methods; calls are serialised.
 
     Attributes:
@@ -65,7 +65,7 @@ class Tenure:
 
     def __init__(
         self,
-        place: Place,
+        place: ElectionTopic,
         config: RegionConfig,
         *,
         serves: bool = True,
@@ -111,7 +111,7 @@ class Tenure:
                 raise NobodyServesError("there is no control plane; start one with `kohort region serve`")
             return self._connect(self._compete())
 
-    def _connect(self, address: Address) -> Link:
+    def _connect(self, address: ControlPlaneAddress) -> Link:
         sock = socket.create_connection((address.host, address.port), CONNECT_S)
         try:
             return greet_listener(sock, address.token, CONNECT_S)
@@ -119,7 +119,7 @@ class Tenure:
             sock.close()
             raise
 
-    def _wait_for(self, address: Address, error: OSError) -> None:
+    def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
         """Raise the error until an unreachable control plane has been unreachable for long enough."""
         until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*PATIENCE_S))
         if time.monotonic() < until_s:
@@ -129,7 +129,7 @@ class Tenure:
             where = f"{address.host}:{address.port}"
             log.info("the control plane of term %s can't be reached at %s: %s", address.term, where, error)
 
-    def _compete(self) -> Address:
+    def _compete(self) -> ControlPlaneAddress:
         """Take over while other candidates may do the same; after losing an election, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
             raise NobodyServesError("another application is taking over")
@@ -143,7 +143,7 @@ class Tenure:
         self._losses = 0
         return address
 
-    def _take_over(self) -> Address:
+    def _take_over(self) -> ControlPlaneAddress:
         if self._plane is not None:
             self._plane.close()
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -157,7 +157,7 @@ class Tenure:
         self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
-        return Address(known.term, self._told, port, token)
+        return ControlPlaneAddress(known.term, self._told, port, token)
 
     def plane(self) -> ControlPlane | None:
         """Return the control plane, if this process runs it."""

@@ -25,10 +25,10 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
-from kohort.region.consuming.work_queue import Flow
+from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.inside import Inside
-from kohort.region.leader_election import Tenure
+from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.message_codec import decode_heard, encode
@@ -100,7 +100,7 @@ class Region:
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
         self._home = Home(name, bootstrap_servers, settings)
-        self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
+        self._tenure = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
@@ -193,7 +193,7 @@ class Region:
             letters=place_of(letters),
         )  # fmt: skip
         most = consumer.config.max_poll_records
-        flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
+        flow = RecordQueue(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
         stager = Stager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
         publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)

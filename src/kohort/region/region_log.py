@@ -1,6 +1,6 @@
 """Reading and writing of the region's topic.
 
-`Home` is every application's view: the control plane's address, the owner of a group. `Pen` is the control plane's
+`Home` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the control plane's
 transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
 """
 
@@ -27,7 +27,7 @@ from kohort.io.channel import Link
 from kohort.region.agreement import adopt
 from kohort.region.control_plane.events import Offsets, Outsider
 from kohort.region.control_plane.state import Known
-from kohort.region.leader_election import Address
+from kohort.region.leader_election import ControlPlaneAddress
 from kohort.region.parts import Part
 from kohort.region.record_codec import about_region, key_of, retired, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
@@ -44,7 +44,7 @@ from kohort.region.region_topic import (
     saved_of,
     transactional_id_of,
 )
-from kohort.region.server import FINAL, Book, OverError, Refusal, UnknownOutcomeError
+from kohort.region.server import FINAL, OffsetsRefusal, OverError, RegionLog, UnknownOutcomeError
 
 log = logging.getLogger("kohort.region")
 T = TypeVar("T")
@@ -97,10 +97,10 @@ class Home:
         """Return the region's current facts."""
         return saved_of(self._region, self.follow())
 
-    def address(self) -> Address | None:
+    def address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
         term = self.saved().term
-        return None if term is None else Address(term.term, term.host, term.port, term.token)
+        return None if term is None else ControlPlaneAddress(term.term, term.host, term.port, term.token)
 
     def region_id(self, reach: Callable[[], Link]) -> UUID:
         """Return the region's id, after a control plane has been reached, which creates it.
@@ -189,7 +189,9 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        pen = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
             pen.adopt(place, was, shows)
         finally:
@@ -201,7 +203,9 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        pen = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
             pen.erase()
         finally:
@@ -210,9 +214,11 @@ class Home:
 
     # -- the control plane
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        pen = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
             return pen, pen.begin(host, port, token)
         except BaseException:
@@ -244,7 +250,7 @@ def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Sa
     return {name: (saved_of(name, facts), sorted(groups.get(name, ()))) for name in names}
 
 
-class Pen:
+class RegionLogWriter:
     """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `look`."""
 
     def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
@@ -352,7 +358,7 @@ class Pen:
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
-    ) -> dict[str, Refusal]:
+    ) -> dict[str, OffsetsRefusal]:
         """Commit a sequence in one transaction, or nothing: then return why, by member."""
         records: list[tuple[bytes, bytes | None]] = [
             (key_of(contribution), value_of(contribution)) for contribution in contributions
@@ -368,10 +374,13 @@ class Pen:
         members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
         names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
-        def fill(producer: Producer) -> dict[str, Refusal]:
+        def fill(producer: Producer) -> dict[str, OffsetsRefusal]:
             self._send(producer, records)
             refused = producer.send_offsets_of_members(members) if members else {}
-            return {names[member_id]: Refusal(str(error), error.code in _GONE) for member_id, error in refused.items()}
+            return {
+                names[member_id]: OffsetsRefusal(str(error), error.code in _GONE)
+                for member_id, error in refused.items()
+            }
 
         refused = self._transact(fill, lambda told: not told)
         if not refused:

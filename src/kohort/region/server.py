@@ -63,7 +63,7 @@ class UnknownOutcomeError(KafkaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class OffsetsRefusal:
     """The reason why a member's offsets were refused.
 
     Attributes:
@@ -74,7 +74,7 @@ class Refusal:
     gone: bool = False
 
 
-class Book(Protocol):
+class RegionLog(Protocol):
     """The region's topic as a control plane writes it.
 
     All methods block; `OverError` means that another has taken over.
@@ -85,7 +85,7 @@ class Book(Protocol):
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
-    ) -> dict[str, Refusal]:
+    ) -> dict[str, OffsetsRefusal]:
         """Commit a sequence in one transaction, or nothing: then return why, by member.
 
         Raises:
@@ -105,14 +105,14 @@ class Book(Protocol):
         """Close the connections."""
 
 
-class Writer:
+class FactWriter:
     """The writes of a control plane, each retried until it is known to be committed.
 
     Each method is a generator: it yields how many seconds to wait before it continues, and returns the resulting
     event. `OverError` ends it when another control plane has taken over.
     """
 
-    def __init__(self, book: Book, region: str) -> None:
+    def __init__(self, book: RegionLog, region: str) -> None:
         self._book, self._region = book, region
 
     def save(self, effect: events.Save) -> Pauses[Event]:
@@ -167,7 +167,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        book: Book,
+        book: RegionLog,
         known: Known,
         config: RegionConfig,
         listening: socket.socket,
@@ -196,7 +196,7 @@ class ControlPlane:
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
-        self._writer = Writer(book, self.region)
+        self._writer = FactWriter(book, self.region)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
         self._wrote_s = 0.0

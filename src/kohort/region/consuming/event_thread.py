@@ -22,7 +22,7 @@ from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offse
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, is_away, sink_wait
-from kohort.region.consuming.work_queue import Flow, Piece
+from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
@@ -66,7 +66,7 @@ class EventThread(MemberThread):
         self,
         machine: MemberMachine,
         consumer: Consumer,
-        flow: Flow,
+        flow: RecordQueue,
         stager: Stager,
         publishers: Sequence[Publisher],
         callbacks: Callbacks,

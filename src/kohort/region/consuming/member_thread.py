@@ -37,7 +37,7 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import Figures, MemberConfig
 from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
-from kohort.region.consuming.waits import Wait
+from kohort.region.consuming.waits import RetryWait
 from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
@@ -52,7 +52,7 @@ from kohort.region.staged import Staged
 # -- Rebalance callbacks inside a poll
 
 
-class Listener(HoldingListener):
+class GroupListener(HoldingListener):
     """The rebalance listener: it records callbacks, and pauses new partitions until their start offset is known."""
 
     def __init__(
@@ -111,7 +111,7 @@ class PlaneLink:
         self._reach, self._connected, self._heard, self._failed, self._name = reach, connected, heard, failed, name
         self._link: Link | None = None
         self._ended = threading.Event()
-        self._missing = Wait(f"{name}: no control plane can be reached yet, retrying", level=logging.INFO)
+        self._missing = RetryWait(f"{name}: no control plane can be reached yet, retrying", level=logging.INFO)
         self._thread = threading.Thread(target=self._run, name=f"kohort-link-{name}", daemon=True)
 
     def start(self) -> None:
@@ -227,7 +227,7 @@ class MemberThread(ABC):
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
-        self._compares = Wait(
+        self._compares = RetryWait(
             f"{self.name}: waiting for the sink, which is first compared with the region's topic",
             f"{self.name}: the sink answers again",
         )
@@ -244,7 +244,7 @@ class MemberThread(ABC):
         """Subscribe, and connect to the control plane."""
         config = self._config
         self._consumer.subscribe(
-            config.topics, pattern=config.pattern, listener=Listener(self._hear_group, self._consumer, self.wake)
+            config.topics, pattern=config.pattern, listener=GroupListener(self._hear_group, self._consumer, self.wake)
         )
         for place, publisher in self._publishers.items():
             publisher.start(partial(self._published, place))

@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError, RetriableError
-from kohort.region.consuming.waits import Wait
+from kohort.region.consuming.waits import RetryWait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
 from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
@@ -44,9 +44,9 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, AWAY)
 
 
-def sink_wait(name: str) -> Wait:
+def sink_wait(name: str) -> RetryWait:
     """Return the wait of a member, or of a Spark task, for its sink."""
-    return Wait(
+    return RetryWait(
         f"{name}: the sink accepts nothing at the moment, retrying",
         f"{name}: the sink accepts rows again",
     )

@@ -13,7 +13,7 @@ SAY_S = 30.0
 """Seconds between two log lines of one wait."""
 
 
-class Wait:
+class RetryWait:
     """The retry state of one operation."""
 
     def __init__(self, waits: str, works: str = "", level: int = logging.WARNING) -> None:

@@ -38,7 +38,7 @@ class Piece:
         object.__setattr__(self, "bytes", self.table.nbytes)
 
 
-class Flow:
+class RecordQueue:
     """The queue of one member. Any thread may call its methods.
 
     Attributes:

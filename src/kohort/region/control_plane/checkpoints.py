@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kohort.region.control_plane import membership, recovery, starts
 from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, Level, LookAt, Offsets
-from kohort.region.control_plane.state import Cutting, Phase, Plane, Registered, Why
+from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -68,7 +68,7 @@ def begin_if_due(plane: Plane) -> None:
     names = plane.cutters()
     those = [plane.members[name] for name in names]
     ready = all(
-        member.phase is Phase.READING and member.lost_ms is None and member.epoch >= 0 and plane.is_whole(member)
+        member.phase is MemberPhase.READING and member.lost_ms is None and member.epoch >= 0 and plane.is_whole(member)
         for member in those
     )
     if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
@@ -84,7 +84,7 @@ def _begin(plane: Plane, names: tuple[str, ...]) -> None:
     plane.state = RegionState.DRAINING
     plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
     for name in names:
-        plane.members[name].phase = Phase.READING
+        plane.members[name].phase = MemberPhase.READING
         plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
 
 
@@ -110,7 +110,7 @@ def look_for_late(plane: Plane) -> None:
     cutting = plane.cutting
     if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
         return
-    waiting = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+    waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
     late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
     late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
     if waiting_is_not_late(plane, late):
@@ -130,7 +130,7 @@ def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
 # -- contributions
 
 
-def _of_this(plane: Plane, event: Heard, cut: Cut) -> Registered | None:
+def _of_this(plane: Plane, event: Heard, cut: Cut) -> RegisteredMember | None:
     """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
     member, cutting = plane.member_on(event.connection), plane.cutting
     if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
@@ -145,8 +145,8 @@ def drained(plane: Plane, event: Heard) -> None:
     member = _of_this(plane, event, report.cut)
     if member is None or cutting is None:
         return
-    member.phase = Phase.DRAINED
-    if all(name in plane.members and plane.members[name].phase is Phase.DRAINED for name in cutting.names):
+    member.phase = MemberPhase.DRAINED
+    if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
         plane.state = RegionState.CHECKPOINTING
         for name in cutting.names:
             plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
@@ -166,20 +166,20 @@ def contributed(plane: Plane, event: Heard) -> None:
     report, cutting = event.report, plane.cutting
     assert isinstance(report, Contributed)
     member = _of_this(plane, event, report.cut)
-    if member is None or cutting is None or member.phase is not Phase.DRAINED:
+    if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
         return
     wrong = _wrong(plane, cutting, member, report.contribution)
     if wrong:
         recovery.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
         return
-    member.phase = Phase.CONTRIBUTED
+    member.phase = MemberPhase.CONTRIBUTED
     cutting.contributions[member.name] = replace(
         report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
     )
     commit_if_whole(plane)
 
 
-def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contribution) -> str:
+def _wrong(plane: Plane, cutting: Cutting, member: RegisteredMember, given: Contribution) -> str:
     """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
     meant = (given.member, given.term, given.epoch, given.sequence, given.group)
     if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
@@ -207,7 +207,7 @@ def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contributi
     return ""
 
 
-def let_go(plane: Plane, member: Registered, parts: Iterable[Part]) -> None:
+def let_go(plane: Plane, member: RegisteredMember, parts: Iterable[Part]) -> None:
     """Invalidate a member's contribution if the member has released partitions of it."""
     cutting = plane.cutting
     given = None if cutting is None else cutting.contributions.get(member.name)
@@ -313,7 +313,7 @@ def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
     recovery.go_on_if_settled(plane)
 
 
-def identified(plane: Plane, member: Registered) -> None:
+def identified(plane: Plane, member: RegisteredMember) -> None:
     """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
     cutting = plane.cutting
     if cutting is None or member.name not in cutting.unidentified:
@@ -360,7 +360,7 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     _tell(plane, cutting)
     plane.state = RegionState.RUNNING
     for member in list(plane.members.values()):
-        member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
+        member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
         for part in member.handed:
             member.handed[part] = plane.positions[part].offset
         counts = plane.counts(member.name, member.epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kohort.region.agreement import compare
 from kohort.region.control_plane import checkpoints, recovery, starts
 from kohort.region.control_plane.events import Disconnected, Heard, Level, LookAtProcess, ProcessEnded, StopMember
-from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, Phase, Plane, Registered, Why
+from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     Checkpoint,
     Drain,
@@ -43,7 +43,7 @@ def register(plane: Plane, event: Heard) -> None:
         return
     if known is not None:
         _fence(plane, known)
-    member = Registered(
+    member = RegisteredMember(
         report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
         report.of, report.sources, report.pinned, report.process, letters=report.letters,
     )  # fmt: skip
@@ -80,20 +80,20 @@ def _is_of_another_history(plane: Plane, report: Register) -> bool:
     return False
 
 
-def _inherit(plane: Plane, member: Registered) -> None:
+def _inherit(plane: Plane, member: RegisteredMember) -> None:
     """Give keys that an earlier release staged, without naming a sink, to the first member that has a sink."""
     if member.sink and SOMEWHERE in plane.owed:
         plane.owed[member.sink] = plane.owed.pop(SOMEWHERE)
         plane.places.add(member.sink)
 
 
-def _is_refused(plane: Plane, member: Registered) -> bool:
+def _is_refused(plane: Plane, member: RegisteredMember) -> bool:
     """Refuse a new member that can't share its group, because its state or another member's there does not move.
 
     The other member may be away while its state waits. A member that was there before and returns with its partitions
     is never refused.
     """
-    if member.epoch >= 0 and member.phase is Phase.READING:
+    if member.epoch >= 0 and member.phase is MemberPhase.READING:
         return False
     there = [
         other
@@ -127,7 +127,7 @@ def _is_refused(plane: Plane, member: Registered) -> bool:
     return True
 
 
-def _whose_state_would_miss_it(plane: Plane, member: Registered) -> str:
+def _whose_state_would_miss_it(plane: Plane, member: RegisteredMember) -> str:
     """Return the owners of a group's reserved state.
 
     Members that are away, and of pinned queries also connected ones.
@@ -150,28 +150,30 @@ def _refuse_who_can_not_share(plane: Plane) -> None:
     Earlier members win, then owners of waiting state, then by registration.
     """
     newcomers = [
-        newcomer for newcomer in plane.members.values() if newcomer.epoch < 0 or newcomer.phase is Phase.GOING_BACK
+        newcomer
+        for newcomer in plane.members.values()
+        if newcomer.epoch < 0 or newcomer.phase is MemberPhase.GOING_BACK
     ]
     newcomers.reverse()
     for member in sorted(newcomers, key=lambda newcomer: (newcomer.epoch, newcomer.name in plane.reserved)):
         _is_refused(plane, member)
 
 
-def _fence(plane: Plane, known: Registered) -> None:
+def _fence(plane: Plane, known: RegisteredMember) -> None:
     why = f"another member of region {plane.region!r} has registered as {known.name!r}"
     for sibling in plane.siblings(known):
         plane.say(sibling, Refused(plane.term, why))
     gone(plane, known, f"{known.name} was restarted, or started twice")
 
 
-def _wake(plane: Plane, known: Registered, connection: int) -> None:
+def _wake(plane: Plane, known: RegisteredMember, connection: int) -> None:
     """Refuse a member that was considered dead and whose name another has taken: nothing of its work counts."""
     why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
     plane.say_to(connection, Refused(plane.term, why))
     plane.close(connection)
 
 
-def _take_on(plane: Plane, member: Registered, report: Register) -> None:
+def _take_on(plane: Plane, member: RegisteredMember, report: Register) -> None:
     """Accept a member of an earlier control plane with its partitions, or let it reset alone."""
     counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
     begins = report.ends if counts else ()
@@ -183,12 +185,12 @@ def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     if plane.floor <= report.epoch <= plane.epoch and sound and alone:
         member.handed = held
     else:
-        member.phase = Phase.GOING_BACK
+        member.phase = MemberPhase.GOING_BACK
 
 
-def admit(plane: Plane, member: Registered) -> None:
+def admit(plane: Plane, member: RegisteredMember) -> None:
     """Let a member work: in a new epoch if it has just started or must reset alone."""
-    if member.epoch >= 0 and member.phase is Phase.READING:
+    if member.epoch >= 0 and member.phase is MemberPhase.READING:
         plane.say(member, welcome(plane, member))
         return
     plane.epoch += 1
@@ -208,7 +210,7 @@ def admit(plane: Plane, member: Registered) -> None:
     plane.save([Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)], saved)
 
 
-def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome:
+def welcome(plane: Plane, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
     """Return the welcome message of a registered member."""
     state = plane.states.get(member.name) if fresh else None
     cutting = plane.cutting
@@ -217,12 +219,12 @@ def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome
     return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut, counts)
 
 
-def going_back(plane: Plane, member: Registered) -> Reset:
+def going_back(plane: Plane, member: RegisteredMember) -> Reset:
     """Return the reset order of a member."""
     return Reset(plane.term, member.epoch, plane.sequence, plane.states.get(member.name))
 
 
-def _come_back(plane: Plane, member: Registered, report: Register, connection: int) -> None:
+def _come_back(plane: Plane, member: RegisteredMember, report: Register, connection: int) -> None:
     """Attach a known member's new connection: send again what it may have missed, and expect its requests again."""
     if member.connection not in (NOWHERE, connection):
         plane.by_connection.pop(member.connection, None)
@@ -238,16 +240,16 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
     member.handed = {part: begin for part, begin in member.handed.items() if part in held}
     if member.epoch < 0 or plane.state in (RegionState.FORMING, RegionState.STOPPED):
         return
-    if member.phase is Phase.GOING_BACK:
+    if member.phase is MemberPhase.GOING_BACK:
         if member.epoch >= plane.floor:
             plane.say(member, going_back(plane, member))
         return
     plane.say(member, welcome(plane, member, fresh=report.epoch < 0))
     cutting = plane.cutting
     if cutting is not None and member.name in cutting.names:
-        if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
+        if plane.state is RegionState.DRAINING and member.phase is MemberPhase.READING:
             plane.say(member, Drain(plane.term, cutting.cut))
-        elif plane.state is RegionState.CHECKPOINTING and member.phase is Phase.DRAINED:
+        elif plane.state is RegionState.CHECKPOINTING and member.phase is MemberPhase.DRAINED:
             plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
         elif member.name in cutting.unidentified:
             plane.say(member, Identify(plane.term, cutting.cut))
@@ -261,7 +263,7 @@ def form(plane: Plane) -> None:
         return
     plane.due.pop("forming", None)
     _refuse_who_can_not_share(plane)
-    old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is Phase.READING]
+    old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is MemberPhase.READING]
     plane.state = RegionState.RUNNING
     if plane.pending is not None:
         recovery.begin_pending(plane)
@@ -329,7 +331,7 @@ def stop_member(plane: Plane, event: StopMember) -> None:
     _goes(plane, member)
 
 
-def _goes(plane: Plane, member: Registered) -> None:
+def _goes(plane: Plane, member: RegisteredMember) -> None:
     those, cutting = plane.siblings(member), plane.cutting
     for sibling in those:
         sibling.leaves = True
@@ -346,7 +348,7 @@ def _goes(plane: Plane, member: Registered) -> None:
     go_on(plane)
 
 
-def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
+def _let_all_leave(plane: Plane, those: list[RegisteredMember]) -> None:
     left = any(_alone_can_publish(plane, sibling) for sibling in those)
     for sibling in those:
         sibling.left = left
@@ -355,7 +357,7 @@ def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
             let_leave(plane, sibling)
 
 
-def _alone_can_publish(plane: Plane, member: Registered) -> bool:
+def _alone_can_publish(plane: Plane, member: RegisteredMember) -> bool:
     """Return whether the member must stay: one of its sinks would not show a sequence that it needs to show."""
     if member.lost_ms is not None:
         return False
@@ -364,7 +366,7 @@ def _alone_can_publish(plane: Plane, member: Registered) -> bool:
     return any(plane.needs(place) for place in member.places if place not in elsewhere)
 
 
-def let_leave(plane: Plane, member: Registered) -> None:
+def let_leave(plane: Plane, member: RegisteredMember) -> None:
     """Unregister a member that leaves in order."""
     stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
     plane.say(member, Stop(plane.term, *stopped))
@@ -435,7 +437,7 @@ def look_for_siblings(plane: Plane) -> None:
             gone(plane, member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")
 
 
-def gone(plane: Plane, member: Registered, cause: str) -> None:
+def gone(plane: Plane, member: RegisteredMember, cause: str) -> None:
     """Remove a dead member and its siblings: their work since the last sequence is lost."""
     those, cutting = plane.siblings(member), plane.cutting
     held = any(sibling.handed for sibling in those)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kohort.region.control_plane import checkpoints, membership, starts
 from kohort.region.control_plane.events import Heard, Level, Resumed
-from kohort.region.control_plane.state import Pending, Phase, Plane, Why
+from kohort.region.control_plane.state import MemberPhase, Pending, Plane, Why
 from kohort.region.messages import AskReset, CantGoOn, Stop, WasReset
 from kohort.region.records import Epoch, Fact, Manifest, Stopped
 from kohort.region.states import RegionState
@@ -81,7 +81,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
     plane.due["reset"] = plane.now_ms + plane.config.reset_ms
     for member in plane.members.values():
         member.handed.clear()
-        member.phase = Phase.GOING_BACK if member.epoch >= 0 else Phase.READING
+        member.phase = MemberPhase.GOING_BACK if member.epoch >= 0 else MemberPhase.READING
     facts: list[Fact] = [Epoch(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)]
     initial = _to_initial(plane) if wanted.initial else None
     if initial is not None:
@@ -140,11 +140,11 @@ def was_reset(plane: Plane, event: Heard) -> None:
     """Handle a member that has reset, with all others or alone; ignore an answer to an earlier reset."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, WasReset)
-    if member is None or member.phase is not Phase.GOING_BACK or report.epoch != member.epoch:
+    if member is None or member.phase is not MemberPhase.GOING_BACK or report.epoch != member.epoch:
         return
     if member.epoch < plane.floor:
         return
-    member.phase = Phase.READING
+    member.phase = MemberPhase.READING
     if plane.state is RegionState.RESETTING:
         end_if_all_are_back(plane)
     else:
@@ -155,7 +155,7 @@ def end_if_all_are_back(plane: Plane) -> None:
     """Run again when all members have reset and the topic has the reset, even if no member is left."""
     if plane.saved_floor < plane.floor:
         return
-    if any(member.phase is Phase.GOING_BACK or member.epoch < plane.floor for member in plane.members.values()):
+    if any(member.phase is MemberPhase.GOING_BACK or member.epoch < plane.floor for member in plane.members.values()):
         return
     plane.due.pop("reset", None)
     plane.state = RegionState.RUNNING
@@ -167,7 +167,7 @@ def end_if_all_are_back(plane: Plane) -> None:
 def look_for_late(plane: Plane) -> None:
     """Restart the reset if a member misses the deadline."""
     if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
-        late = sorted(member.name for member in plane.members.values() if member.phase is Phase.GOING_BACK)
+        late = sorted(member.name for member in plane.members.values() if member.phase is MemberPhase.GOING_BACK)
         plane.due.pop("reset")
         ask(plane, Why.LATE, f"{', '.join(late)} did not reset in time", late[0] if late else "")
 

@@ -6,7 +6,7 @@ Source: spec 5.4, 5.5, 5.8, 5.12.
 from __future__ import annotations
 
 from kohort.region.control_plane.events import Heard
-from kohort.region.control_plane.state import Asked, Phase, Plane, Registered
+from kohort.region.control_plane.state import Asked, MemberPhase, Plane, RegisteredMember
 from kohort.region.messages import AskStarts, Looked, Starts
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Began, Fact, Initial
@@ -23,7 +23,7 @@ def ask(plane: Plane, event: Heard) -> None:
         serve(plane)
 
 
-def forget(plane: Plane, member: Registered, parts: tuple[Part, ...]) -> None:
+def forget(plane: Plane, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
     """Remove partitions from the member's requests."""
     for asked in plane.asked:
         if asked.member == member.name:
@@ -42,7 +42,7 @@ def serve(plane: Plane) -> None:
         return
     for asked in plane.asked:
         member = plane.members[asked.member]
-        if member.phase is Phase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
+        if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
             continue
         free = [part for part in asked.parts if part not in asked.looking and _is_free(plane, member, part)]
         if free:
@@ -50,13 +50,13 @@ def serve(plane: Plane) -> None:
     plane.asked = [request for request in plane.asked if request.parts]
 
 
-def _is_free(plane: Plane, member: Registered, part: Part) -> bool:
+def _is_free(plane: Plane, member: RegisteredMember, part: Part) -> bool:
     if any(part in other.looking for other in plane.asked if other.member != member.name):
         return False
     return plane.holder_of(part) in (None, member)
 
 
-def _hand_out(plane: Plane, asked: Asked, member: Registered, free: list[Part]) -> None:
+def _hand_out(plane: Plane, asked: Asked, member: RegisteredMember, free: list[Part]) -> None:
     known = [position for part in free if (position := plane.start_of(part)) is not None]
     unknown = [part for part in free if plane.start_of(part) is None]
     added = tuple(part for part in unknown if _came_later(plane, part))

@@ -48,7 +48,7 @@ SOMEWHERE = ""
 """Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
-class Phase(Enum):
+class MemberPhase(Enum):
     """A member's progress in checkpoints and resets, as its control plane knows it."""
 
     READING = "it reads, or may"
@@ -91,7 +91,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Registered:
+class RegisteredMember:
     """A registered member.
 
     Attributes:
@@ -124,7 +124,7 @@ class Registered:
     pinned: tuple[str, ...] = ()
     process: str = ""
     epoch: int = -1
-    phase: Phase = Phase.READING
+    phase: MemberPhase = MemberPhase.READING
     handed: dict[Part, int] = field(default_factory=dict)
     lost_ms: int | None = None
     leaves: bool = False
@@ -303,7 +303,7 @@ class Plane:
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)
         self.reserved = dict(known.reserved)
-        self.members: dict[str, Registered] = {}
+        self.members: dict[str, RegisteredMember] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
         self.ended: set[str] = set()
@@ -332,7 +332,7 @@ class Plane:
 
     # -- effects
 
-    def say(self, member: Registered, order: Order) -> None:
+    def say(self, member: RegisteredMember, order: Order) -> None:
         """Send an order to a member, if it is connected; a member that reconnects gets its orders again."""
         if member.connection != NOWHERE:
             self.effects.append(Say(member.connection, order))
@@ -368,7 +368,7 @@ class Plane:
 
     # -- queries
 
-    def member_on(self, connection: int) -> Registered | None:
+    def member_on(self, connection: int) -> RegisteredMember | None:
         """Return the member on a connection."""
         name = self.by_connection.get(connection)
         return None if name is None else self.members[name]
@@ -381,7 +381,7 @@ class Plane:
         """Return where reading of a partition continues: at the last complete sequence, else at its initial offset."""
         return self.positions.get(part) or self.initial.get(part)
 
-    def holder_of(self, part: Part) -> Registered | None:
+    def holder_of(self, part: Part) -> RegisteredMember | None:
         """Return the member that may be reading a partition."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
@@ -401,22 +401,22 @@ class Plane:
         able = ((name, self.members[name]) for name in self.names())
         return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
 
-    def siblings(self, member: Registered) -> list[Registered]:
+    def siblings(self, member: RegisteredMember) -> list[RegisteredMember]:
         """Return the registered members of its query: they checkpoint, leave and die together."""
         return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
-    def is_whole(self, member: Registered) -> bool:
+    def is_whole(self, member: RegisteredMember) -> bool:
         """Return whether all members of its query are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
-    def miss_siblings(self, member: Registered) -> None:
+    def miss_siblings(self, member: RegisteredMember) -> None:
         """Start the deadline for the missing members of its query, or cancel it if none is missing."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
-    def publisher(self, place: str) -> Registered | None:
+    def publisher(self, place: str) -> RegisteredMember | None:
         """Return the member that publishes to a sink for all its writers: the first connected one by name."""
         able = [
             member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
@@ -457,7 +457,7 @@ class Plane:
         if not self.owed:
             self.published = self.sequence
 
-    def drop(self, member: Registered) -> None:
+    def drop(self, member: RegisteredMember) -> None:
         """Unregister a member."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
@@ -479,7 +479,7 @@ def seen(plane: Plane) -> RegionSeen:
         MemberSeen(
             member.name,
             member.group,
-            "has just started" if member.epoch < 0 and member.phase is Phase.READING else member.phase.value,
+            "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
             member.epoch,
             tuple(sorted(member.handed)),
             member.lost_ms is None,

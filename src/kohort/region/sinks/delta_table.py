@@ -253,8 +253,8 @@ class DeltaTable(InFolder):
     The table is in a folder that all members see, on a file system with hard links; it is created if missing. Rows
     are appended; with `mode="update"` a row replaces the one with the same keys.
 
-    If a sequence has two rows of one key, the later counts. The order is by epoch, unit and member of the staged keys, then by the
-    order in the table.
+    If a sequence has two rows of one key, the later counts. The order is by epoch, unit and member of the staged keys,
+    then by the order in the table.
 
     Attributes:
         path: the absolute path, from the working directory when it was made.
