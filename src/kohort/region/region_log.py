@@ -1,7 +1,7 @@
 """Reading and writing of the region's topic.
 
-`Home` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the control plane's
-transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
+`Home` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the control
+plane's transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
 """
 
 from __future__ import annotations
