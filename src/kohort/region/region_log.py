@@ -189,13 +189,13 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = RegionLogWriter(
+        writer = RegionLogWriter(
             self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
         )
         try:
-            pen.adopt(place, was, shows)
+            writer.adopt(place, was, shows)
         finally:
-            pen.close()
+            writer.close()
 
     def delete(self) -> None:
         """Delete the region's facts and its claims of groups. Its sinks keep their rows.
@@ -203,26 +203,26 @@ class Home:
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = RegionLogWriter(
+        writer = RegionLogWriter(
             self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
         )
         try:
-            pen.erase()
+            writer.erase()
         finally:
-            pen.close()
+            writer.close()
         self.release_claims()
 
     # -- the control plane
 
     def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
-        pen = RegionLogWriter(
+        writer = RegionLogWriter(
             self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
         )
         try:
-            return pen, pen.begin(host, port, token)
+            return writer, writer.begin(host, port, token)
         except BaseException:
-            pen.close()
+            writer.close()
             raise
 
     def close(self) -> None:

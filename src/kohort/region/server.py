@@ -118,7 +118,7 @@ class FactWriter:
     def save(self, effect: events.Save) -> Pauses[Event]:
         """Write facts."""
         facts = [_stamped(fact) for fact in effect.facts]
-        yield from self._until_it_works("facts", lambda: self._book.save(facts))
+        yield from self._retry_until_written("facts", lambda: self._book.save(facts))
         return events.Saved(effect.token)
 
     def commit(self, effect: events.Commit) -> Pauses[Event]:
@@ -127,7 +127,7 @@ class FactWriter:
         unknown = 0
         while True:
             try:
-                refused = yield from self._until_it_works(
+                refused = yield from self._retry_until_written(
                     "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
                 )
             except UnknownOutcomeError as error:
@@ -136,13 +136,13 @@ class FactWriter:
                 )
                 yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
                 unknown += 1
-                if (yield from self._until_it_works("the outcome", self._book.settle)) < manifest.sequence:
+                if (yield from self._retry_until_written("the outcome", self._book.settle)) < manifest.sequence:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
             return events.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
-    def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
+    def _retry_until_written(self, what: str, write: Callable[[], T]) -> Pauses[T]:
         """Retry a write until it succeeds: while the topic can't be written, the region waits."""
         failures = 0
         while True:

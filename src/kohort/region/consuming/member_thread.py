@@ -352,7 +352,7 @@ class MemberThread(ABC):
         while not self._posted.empty():
             self._step(self._posted.get())
         self._follow_group()
-        self._go_on_looking_up()
+        self._continue_lookups()
         self._go_on_committing()
         if not self._over:
             self._work()
@@ -406,7 +406,7 @@ class MemberThread(ABC):
 
     # -- deferred work
 
-    def _go_on_looking_up(self) -> None:
+    def _continue_lookups(self) -> None:
         waiting = self._later
         if not waiting.look_up or time.monotonic() < waiting.look_again_s:
             return

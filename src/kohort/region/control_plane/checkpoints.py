@@ -130,7 +130,7 @@ def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
 # -- contributions
 
 
-def _of_this(plane: Plane, event: Heard, cut: Cut) -> RegisteredMember | None:
+def _sender_in_checkpoint(plane: Plane, event: Heard, cut: Cut) -> RegisteredMember | None:
     """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
     member, cutting = plane.member_on(event.connection), plane.cutting
     if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
@@ -142,7 +142,7 @@ def drained(plane: Plane, event: Heard) -> None:
     """Handle a drained member; when all are drained, let them save their state."""
     report, cutting = event.report, plane.cutting
     assert isinstance(report, Drained)
-    member = _of_this(plane, event, report.cut)
+    member = _sender_in_checkpoint(plane, event, report.cut)
     if member is None or cutting is None:
         return
     member.phase = MemberPhase.DRAINED
@@ -156,7 +156,7 @@ def drain_failed(plane: Plane, event: Heard) -> None:
     """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
     report = event.report
     assert isinstance(report, DrainFailed)
-    member = _of_this(plane, event, report.cut)
+    member = _sender_in_checkpoint(plane, event, report.cut)
     if member is not None:
         recovery.ask(plane, Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
 
@@ -165,7 +165,7 @@ def contributed(plane: Plane, event: Heard) -> None:
     """Handle a contribution; commit when all members have contributed."""
     report, cutting = event.report, plane.cutting
     assert isinstance(report, Contributed)
-    member = _of_this(plane, event, report.cut)
+    member = _sender_in_checkpoint(plane, event, report.cut)
     if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
         return
     wrong = _wrong(plane, cutting, member, report.contribution)

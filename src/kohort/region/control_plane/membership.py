@@ -34,7 +34,7 @@ def register(plane: Plane, event: Heard) -> None:
     plane.waiting_to_register.pop(event.connection, None)
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
-        _come_back(plane, known, report, event.connection)
+        _reconnect(plane, known, report, event.connection)
         if not _is_of_another_history(plane, report):
             offer_publish(plane)  # it may have missed the order
         return
@@ -101,7 +101,7 @@ def _is_refused(plane: Plane, member: RegisteredMember) -> bool:
         if other is not member and other.group == member.group and not other.left
     ]
     alone = [candidate for candidate in (member, *there) if not candidate.shares]
-    owners = _whose_state_would_miss_it(plane, member)
+    owners = _owners_of_reserved_state(plane, member)
     if there and alone:
         others = ", ".join(other.name for other in there)
         why = (
@@ -127,7 +127,7 @@ def _is_refused(plane: Plane, member: RegisteredMember) -> bool:
     return True
 
 
-def _whose_state_would_miss_it(plane: Plane, member: RegisteredMember) -> str:
+def _owners_of_reserved_state(plane: Plane, member: RegisteredMember) -> str:
     """Return the owners of a group's reserved state.
 
     Members that are away, and of pinned queries also connected ones.
@@ -144,7 +144,7 @@ def _whose_state_would_miss_it(plane: Plane, member: RegisteredMember) -> str:
     )
 
 
-def _refuse_who_can_not_share(plane: Plane) -> None:
+def _refuse_members_that_cannot_share(plane: Plane) -> None:
     """Refuse members that can't share a group.
 
     Earlier members win, then owners of waiting state, then by registration.
@@ -224,7 +224,7 @@ def going_back(plane: Plane, member: RegisteredMember) -> Reset:
     return Reset(plane.term, member.epoch, plane.sequence, plane.states.get(member.name))
 
 
-def _come_back(plane: Plane, member: RegisteredMember, report: Register, connection: int) -> None:
+def _reconnect(plane: Plane, member: RegisteredMember, report: Register, connection: int) -> None:
     """Attach a known member's new connection: send again what it may have missed, and expect its requests again."""
     if member.connection not in (NOWHERE, connection):
         plane.by_connection.pop(member.connection, None)
@@ -258,11 +258,11 @@ def _come_back(plane: Plane, member: RegisteredMember, report: Register, connect
 
 def form(plane: Plane) -> None:
     """Begin when every expected member has registered or is dead."""
-    _miss_who_has_ended(plane)
+    _drop_expected_that_ended(plane)
     if plane.expected or not plane.members:
         return
     plane.due.pop("forming", None)
-    _refuse_who_can_not_share(plane)
+    _refuse_members_that_cannot_share(plane)
     old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is MemberPhase.READING]
     plane.state = RegionState.RUNNING
     if plane.pending is not None:
@@ -277,7 +277,7 @@ def form(plane: Plane) -> None:
     checkpoints.begin_if_due(plane)
 
 
-def _miss_who_has_ended(plane: Plane) -> None:
+def _drop_expected_that_ended(plane: Plane) -> None:
     """Stop waiting for members whose process has ended, if others are working.
 
     If none is, waiting for all loses nothing: whoever starts them again starts them together.

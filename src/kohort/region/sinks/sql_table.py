@@ -124,7 +124,7 @@ class SqlTable(Bound):
         except (KafkaError, OSError):
             raise
         except Exception as error:
-            told = dialect.told(error) or _told_by_any(error)
+            told = dialect.told(error) or _translate_other_error(error)
             if told is None:
                 raise
             raise told from error
@@ -457,7 +457,7 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
     )
 
 
-def _told_by_any(error: Exception) -> KafkaError | None:
+def _translate_other_error(error: Exception) -> KafkaError | None:
     """Translate an error from before the connection, or from a value that the driver refuses."""
     if type(error).__module__.partition(".")[0] == "psycopg":
         return Postgres().told(error)
