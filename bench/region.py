@@ -17,7 +17,7 @@ from kohort.client.group.member import GroupMember
 from kohort.region.control_plane.events import Offsets
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Manifest, Position
-from kohort.region.region_log import Home, Pen
+from kohort.region.region_log import Home, RegionLogWriter
 
 _RECORDS, _SIZE, _COMMITS, _MEMBERS = 8_000_000, 100, 30, 10
 _TOPIC_ID = UUID(int=1)
@@ -71,7 +71,7 @@ def _commits(place: Place, count: int) -> Sample:
         stack.callback(home.close)
         pen, known = home.take_over("127.0.0.1", 1, b"t" * 32)
         stack.callback(pen.close)
-        assert isinstance(pen, Pen)
+        assert isinstance(pen, RegionLogWriter)
         offsets = [_offsets(member, name, number) for number, member in enumerate(members)]
         began_s = time.perf_counter()
         for sequence in range(1, _COMMITS + 1):

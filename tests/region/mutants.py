@@ -19,17 +19,17 @@ from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming import staging
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.staging import Stager
-from kohort.region.consuming.work_queue import Flow
+from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane import checkpoints, membership, recovery, starts
 from kohort.region.control_plane.machine import TABLE
-from kohort.region.control_plane.state import Plane, Registered
+from kohort.region.control_plane.state import Plane, RegisteredMember
 from kohort.region.member import machine, state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Completed, Drain, Drained, Reset
 from kohort.region.parts import Part
 from kohort.region.records import Manifest, keys_by_place
-from kohort.region.region_log import Pen
+from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
 from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
 from kohort.region.sinks.dead_letters import divide
@@ -129,7 +129,7 @@ def _runs_without_all(plane: Plane) -> None:
     starts.serve(plane)
 
 
-def _any_member_publishes(plane: Plane, place: str) -> Registered | None:
+def _any_member_publishes(plane: Plane, place: str) -> RegisteredMember | None:
     """Also one that writes elsewhere."""
     able = [one for _, one in sorted(plane.members.items()) if one.sink and one.lost_ms is None]
     return able[0] if able else _PUBLISHER(plane, place)
@@ -183,7 +183,7 @@ def _knows_all_but_silence(producer: Any) -> None:
         raise UnknownOutcomeError(str(error)) from error
 
 
-def _settles_by_looking(pen: Pen) -> int:
+def _settles_by_looking(pen: RegionLogWriter) -> int:
     return pen._followed().sequence
 
 
@@ -195,17 +195,17 @@ def _closes_with_the_table(consumer: RegionConsumer, timeout_s: float = 0) -> No
 _ASK_TO_CLOSE = RegionConsumer.ask_to_close
 
 
-def _puts_back_nothing(flow: Flow, *, dirty: bool) -> None:
+def _puts_back_nothing(flow: RecordQueue, *, dirty: bool) -> None:
     del dirty
     flow.finish()
 
 
-def _is_never_dirty(flow: Flow, *, dirty: bool) -> None:
+def _is_never_dirty(flow: RecordQueue, *, dirty: bool) -> None:
     del dirty
     _PUT_BACK(flow, dirty=False)
 
 
-_PUT_BACK = Flow.put_back
+_PUT_BACK = RecordQueue.put_back
 
 
 def _compares_one_way(*, ahead: bool) -> Callable[..., Disagreement | None]:
@@ -358,9 +358,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(Stager, "counted", lambda stager: None),
     "a close counts the table in hand": _instead(RegionConsumer, "ask_to_close", _closes_with_the_table),
-    "a table that is left undone counts": _instead(Flow, "put_back", _puts_back_nothing),
+    "a table that is left undone counts": _instead(RecordQueue, "put_back", _puts_back_nothing),
     "what was submitted of a table that is left undone stays": _instead(Stager, "drop_unsettled", lambda stager: None),
-    "a state that has a table that is left undone is saved": _instead(Flow, "put_back", _is_never_dirty),
+    "a state that has a table that is left undone is saved": _instead(RecordQueue, "put_back", _is_never_dirty),
     "a reset to the beginning that waits is forgotten for another": _instead(
         recovery, "ask", _waits_for_the_last_reset
     ),
@@ -373,11 +373,11 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(checkpoints, "waiting_is_not_late", lambda plane, late: False),
     "an error that answers the end of a transaction is taken for an abort": _instead(
-        Pen, "_commit", staticmethod(_knows_all_but_silence)
+        RegionLogWriter, "_commit", staticmethod(_knows_all_but_silence)
     ),
-    "what stands is settled by looking": _instead(Pen, "settle", _settles_by_looking),
-    "an unknown outcome is taken for done": _instead(Pen, "settle", lambda pen: 10**6),
-    "an unknown outcome is taken for an abort": _instead(Pen, "settle", lambda pen: 0),
+    "what stands is settled by looking": _instead(RegionLogWriter, "settle", _settles_by_looking),
+    "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),
+    "an unknown outcome is taken for an abort": _instead(RegionLogWriter, "settle", lambda pen: 0),
     "a sink that is ahead of the topic is taken": _instead(membership, "compare", _compares_one_way(ahead=True)),
     "a sink that lacks what it has shown is taken": _instead(membership, "compare", _compares_one_way(ahead=False)),
     "a region numbers on from the topic behind a sink that is adopted": _instead(

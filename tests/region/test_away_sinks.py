@@ -97,7 +97,7 @@ def test_a_database_that_restarts_is_waited_for(
         assert worker.consumer.figures.resets == 0 and region.describe().stopped == ""
         worker.close()
     assert worker.error is None
-    said = [record.message for record in caplog.records if "takes nothing at the moment" in record.message]
+    said = [record.message for record in caplog.records if "accepts nothing at the moment" in record.message]
     assert len(said) == 1, "once, and again after half a minute"
 
 

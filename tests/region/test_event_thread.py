@@ -9,11 +9,11 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.offsets import GroupMetadata
 from kohort.ids import TopicPartition
 from kohort.region.consuming.event_thread import EventThread
-from kohort.region.consuming.member_thread import Listener
+from kohort.region.consuming.member_thread import GroupListener
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
-from kohort.region.consuming.work_queue import Flow
+from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.member.machine import MemberMachine
 
 T0, T1 = (TopicPartition("t", number) for number in (0, 1))
@@ -25,7 +25,7 @@ class GivenAndWanted:
     def __init__(self) -> None:
         self.held: set[TopicPartition] = set()
         self.back: set[TopicPartition] = set()
-        self.listener: Listener | None = None
+        self.listener: GroupListener | None = None
 
     def poll_in_which_the_group_changes_its_mind(self) -> None:
         assert self.listener is not None
@@ -60,9 +60,9 @@ def test_what_one_poll_gives_and_wants_back_is_let_go() -> None:
     machine = MemberMachine("r", "m1", UUID(int=1), "g")
     config = MemberConfig(("t",), None, start_of("committed", "earliest"))
     thread = EventThread(
-        machine, cast(Consumer, consumer), Flow(10, 4), cast(Stager, None), (), cast(Any, None), config
+        machine, cast(Consumer, consumer), RecordQueue(10, 4), cast(Stager, None), (), cast(Any, None), config
     )
-    consumer.listener = Listener(thread._hear_group, cast(Consumer, consumer), thread.wake)
+    consumer.listener = GroupListener(thread._hear_group, cast(Consumer, consumer), thread.wake)
     consumer.poll_in_which_the_group_changes_its_mind()
     thread._follow_group()
     assert consumer.held == {T0} and not consumer.back

@@ -8,7 +8,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from kohort.region.consuming.work_queue import Flow, Piece
+from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.parts import Part
 from kohort.region.records import Position
 from tests.support.waiting import until
@@ -40,14 +40,14 @@ def offsets(found: Piece | None) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def flow() -> Flow:
-    flow = Flow(10, 4)
+def flow() -> RecordQueue:
+    flow = RecordQueue(10, 4)
     for part in (P0, P1):
         flow.begin(at(part, 0), part)
     return flow
 
 
-def test_offsets_are_saved_after_submission(flow: Flow) -> None:
+def test_offsets_are_saved_after_submission(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0), (P0, 1)))
     flow.open()
     assert offsets(flow.take()) == [(0, 0), (0, 1)]
@@ -56,7 +56,7 @@ def test_offsets_are_saved_after_submission(flow: Flow) -> None:
     assert flow.next_offsets()[P0] == at(P0, 2) and flow.is_idle() and flow.submitted == 2
 
 
-def test_small_pieces_are_taken_together_and_the_queue_has_an_end(flow: Flow) -> None:
+def test_small_pieces_are_taken_together_and_the_queue_has_an_end(flow: RecordQueue) -> None:
     for offset in range(6):
         flow.put(piece((P0, offset)))
     assert flow.room() == 4
@@ -69,7 +69,7 @@ def test_small_pieces_are_taken_together_and_the_queue_has_an_end(flow: Flow) ->
 
 def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> None:
     size = piece((P0, 0)).bytes
-    flow = Flow(1_000, 1_000, 4 * size)
+    flow = RecordQueue(1_000, 1_000, 4 * size)
     flow.begin(at(P0, 0), P0)
     flow.begin(at(P1, 0), P1)
     for offset in range(4):
@@ -87,7 +87,7 @@ def test_queue_is_bounded_in_bytes_and_a_quarter_of_them_is_taken_at_once() -> N
     assert flow.bytes == 0
 
 
-def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: Flow) -> None:
+def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0)))
     flow.open()
     flow.take()
@@ -100,7 +100,7 @@ def test_piece_that_is_put_back_is_taken_again_and_does_not_count(flow: Flow) ->
     assert not flow.dirty
 
 
-def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: Flow) -> None:
+def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0)))
     taken: list[Piece | None] = []
     thread = threading.Thread(target=lambda: taken.append(flow.take()))
@@ -115,7 +115,7 @@ def test_without_a_permit_nothing_is_taken_and_nothing_is_lost(flow: Flow) -> No
     assert flow.is_idle() and flow.queued(P0), "it is the drain buffer now"
 
 
-def test_what_is_void_is_not_saved(flow: Flow) -> None:
+def test_what_is_void_is_not_saved(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0)))
     flow.put(piece((P0, 1), (P1, 0)))
     flow.open()
@@ -127,7 +127,7 @@ def test_what_is_void_is_not_saved(flow: Flow) -> None:
     assert flow.next_offsets()[P0] == at(P0, 0) and flow.submitted == 0
 
 
-def test_of_what_was_given_up_nothing_more_is_taken(flow: Flow) -> None:
+def test_of_what_was_given_up_nothing_more_is_taken(flow: RecordQueue) -> None:
     flow.put(piece((P0, 0), (P1, 0), (P0, 1)))
     flow.put(piece((P0, 2)))
     flow.forget([P0])
@@ -136,7 +136,7 @@ def test_of_what_was_given_up_nothing_more_is_taken(flow: Flow) -> None:
     assert offsets(flow.take()) == [(1, 0)]
 
 
-def test_whoever_waits_is_told_of_the_end(flow: Flow) -> None:
+def test_whoever_waits_is_told_of_the_end(flow: RecordQueue) -> None:
     told: list[object] = []
 
     def take() -> None:

@@ -174,7 +174,7 @@ def test_region_says_which_sink_a_member_waits_for_before_it_registers(
     assert not other.describe().members[0].waits_for and not worker.consumer.figures.waits_for
     said = [record.message for record in caplog.records if "m1: the sink does not answer" in record.message]
     assert len(said) == 1, "once, and again after half a minute"
-    assert any(f"waits for {sink.place}, before m1 can register" in record.message for record in caplog.records)
+    assert any(f"waiting for sink {sink.place} before m1 can register" in record.message for record in caplog.records)
 
 
 def test_member_without_a_control_plane_says_nothing_of_its_sink(working: Any) -> None:

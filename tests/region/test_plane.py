@@ -179,7 +179,7 @@ def test_a_sequence_is_a_line_in_the_log_and_a_reset_is_one_with_its_cause() -> 
     assert empty.level is happens.Level.DEBUG, "nobody needs to read that nothing was read"
     driven.lines.clear()
     driven.say(1, told.AskReset("the disk is full"))
-    assert driven.lines == [happens.Told(happens.Level.WARNING, "region r goes back to sequence 9: the disk is full")]
+    assert driven.lines == [happens.Told(happens.Level.WARNING, "region r resets to sequence 9: the disk is full")]
 
 
 @pytest.mark.parametrize(

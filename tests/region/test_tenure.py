@@ -8,8 +8,8 @@ import pytest
 
 from kohort.region import leader_election
 from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.leader_election import Address, NobodyServesError, Tenure
-from kohort.region.server import Book, OverError
+from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NobodyServesError
+from kohort.region.server import OverError, RegionLog
 
 
 class Contested:
@@ -19,10 +19,10 @@ class Contested:
         self.now = now
         self.tried: list[float] = []
 
-    def address(self) -> Address | None:
+    def address(self) -> ControlPlaneAddress | None:
         return None
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
         self.tried.append(self.now[0])
         raise OverError("another control plane has taken over")
 
@@ -31,7 +31,7 @@ def test_who_loses_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     now = [100.0]
     monkeypatch.setattr(leader_election.time, "monotonic", lambda: now[0])
     place = Contested(now)
-    loser = Tenure(place, RegionConfig())
+    loser = LeaderElection(place, RegionConfig())
     while len(place.tried) < 8:
         with pytest.raises(NobodyServesError, match="another application is taking over"):
             loser.reach()
@@ -48,6 +48,6 @@ def test_who_is_told_to_serve_tries_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(leader_election.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)
     with pytest.raises(OverError):
-        Tenure(place, RegionConfig()).serve()
+        LeaderElection(place, RegionConfig()).serve()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
     assert all(other - one >= leader_election.PATIENCE_S[0] for one, other in pairwise(place.tried))

@@ -1,6 +1,6 @@
-"""Admission of a member of any kind: its group and its sink are looked at before it begins.
+"""Admission of a member of any kind: the checks of its group and its sinks before it starts.
 
-Everything is looked at before anything is claimed, so that a refusal leaves nothing behind.
+Every check precedes the first claim, so that a refusal leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from kohort.region.sinks.dead_letters import LETTERS
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """A member that wants to begin.
+    """A member that asks for admission.
 
     Attributes:
-        member: its name.
-        group: its group.
-        topics: what it reads, by name.
-        pattern: or by a regular expression.
-        reads_again: a group that is new to the region may read what another has read into the same sink.
+        member: the member's name.
+        group: the id of its consumer group.
+        topics: the topics that it subscribes to, by name.
+        pattern: the regular expression that it subscribes with instead.
+        reads_again: allow a group that is new to the region to read again what another group has read into the same
+            sink.
     """
 
     member: str
@@ -41,15 +42,16 @@ class Applicant:
 def admit(
     region: str, home: Home, reach: Callable[[], Link], applicant: Applicant, into: Sink | None, letters: Sink | None
 ) -> tuple[UUID, Sink | None, Sink | None]:
-    """Look at a member's group and sinks, and claim the group.
+    """Check a member's group and sinks, then claim the group for the region.
 
     Returns:
-        The region's id, and the sink and that of the dead letters as the region writes to them.
+        The region's id, and the sink and the dead-letter sink, both bound to the region.
 
     Raises:
-        InvalidInputError: the group or the sink's place is another region's, or others read in the group; the sink does
-            not show what the region's topic says; the group is new and would read again. Nothing is claimed then.
-        KafkaError: no right to do this, or no control plane.
+        InvalidInputError: the group or the sink belongs to another region, or clients outside the region read in the
+            group. Also if the sink disagrees with the region's topic, or if a new group would read records again.
+            Nothing is claimed then.
+        KafkaError: a permission is missing, or no control plane can be reached.
     """
     try:
         return _admitted(region, home, reach, applicant, (into, letters))
@@ -79,9 +81,11 @@ def _admitted(
 def _before_birth(
     region: str, home: Home, sinks: tuple[Sink | None, Sink | None]
 ) -> tuple[Saved, UUID, list[Sink | None]]:
-    """The region's facts, its id (any, where it has none yet), and the sinks that were looked at under that id.
+    """Return the region's facts, its id and the sinks checked under that id.
 
-    A sink that is refused may be this region's own: another of its applications has begun it in this moment.
+    A region without an id gets a random one.
+
+    A refused sink may be this region's own: another application may have created the region at this moment.
     """
     while True:
         saved = home.saved()
@@ -94,9 +98,10 @@ def _before_birth(
 
 
 def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> Sink | None:
-    """The sink, which is the region's or nobody's, and agrees with the region's topic.
+    """Return the sink, checked: it belongs to this region or to nobody, and agrees with the region's topic.
 
-    What the sink showed before the topic was read, the topic knows of; what the topic knows then, the sink shows after.
+    The topic is read between two reads of the sink. A sequence that the sink showed before is in the topic; one that
+    the topic knows of is shown by the second read.
     """
     if into is None:
         return None
@@ -112,7 +117,7 @@ def _looked_at(region: str, home: Home, region_id: UUID, into: Sink | None) -> S
 
 
 def _refuse_new_group(region: str, saved: Saved, applicant: Applicant, place: str) -> None:
-    """Refuse a group in which records would come again that the region has read in another, into the same sink."""
+    """Refuse a new group that would read records again which another group has read into the same sink."""
     last = saved.manifests.get(saved.sequence)
     positions = () if last is None else last.positions
     if last is None or applicant.reads_again or applicant.group in {position.group for position in positions}:

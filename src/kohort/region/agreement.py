@@ -1,14 +1,15 @@
-"""PURE. Whether a sink and the region's topic are of one history, compared before the first record, both ways.
+"""PURE. Comparison of a sink with the region's topic, before the first record: do both have one history?
 
-A sink shows a sequence only after the topic has its manifest, and the next sequence is committed only after the topic
-says that every sink shows this one. So the number that a sink shows lies between two numbers of the topic.
+A sink shows a sequence only after the topic has its manifest. The next sequence is committed only after the topic
+records that every sink shows this one. So the number that a sink shows lies between two numbers of the topic.
 
-A sink that is ahead would take the next sequences for published already, and lose their rows without a word: the topic
-is then from an older copy (a backup, a mirror, a power loss). A sink that is behind has lost rows itself: the place was
-removed, or is from an older copy. Neither mends itself: a person adopts what the sink shows, or brings a copy back.
+A sink that is ahead means that the topic is an older copy (a backup, a mirror, a power loss). That sink would take
+the next sequences for published already and lose their rows without an error. A sink that is behind has lost rows
+itself: it was removed, or is an older copy. Neither repairs itself: an operator adopts what the sink shows, or
+restores a copy.
 
-A reset to the initial state is numbered without a look at sinks where no member writes. Such a sink may show that very
-number from another history. The numbers agree then, and that is no harm: a sink is emptied whatever it holds (`Sink`).
+A reset to the initial state gets its number without looking at sinks that no member writes to. Such a sink may show
+that very number from another history. That is harmless: a sink is emptied whatever it holds (`Sink`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from dataclasses import dataclass, replace
 from kohort.region.records import Contribution, Fact, Manifest, Shown
 
 UNKNOWN = -1
-"""The number of a sink that is not known: of a member without one, or of an earlier release."""
+"""Number of a sink whose sequence is unknown: the member has no sink, or is of an earlier release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which sequences a place may show, by the region's topic.
+    """The range of sequences that a sink may show, according to the region's topic.
 
     Attributes:
-        least: the place is known to show this one.
-        most: the topic has staged nothing for the place after this one.
-        emptied: the place was emptied last, or is to be: it may also show nothing, if nothing was ever written there.
+        least: the sink is known to show this sequence.
+        most: the topic has nothing staged for the sink after this sequence.
+        emptied: the sink was emptied last, or will be. It may then also show nothing, if nothing was ever written
+            there.
     """
 
     least: int
@@ -38,18 +40,18 @@ class Bounds:
     emptied: bool = False
 
     def allow(self, shows: int) -> bool:
-        """Whether a place that shows this sequence is of the topic's history."""
+        """Return whether a sink that shows this sequence shares the topic's history."""
         return shows == UNKNOWN or self.least <= shows <= self.most or (self.emptied and shows == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last complete sequence, as far as its number in each place goes.
+    """The number of the last complete sequence, which may differ between sinks.
 
     Attributes:
-        sequence: its number; 0: there is none.
-        empties: it is published by emptying the sinks.
-        made_as: the number that it had before it was numbered anew; 0: the same.
+        sequence: its number; 0: no sequence is complete.
+        empties: publishing it means emptying the sinks.
+        made_as: the number that it had before `adopt` renumbered it; 0: it was not renumbered.
     """
 
     sequence: int
@@ -57,23 +59,23 @@ class Last:
     made_as: int = 0
 
     def number_in(self, known: Shown | None) -> int:
-        """The number under which a place shows this sequence, by what the place is known to show.
+        """Return the number under which a sink shows this sequence, given what the sink is known to show.
 
-        A place that a sequence was staged for may show it already when a person adopts another place, which is ahead.
-        So it keeps its first number there. Between the two numbers lies what another history has published.
+        A sink may show the sequence under its first number already when an operator adopts another sink, which is
+        ahead. The sequence keeps its first number there. Numbers between the two belong to another history.
         """
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
 
 
 def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str, Shown]) -> Bounds:
-    """The bounds of a place.
+    """Return the bounds of a sink.
 
     Args:
-        place: its name.
+        place: the sink's name.
         last: the last complete sequence.
-        owed: places where that is not known to be published.
-        shown: what each place is known to show.
+        owed: sinks to which that sequence is not known to be published.
+        shown: what each sink is known to show.
     """
     known = shown.get(place)
     least = 0 if known is None else known.sequence
@@ -83,11 +85,11 @@ def bounds_of(place: str, last: Last, owed: Collection[str], shown: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A sink and the topic are of two histories.
+    """The error of a sink and a topic that have different histories.
 
     Attributes:
-        cause: both numbers, and what that means.
-        remedy: the ways to go on.
+        cause: both numbers, and what they mean.
+        remedy: the ways to continue.
     """
 
     cause: str
@@ -95,7 +97,7 @@ class Disagreement:
 
 
 def compare(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement | None:
-    """Compare what a place shows with the topic; None: they agree."""
+    """Compare what a sink shows with the topic; return None if they agree."""
     if bounds.allow(shows):
         return None
     adopt = (
@@ -121,13 +123,13 @@ def compare(region: str, place: str, shows: int, bounds: Bounds) -> Disagreement
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The part of a region's facts that adopting a place is about.
+    """The part of a region's facts that adopting a sink needs.
 
     Attributes:
         last: the last manifest. A region without one has nothing to adopt, unless a sink is ahead of it.
-        contributions: those of its members.
-        owed: places where it is not known to be published.
-        shown: what each place is known to show.
+        contributions: the contributions to it.
+        owed: sinks to which it is not known to be published.
+        shown: what each sink is known to show.
     """
 
     last: Manifest
@@ -136,30 +138,32 @@ class History:
     shown: Mapping[str, Shown]
 
     def knows(self, place: str) -> bool:
-        """Whether the region has written to a place under this name."""
+        """Return whether the region has written to a sink of this name."""
         shown = self.shown.get(place)
         staged = any(given.sink == place and given.keys for given in self.contributions)
         return staged or place in self.last.places or (shown is not None and shown.sequence > 0)
 
 
 def adopt(history: History, place: str, was: str, shows: int, now_ms: int) -> list[Fact]:
-    """Facts by which the region goes on from what a place shows.
+    """Return the facts with which the region continues from what a sink shows.
 
-    The region numbers on from there when the place is ahead: the last sequence is written again under that number, with
-    the same offsets and states. A place that disagrees gets nothing more of what that sequence staged; other places do,
-    under its first number.
-    A reset to the initial state that the place has not seen yet is numbered past what it shows, and empties it.
+    If the sink is ahead, the region continues numbering from there. The last sequence is written again under that
+    number, with the same offsets and states. A sink that disagrees gets nothing more of what that sequence staged.
+    Other sinks do, under its first number.
+
+    A reset to the initial state that the sink has not seen yet gets a number past what the sink shows, and empties
+    it.
 
     Args:
-        history: what the topic has.
-        place: its name.
-        was: the name that it had; empty, or the same: it has not moved.
-        shows: the sequence that it shows.
-        now_ms: for people.
+        history: the region's facts.
+        place: the sink's name.
+        was: the name that the sink had; empty or equal to `place`: it has not moved.
+        shows: the sequence that the sink shows.
+        now_ms: the current time, for humans.
     """
     last = history.last
     if not was or (not history.knows(was) and history.knows(place)):
-        was = place  # nothing is there yet; or the topic has the new name already, and the place has not
+        was = place  # nothing is written yet; or the topic has the new name already, and the sink has not
     before = Last(last.sequence, last.empties, last.made_as)
     bounds = bounds_of(was, before, history.owed, history.shown)
     agrees, sequence = bounds.allow(shows), last.sequence

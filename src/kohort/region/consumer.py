@@ -1,12 +1,12 @@
-"""A member of a region that reads with a consumer.
+"""Region members that read with a consumer.
 
     region = Region("flights", servers, checkpoint_every="5s")
     with region.consumer("worker-1", group_id="etl", topics=["flights"], into=ParquetFolder("out")) as consumer:
         for table in consumer.tables():
             consumer.submit(transform(table))
 
-Two threads: the event thread, which polls, commits and hears of group and control plane; and the application's, which
-processes. Source: spec 5.2.
+A member has two threads. The event thread polls, commits, and receives events of the group and the control plane. The
+application's thread processes the records. Source: spec 5.2.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kohort.io.channel import Link
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import Figures, Own
 from kohort.region.consuming.staging import AWAY, Stager, is_away, sink_wait
-from kohort.region.consuming.waits import Wait
-from kohort.region.consuming.work_queue import Flow, Piece
+from kohort.region.consuming.waits import RetryWait
+from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.inside import Inside
-from kohort.region.member import events as happens
+from kohort.region.member.events import CheckpointWanted, Closing, Event, ResetWanted
 from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
 from kohort.region.states import MemberState
@@ -38,23 +38,23 @@ from kohort.region.states import MemberState
 log = logging.getLogger("kohort.region")
 CLOSE_S = 60.0
 SPANS_TOLD = 10
-"""Partitions that an error names, of the table in hand."""
+"""Limit on the partitions of the current table that an error lists."""
 
 
 class RegionConsumer:
-    """A member of a region that reads with a consumer; `Region.consumer` makes one.
+    """A region member that reads with a consumer; `Region.consumer` creates one.
 
-    A table counts when the next one is asked for. A table in hand when the loop is left, by whatever way, does not
-    count: what was submitted of it is dropped, and its records are read again. One thread may iterate and submit; the
-    other methods may be called from any thread, and from a signal's handler.
+    A table counts as processed when the next one is requested. If the loop ends with a table in progress, for any
+    reason, that table does not count. Rows submitted for it are dropped, and its records are read again. Only one
+    thread may iterate and submit; other methods may be called from any thread and from signal handlers.
 
-    What was submitted since the last complete sequence comes again after a reset, with `on_reset` told first.
+    Rows submitted since the last complete sequence are produced again after a reset; `on_reset` is called first.
     """
 
     def __init__(
         self,
         events: EventThread,
-        flow: Flow,
+        flow: RecordQueue,
         stager: Stager,
         own: Own,
         ended: Callable[[RegionConsumer], None],
@@ -67,46 +67,46 @@ class RegionConsumer:
         self._asked_to_close = self._forgotten = False
 
     def start(self, reach: Callable[[], Link]) -> None:
-        """Begin; `Region.consumer` calls it."""
+        """Start the threads; `Region.consumer` calls this."""
         self._events.start(reach)
 
     @property
     def name(self) -> str:
-        """Its name in the region."""
+        """The member's name in the region."""
         return self._events.name
 
     @property
     def state(self) -> MemberState:
-        """Where it is."""
+        """The state of the member."""
         return self._events.machine.state
 
     @property
     def sequence(self) -> int:
-        """The last complete sequence that it has heard of; 0: none."""
+        """The last complete sequence that the member knows of; 0: none."""
         return self._events.machine.sequence
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All members of the region, as last told. Source: spec 5.3."""
+        """All members of the region that the control plane last reported. Source: spec 5.3."""
         return self._events.machine.names
 
     @property
     def figures(self) -> Figures:
-        """Counters and times."""
+        """The member's metrics: counters and times."""
         return self._events.figures
 
     # -- tables
 
     def tables(self) -> Iterator[pa.Table]:
-        """Records as they come, with the columns of Spark's Kafka source, until the member is closed.
+        """Yield records with the columns of Spark's Kafka source, until the member is closed.
 
-        A table counts when the next one is asked for. When the loop is left before (`break`, `return`, an exception),
-        the table in hand is left undone: what was submitted of it is dropped, and the next `tables()`, or another
-        member, begins with its records. With `on_checkpoint` all go back, for the state may have them already. To leave
-        after a table, call `close` in the loop.
+        A table counts as processed when the next one is requested. If the loop ends before (`break`, `return`, an
+        exception), the current table stays unprocessed. Rows submitted for it are dropped, and the next `tables()`,
+        or another member, starts with its records. With `on_checkpoint` the whole region resets, because the state
+        may contain part of the table. To leave after a table, call `close` in the loop.
 
         Raises:
-            RegionStoppedError: the region has stopped, or would not have this member.
+            RegionStoppedError: the region has stopped, or refused this member.
             TimedOutError: no sequence was complete in time after a `close` that was called in this loop.
             KafkaError: the group can't be joined, or the topics can't be read.
         """
@@ -120,7 +120,7 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def _next_piece(self) -> Piece | None:
-        """Count the table in hand, and wait for the next one."""
+        """Count the current table as processed, and wait for the next one."""
         self._refuse_handler("tables")
         with self._in_use():
             try:
@@ -144,37 +144,37 @@ class RegionConsumer:
         self._hand = None
         if self._own.every_records is not None and self._records >= self._own.every_records:
             self._records = 0
-            self._events.post(happens.CheckpointWanted())
+            self._events.post(CheckpointWanted())
 
     def _leave_undone(self, piece: Piece | None, *, dirty: bool) -> None:
-        """A table does not count, if it is in hand still. Does nothing in a forked child."""
+        """Abandon a table that is still in progress. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._in_use():
             if piece is not None and self._flow.in_hand is piece:
                 if not self._flow.void:
                     self._stager.drop_unsettled()
-                    log.info("%s: the loop was left with a table in hand: its records are read again", self.name)
+                    log.info("%s: the loop ended during a table: its records are read again", self.name)
                 self._flow.put_back(dirty=dirty)
             if self._flow.in_hand is None:
-                self._hand = None  # last: until here a handler must not wait for this thread
+                self._hand = None  # last: a signal handler must not wait for this thread before
 
     def submit(self, table: pa.Table | pa.RecordBatch, *, records: pa.Table | pa.RecordBatch | None = None) -> None:
-        """Give rows to the sink: with the sequence that has the records they were made of, or never.
+        """Submit rows to the sink: they are published with the sequence that covers their records, or never.
 
-        While the sink is away (`OSError`, `RetriableError`), this waits for it.
+        While the sink is unavailable (`OSError`, `RetriableError`), this call waits.
 
         Args:
             table: the rows.
-            records: the records that they were made of, row by row, as `tables()` gives them: a bad row is then told,
-                or kept as a dead letter, with its record. Rows with the columns `topic`, `partition` and `offset` say
-                it themselves.
+            records: the records from which the rows were made, row by row, as `tables()` returns them. An error or a
+                dead letter for a bad row then names its record. Rows with the columns `topic`, `partition` and
+                `offset` name it themselves.
 
         Raises:
-            RowRefusedError: a row that the sink can't take: it says row, column and offset, and nothing is taken in.
-                With `on_bad_record="dead-letter"` only where the place of the dead letters can't take one.
-            InvalidInputError: no table is in hand, or what is submitted is none.
-            Exception: what the sink says against these rows.
+            RowRefusedError: the sink refuses a row. The error names row, column and offset, and no row is accepted.
+                With `on_bad_record="dead-letter"`, only if the dead-letter sink refuses a row.
+            InvalidInputError: no table is in progress, or the argument is not a table.
+            Exception: any other error with which the sink rejects these rows.
         """
         rows, made_of = self._submitted("submit", table), None
         if records is not None:
@@ -188,18 +188,19 @@ class RegionConsumer:
             self._wait_for_sink(lambda piece: self._add(rows, made_of, piece))
 
     def dead_letter(self, rows: pa.Table | pa.RecordBatch, reason: str) -> None:
-        """Put rows aside that the application can't use, as `submit` does with rows that the sink can't take.
+        """Put aside rows that the application can't use, as `submit` does with rows that the sink refuses.
 
-        They go to the place that `dead_letters=` names, with the sequence that has their records, or never. Rows of
-        `tables()` are kept as they came; others also as JSON.
+        The rows go to the sink that `dead_letters=` names, with the sequence that covers their records, or never.
+        Rows of `tables()` are kept unchanged; other rows also as JSON.
 
         Args:
             rows: such as `table.filter(mask)`.
-            reason: for people.
+            reason: the reason, for humans.
 
         Raises:
-            InvalidInputError: no table is in hand, the rows are none, or the member has no place for dead letters.
-            Exception: what that place says against them.
+            InvalidInputError: no table is in progress, the argument is not a table, or the member has no dead-letter
+                sink.
+            Exception: any error with which that sink rejects the rows.
         """
         given = self._submitted("dead_letter", rows)
         letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
@@ -207,7 +208,7 @@ class RegionConsumer:
             self._wait_for_sink(lambda piece: self._stager.add_letters(letters) if given.num_rows else None)
 
     def _submitted(self, what: str, table: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The rows that the application gives, of the table in hand."""
+        """Check the rows that the application passes while it processes a table, and return them as a table."""
         self._check_process()
         self._refuse_handler(what)
         if isinstance(table, pa.RecordBatch):
@@ -221,7 +222,7 @@ class RegionConsumer:
         return table
 
     def _wait_for_sink(self, give: Callable[[Piece], None]) -> None:
-        """Give rows to a sink as soon as it is there."""
+        """Submit rows to a sink as soon as it is available."""
         wait, taken = sink_wait(self.name), False
         try:
             while not taken and not self._flow.void and (piece := self._flow.in_hand) is not None:
@@ -231,7 +232,7 @@ class RegionConsumer:
                 self._events.sink_waits("")
 
     def _add(self, rows: pa.Table, records: pa.Table | None, piece: Piece) -> None:
-        """Give rows to the stager; an error, or the reason in a dead letter, says which records they may be of."""
+        """Submit rows to the stager; an error or a dead letter names the records that they may come from."""
 
         def made_of() -> str:
             return f"; {_made_of(piece)}" if records is None and not has_source(rows) else ""
@@ -240,13 +241,13 @@ class RegionConsumer:
             self._stager.add(rows, records=records, read=piece.table, made_of=made_of)
         except RowRefusedError as error:
             if self._own.on_bad_record == DEAD_LETTER:
-                raise  # of the place of the dead letters
+                raise  # from the dead-letter sink
             if records is not None:
                 raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
-    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: Wait) -> bool:
-        """Whether the sink took the rows; else it is away, and was waited for."""
+    def _try_to_give(self, give: Callable[[Piece], None], piece: Piece, wait: RetryWait) -> bool:
+        """Return whether the sink accepted the rows. If not, it is unavailable; this call has waited a while."""
         try:
             give(piece)
         except AWAY as error:
@@ -257,18 +258,21 @@ class RegionConsumer:
             return False
         return True
 
-    # -- what it asks of the region
+    # -- requests to the region
 
     def checkpoint(self) -> None:
-        """Ask for a sequence: all members drain and contribute. Returns at once."""
-        self._post(happens.CheckpointWanted())
+        """Request a checkpoint, in which all members drain and contribute. Return at once."""
+        self._post(CheckpointWanted())
 
     def reset(self, cause: str) -> None:
-        """Have all members go back to the last complete sequence: something behind this one has failed."""
-        self._post(happens.ResetWanted(cause))
+        """Request a reset of all members to the last complete sequence.
 
-    def _post(self, event: happens.Event) -> None:
-        """Post an event, without waking the event thread where this one may hold a lock of it already."""
+        Something downstream of this member has failed.
+        """
+        self._post(ResetWanted(cause))
+
+    def _post(self, event: Event) -> None:
+        """Post an event. Do not wake the event thread if the calling thread may hold one of its locks already."""
         post = self._events.post_quietly if self._inside.is_here() else self._events.post
         with self._in_use():
             post(event)
@@ -280,17 +284,19 @@ class RegionConsumer:
                 "the same thread: set a flag there, and look at it in the loop"
             )
 
-    # -- the end
+    # -- shutdown
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Leave with the next complete sequence. Does nothing the second time.
+        """Leave with the next complete sequence. Do nothing on a second call.
 
-        By the thread that has a table in hand, in its loop or in a signal's handler, `close` returns at once: the table
-        counts when the next is asked for, and the loop ends when the member has left. By another thread it waits for
-        that. It also returns at once where a handler has interrupted another method of the member.
+        From the thread that is processing a table, also in a signal handler, `close` returns at once. The table
+        counts when the next one is requested, and the loop ends when the member has left.
+
+        From another thread, `close` waits for that. If a signal handler has interrupted another method of the member,
+        `close` returns at once too.
 
         Raises:
-            TimedOutError: no sequence was complete in time; it has left nevertheless, and all go back.
+            TimedOutError: no sequence was complete in time. The member has left nevertheless, and the region resets.
         """
         if os.getpid() != self._pid:
             return
@@ -299,32 +305,32 @@ class RegionConsumer:
             self._wait_for_the_end()
 
     def is_in_use_here(self) -> bool:
-        """Whether the calling thread has a table in hand, or is in one of the methods: it must not wait for itself."""
+        """Return whether the calling thread is processing a table or is inside a method: it must not wait then."""
         ident = threading.get_ident()
         return ident == self._hand or self._inside.is_here() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
-        """End at once: all members go back to the last complete sequence. When it waits, `close` says."""
+        """End at once: the whole region resets to the last complete sequence. Waits when `close` does."""
         if os.getpid() != self._pid:
             return
         self._events.aborting = True
-        if not self.is_in_use_here():  # else the event thread does it
+        if not self.is_in_use_here():  # otherwise the event thread clears it
             self._flow.clear()
         self.ask_to_close(CLOSE_S)
-        self._events.post_quietly(happens.ResetWanted(cause))
+        self._events.post_quietly(ResetWanted(cause))
         if not self.is_in_use_here():
             self._wait_for_the_end()
 
     def ask_to_close(self, timeout_s: float = CLOSE_S) -> None:
-        """Have it leave with the next complete sequence, without waiting for that.
+        """Request to leave with the next complete sequence, without waiting.
 
-        Takes no lock, for a signal's handler may have interrupted the thread that holds it.
+        This method takes no lock: a signal handler may have interrupted the thread that holds it.
         """
         if not self._asked_to_close:
             self._asked_to_close = True
             self._flow.give_no_more()
             self._events.end_within(timeout_s)
-            self._events.post_quietly(happens.Closing())
+            self._events.post_quietly(Closing())
 
     def _wait_for_the_end(self) -> None:
         with self._in_use():
@@ -336,14 +342,14 @@ class RegionConsumer:
         self._tell_if_late()
 
     def _tell_if_late(self) -> None:
-        """Once."""
+        """Raise the timeout error of a late close, once."""
         late, self._events.late = self._events.late, ""
         if late:
             raise TimedOutError(late)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """This thread is inside the member: who interrupts it must not wait for it."""
+        """Mark this thread as inside the member: code that interrupts it must not wait for it."""
         self._check_process()
         with self._inside.enter():
             yield
@@ -369,7 +375,7 @@ class RegionConsumer:
 
 
 def _made_of(piece: Piece) -> str:
-    """The records of the table in hand, for a row that does not say of which it was made."""
+    """Describe the records of the current table, for a row that does not name its record."""
     table = piece.table.select(["topic", "partition", "offset"])
     spans = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
     spans.sort(key=lambda span: (span["topic"], span["partition"]))

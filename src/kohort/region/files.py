@@ -1,4 +1,4 @@
-"""What a sink asks of the system's files: the `os` module itself, or what a test puts in its place."""
+"""File operations of sinks: the `os` module itself, or a test's replacement."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _READ_BYTES: Final = 1 << 18
 
 
 class FileCalls(Protocol):
-    """Files and folders by Linux's rules, as the functions of these names in `os`; all of them raise OSError.
+    """Operations on files and folders with Linux's semantics, named as the functions in `os`; all raise OSError.
 
-    What is written is lost with the machine until `fsync` returns: a file's bytes until it is called for the file,
-    the names in a folder until it is called for the folder.
+    Written data may be lost in a power loss until `fsync` returns. For a file's bytes, `fsync` is called on the file;
+    for the names in a folder, on the folder.
     """
 
     def open(self, path: str, flags: int, mode: int = ..., /) -> int:
-        """A descriptor."""
+        """Return a file descriptor."""
 
     def close(self, fd: int, /) -> None:
-        """Nobody uses it any more."""
+        """Close a file descriptor."""
 
     def read(self, fd: int, length: int, /) -> bytes:
-        """Nothing only at the end of the file."""
+        """Read bytes; return none only at the end of the file."""
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
-        """How many bytes it took, perhaps not all."""
+        """Write bytes, and return how many were written, perhaps not all."""
 
     def fsync(self, fd: int) -> None:
-        """A file's bytes survive a power loss, or a folder's names."""
+        """Make a file's bytes, or a folder's names, survive a power loss."""
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a folder, in any order."""
+        """Return the names in a folder, in any order."""
 
     def mkdir(self, path: str) -> None:
-        """A new folder."""
+        """Create a folder."""
 
     def link(self, src: str, dst: str) -> None:
-        """A second name of a file; fails if something has it."""
+        """Create a hard link to a file; fail if the new name exists."""
 
     def rename(self, src: str, dst: str) -> None:
-        """At once, over a file or an empty folder that has the new name."""
+        """Rename atomically, over a file or an empty folder that has the new name."""
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
@@ -58,19 +58,19 @@ class FileCalls(Protocol):
 
 
 SYSTEM: Final[FileCalls] = os
-"""The machine's own files."""
+"""The machine's own file system."""
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)(.*)", re.DOTALL)
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> str:
-    """The absolute path of a file or a folder on this machine, by the working directory; `file:` URLs name one too.
+    """Return the absolute path of a local file or folder; `file:` URLs are accepted too.
 
     Args:
-        path: as a user gives it.
-        what: is to lie there, for the error.
+        path: the path that a user gave.
+        what: what the path is for, in the error.
 
     Raises:
-        InvalidInputError: nothing; or a URL of a store that has no hard links and no atomic renames.
+        InvalidInputError: the path is empty, or the URL of a store without hard links and atomic renames.
     """
     text = os.fspath(path)
     if found := _URL.match(text):
@@ -87,7 +87,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> str:
 
 
 class Output(io.RawIOBase):
-    """A new file that Arrow writes to, in whatever pieces the kernel takes; an error leaves a part of it."""
+    """A new file that Arrow writes to, in pieces as the kernel accepts them; after an error, part of it may remain."""
 
     def __init__(self, files: FileCalls, path: str) -> None:
         super().__init__()
@@ -96,15 +96,15 @@ class Output(io.RawIOBase):
         self._fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True: the file is open for writing."""
         return True
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """Return the number of bytes written."""
         return self._at
 
     def write(self, data: Any, /) -> int:  # any buffer, as `io` says it
-        """All of it."""
+        """Write all of the data."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:
@@ -113,18 +113,18 @@ class Output(io.RawIOBase):
         return size
 
     def sync(self) -> None:
-        """The bytes survive a power loss."""
+        """Make the bytes survive a power loss."""
         self._files.fsync(self._fd)
 
     def close(self) -> None:
-        """Nobody uses it any more."""
+        """Close the file."""
         if not self.closed:
             super().close()
             self._files.close(self._fd)
 
 
 def read_file(files: FileCalls, path: str) -> bytes:
-    """A whole file."""
+    """Read a whole file."""
     fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -136,14 +136,14 @@ def read_file(files: FileCalls, path: str) -> bytes:
 
 
 def write_file(files: FileCalls, path: str, data: bytes) -> None:
-    """A new file, whose bytes survive a power loss; its name does not yet."""
+    """Write a new file whose bytes survive a power loss; its name does not yet."""
     with contextlib.closing(Output(files, path)) as output:
         output.write(data)
         output.sync()
 
 
 def copy_file(files: FileCalls, src: str, dst: str) -> None:
-    """The bytes of a file in a new one, which survive a power loss; its name does not yet."""
+    """Copy a file into a new one whose bytes survive a power loss; its name does not yet."""
     fd = files.open(src, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.closing(Output(files, dst)) as output:
@@ -173,7 +173,7 @@ def sync_folder(files: FileCalls, path: str) -> None:
 
 
 def names_in(files: FileCalls, path: str) -> list[str]:
-    """What is in a folder; nothing, if there is none."""
+    """Return the names in a folder; none if the folder does not exist."""
     try:
         return files.listdir(path)
     except FileNotFoundError:
@@ -181,7 +181,7 @@ def names_in(files: FileCalls, path: str) -> list[str]:
 
 
 def make_folder(files: FileCalls, path: str) -> None:
-    """A folder, and those above it, unless they are there; they survive a power loss."""
+    """Create a folder and its parents if they are missing; they survive a power loss."""
     above = os.path.dirname(path)
     try:
         files.mkdir(path)
@@ -204,7 +204,7 @@ def remove(files: FileCalls, path: str) -> None:
 
 
 def remove_folder(files: FileCalls, path: str) -> None:
-    """Remove a folder of files, also when somebody else is at it."""
+    """Remove a folder of files, also while another process removes it."""
     for name in names_in(files, path):
         remove(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Which threads are inside an object's methods: a signal's handler that interrupts one must not wait for it."""
+"""A record of the threads inside an object's methods: a signal handler that interrupts one must not wait for it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 
 class Inside:
-    """Threads that are inside. Takes no lock: a handler may have interrupted any moment."""
+    """The threads inside an object's methods. It takes no lock, because a signal handler may interrupt anywhere."""
 
     def __init__(self) -> None:
         self._threads: set[int] = set()
 
     def is_here(self) -> bool:
-        """Whether the calling thread is inside already, below a handler or a callback that calls again."""
+        """Return whether the calling thread is inside already, below a handler or a callback that calls again."""
         return threading.get_ident() in self._threads
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Be inside; a thread that is already stays so until its first call ends."""
+        """Mark the thread as inside; a thread that is inside already stays so until its first call ends."""
         ident = threading.get_ident()
         if ident in self._threads:
             yield

@@ -1,7 +1,7 @@
-"""Who is a region's control plane: reached if there is one, else this process becomes it.
+"""Leader election of a region: a process connects to the control plane, or becomes it if there is none.
 
-Every application of a region can. The topic says whose term it is and where it listens; who can't be reached for a
-moment is replaced, and whoever was replaced while it slept can write nothing more. Source: spec 5.3.
+Every application of a region is a candidate. The topic has the current term and its address. A control plane that
+can't be reached for a moment is replaced. A replaced one that has only slept can no longer write. Source: spec 5.3.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from typing import Protocol
 from kohort.errors import KafkaError
 from kohort.io.channel import TOKEN_BYTES, Link, greet_listener
 from kohort.region.control_plane.state import Known, RegionConfig
-from kohort.region.server import CONNECTIONS_MAX, FINAL, Book, ControlPlane, OverError
+from kohort.region.server import CONNECTIONS_MAX, FINAL, ControlPlane, OverError, RegionLog
 
 log = logging.getLogger("kohort.region")
 
 CONNECT_S = 2.0
-"""How long a control plane may take to answer: one that is paused accepts connections, and says nothing."""
+"""Timeout in seconds for an answer: a control plane that is paused accepts connections, but sends nothing."""
 PATIENCE_S = (0.5, 1.5)
-"""So long, by chance in between, it may be out of reach before it is replaced: the first who tries is then alone."""
+"""Range of the random time in seconds for which a control plane may be unreachable before it is replaced. It is
+random, so that the first candidate is usually alone."""
 LOSSES_MAX = 4
-"""Who begins a term and is replaced while it does waits as long, twice as long each time, at most 2**4 times."""
+"""Number of doublings of the backoff after a lost election: at most 2**4 times the base delay."""
 
 
 class NobodyServesError(ConnectionError):
-    """There is no control plane, and this process is not to be one."""
+    """The error that there is no control plane, and that this process may not become it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a control plane listens, in which term, and what it lets in."""
+class ControlPlaneAddress:
+    """The address of a control plane, with its term and the token that it accepts."""
 
     term: int
     host: str
@@ -44,34 +45,34 @@ class Address:
     token: bytes
 
 
-class Place(Protocol):
-    """The region's topic, as far as it is needed here. Both block."""
+class ElectionTopic(Protocol):
+    """The region's topic, as far as leader election needs it. Both methods block."""
 
-    def address(self) -> Address | None:
-        """Of the newest term; None: there was none yet."""
+    def address(self) -> ControlPlaneAddress | None:
+        """Return the address of the newest term; None: there was no term yet."""
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
-        """Begin a term of one's own: when this returns, no earlier one can write."""
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
+        """Begin a term: when this returns, no earlier control plane can write."""
 
 
-class Tenure:
-    """One for each application. Any thread may call; they wait for each other.
+class LeaderElection:
+    """The candidate of one application. Any thread may call its methods; calls are serialised.
 
     Attributes:
-        replaced: Set when this application served the region and does not any more: another application has begun a
-            later term, or no new term could be begun after a lost one.
+        replaced: set when this application no longer serves the region: another application has begun a later term,
+            or no new term could be begun after a lost one.
     """
 
     def __init__(
         self,
-        place: Place,
+        place: ElectionTopic,
         config: RegionConfig,
         *,
         serves: bool = True,
         host: str = "127.0.0.1",
         told: str | None = None,
     ) -> None:
-        """`host`: where it listens; `told`: under which name others reach it, when that is another."""
+        """Initialise a candidate that listens on `host` and is reached by others as `told`, by default the same."""
         self._place, self._config, self._serves = place, config, serves
         self._host, self._told = host, host if told is None else told
         self._lock = threading.Lock()
@@ -83,13 +84,13 @@ class Tenure:
         self.replaced = threading.Event()
 
     def reach(self, *, patiently: bool = True) -> Link:
-        """A connection to the control plane of now.
+        """Return a connection to the current control plane.
 
         Args:
-            patiently: have another one take over, if this application may, when there is none.
+            patiently: take over if there is no control plane and this application may serve.
 
         Raises:
-            OSError: there is none for the moment: try again.
+            OSError: there is none at the moment; the caller should retry.
             KafkaError: the region's topic can't be read or written.
         """
         with self._lock:
@@ -110,7 +111,7 @@ class Tenure:
                 raise NobodyServesError("there is no control plane; start one with `kohort region serve`")
             return self._connect(self._compete())
 
-    def _connect(self, address: Address) -> Link:
+    def _connect(self, address: ControlPlaneAddress) -> Link:
         sock = socket.create_connection((address.host, address.port), CONNECT_S)
         try:
             return greet_listener(sock, address.token, CONNECT_S)
@@ -118,18 +119,18 @@ class Tenure:
             sock.close()
             raise
 
-    def _wait_for(self, address: Address, error: OSError) -> None:
-        """Have some patience with one that is not reached."""
+    def _wait_for(self, address: ControlPlaneAddress, error: OSError) -> None:
+        """Raise the error until an unreachable control plane has been unreachable for long enough."""
         until_s = self._missed.setdefault(address.term, time.monotonic() + random.uniform(*PATIENCE_S))
         if time.monotonic() < until_s:
             raise error
         if address.term not in self._told_of:
             self._told_of.add(address.term)
             where = f"{address.host}:{address.port}"
-            log.info("the control plane of term %s is not reached at %s any more: %s", address.term, where, error)
+            log.info("the control plane of term %s can't be reached at %s: %s", address.term, where, error)
 
-    def _compete(self) -> Address:
-        """Take over, where others may be about to: the one that they leave alone for a moment has it."""
+    def _compete(self) -> ControlPlaneAddress:
+        """Take over while other candidates may do the same; after losing an election, back off exponentially."""
         if time.monotonic() < self._stays_behind_s:
             raise NobodyServesError("another application is taking over")
         try:
@@ -142,7 +143,7 @@ class Tenure:
         self._losses = 0
         return address
 
-    def _take_over(self) -> Address:
+    def _take_over(self) -> ControlPlaneAddress:
         if self._plane is not None:
             self._plane.close()
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -156,18 +157,18 @@ class Tenure:
         self._plane = ControlPlane(book, known, self._config, listening, token, self._serve_again)
         self.replaced.clear()
         self._plane.start()
-        return Address(known.term, self._told, port, token)
+        return ControlPlaneAddress(known.term, self._told, port, token)
 
     def plane(self) -> ControlPlane | None:
-        """The control plane, if it is here."""
+        """Return the control plane, if this process runs it."""
         plane = self._plane
         return None if plane is None or plane.over.is_set() else plane
 
     def serve(self) -> ControlPlane:
-        """Take over now; again, up to `LOSSES_MAX` times, where others do at the same time or the topic fails.
+        """Take over now; retry up to `LOSSES_MAX` times if another candidate wins or the topic fails.
 
         Raises:
-            OverError: each time another was quicker.
+            OverError: another candidate won each time.
             KafkaError: the region's topic can't be read or written.
         """
         with self._lock:
@@ -178,7 +179,7 @@ class Tenure:
                 except FINAL:
                     raise
                 except KafkaError as error:
-                    log.info("a term could not be begun yet: %s", error)
+                    log.info("could not begin a term, retrying: %s", error)
                     time.sleep(random.uniform(*PATIENCE_S) * 2**losses)
             else:
                 self._take_over()
@@ -200,19 +201,21 @@ class Tenure:
                     address = self._place.address()
                     if address is not None and address.term != lost.term:
                         break
-                    log.info("region %s: term %s was lost and no other has begun: begin one", lost.region, lost.term)
+                    log.info(
+                        "region %s: term %s was lost and no other has begun: beginning one", lost.region, lost.term
+                    )
                     self._take_over()
                 except FINAL as error:
-                    log.warning("region %s: no term could be begun after term %s: %s", lost.region, lost.term, error)
+                    log.warning("region %s: could not begin a term after term %s: %s", lost.region, lost.term, error)
                     break
                 except KafkaError as error:
-                    log.info("region %s: a term could not be begun yet: %s", lost.region, error)
+                    log.info("region %s: could not begin a term, retrying: %s", lost.region, error)
                 else:
                     return
         self.replaced.set()
 
     def close(self) -> None:
-        """End the control plane, if it is here: another application takes over."""
+        """Stop the control plane, if this process runs it: another application takes over."""
         with self._lock:
             self._closed = True
             plane, self._plane = self._plane, None

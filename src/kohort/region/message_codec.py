@@ -1,7 +1,7 @@
-"""Messages between a control plane and those that talk to it, as bytes: MessagePack, the message's name first.
+"""The encoding of messages between a control plane and its clients: MessagePack, the message's name first.
 
-A member and its control plane may be of different releases: a field that one does not know is passed over, one that is
-missing has its default.
+A member and its control plane may be of different releases. An unknown field is ignored; a missing one has its
+default.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _HEARD: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Order), *ge
 
 
 class UnknownMessageError(ValueError):
-    """A message of another release, or none at all."""
+    """The error for a message of another release, or for bytes that are no message."""
 
 
 def encode(message: Order | Report | Ask | Told) -> bytes:
-    """A message as the body of a frame."""
+    """Encode a message as the body of a frame."""
     return msgspec.msgpack.encode((type(message).__name__, message))
 
 
 def decode_said(body: bytes) -> Report | Ask:
-    """What a control plane hears.
+    """Decode a message to a control plane.
 
     Raises:
-        UnknownMessageError: it is none that a control plane knows.
+        UnknownMessageError: the message is none to a control plane.
     """
     said: Report | Ask = _decode(body, _SAID)
     return said
 
 
 def decode_heard(body: bytes) -> Order | Told:
-    """What a control plane says.
+    """Decode a message of a control plane.
 
     Raises:
-        UnknownMessageError: it is none that is known here.
+        UnknownMessageError: the message is unknown to this release.
     """
     heard: Order | Told = _decode(body, _HEARD)
     return heard

@@ -1,7 +1,7 @@
-"""What a region's control plane and its members say to each other. Values only.
+"""Messages between a region's control plane and its members: values only.
 
-Every message of the control plane carries its term: a member that has heard a higher one ignores it. What a member says
-about a cut or a reset carries the number that it was asked with: the answer to an earlier question is no answer.
+Every message of the control plane carries its term; a member that knows a higher term ignores it. A member's answer
+about a checkpoint or a reset carries the number of the order. An answer to an earlier order is thereby ignored.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A member's place in its group: the coordinator checks it where its offsets are committed.
+    """A member's identity in its consumer group: the coordinator checks it when offsets are committed.
 
     Attributes:
-        member_id: empty before it has joined.
+        member_id: empty before the member has joined.
         generation: the classic generation or the member epoch of KIP-848.
     """
 
@@ -30,26 +30,27 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which cut is meant: the sequence that it would complete, and the so-manyth attempt at it."""
+    """The identity of a checkpoint attempt: the sequence that it would complete, and the number of the attempt."""
 
     sequence: int
     attempt: int
 
 
-# What the control plane says.
+# -- orders of the control plane
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """A member is registered, for the first time or again. It goes on with what is buffered, if anything is.
+    """The registration of a member, for the first time or again; the member continues with its buffered records.
 
     Attributes:
-        epoch: of what it stages; new for who has just started.
+        epoch: of what it stages; new for a member that has just started.
         sequence: the last complete one; 0: the initial state.
-        names: all that are registered, this one too.
-        state: for who has just started: what a member of its name saved with that sequence; None: nothing.
-        cut: that under way: who is drained for it stays so.
-        counts: what the member contributed to that sequence, if it did, is in it; a control plane of an earlier release
+        names: all registered members, including this one.
+        state: for a member that has just started, the state that a member of its name saved with that sequence; None:
+            none.
+        cut: the checkpoint in progress; a member that is drained for it stays drained.
+        counts: that sequence has the member's contribution, if it made one; a control plane of an earlier release
             does not say.
     """
 
@@ -64,7 +65,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A member can't be registered; it ends with this error."""
+    """The refusal of a registration; the member ends with this error."""
 
     term: int
     why: str
@@ -73,7 +74,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is registered now."""
+    """The list of registered members."""
 
     term: int
     names: tuple[str, ...]
@@ -81,7 +82,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Stop polling, finish what is in flight, commit, and say `Drained`."""
+    """An order to stop polling, finish the table in progress and commit, then send `Drained`."""
 
     term: int
     cut: Cut
@@ -89,10 +90,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All are drained: save the state and say `Contributed`.
+    """An order to save the state, because all are drained, then send `Contributed`.
 
     Attributes:
-        names: who contributes to this sequence.
+        names: the contributors to this sequence.
     """
 
     term: int
@@ -102,7 +103,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """The coordinator refused the member's generation: say `Moved` with the one that holds now."""
+    """A request for the current generation, sent in `Moved`: the coordinator refused the one before."""
 
     term: int
     cut: Cut
@@ -110,11 +111,11 @@ class Identify:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The sequence is the last complete one.
+    """The notice that the sequence is the last complete one.
 
     Attributes:
-        retired: those up to this one are given up.
-        counts: what the member contributed to it, if it did, is in it.
+        retired: the sequences up to this one can no longer be returned to.
+        counts: the sequence has the member's contribution, if it made one.
     """
 
     term: int
@@ -125,12 +126,12 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """This member publishes for all that write to a place: what the sequence staged for it. Said until `Published`.
+    """An order to publish a sequence to one sink, for all members that write there; repeated until `Published`.
 
     Attributes:
-        floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
-        empties: it is published by emptying the sink.
-        place: its sink, or that of its dead letters; empty: its sink.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
+        empties: publish it by emptying the sink.
+        place: the sink or the dead-letter sink of the member; empty: its sink.
     """
 
     term: int
@@ -143,12 +144,13 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Where partitions are read from, those of an `AskStarts` that are free; the rest follows.
+    """The start offsets of requested partitions that are free; the rest follows later.
 
     Attributes:
-        found: the merged checkpoint's, or the initial offsets.
-        first: nobody has read these: look their start position up and say `Looked`.
-        added: neither, in a topic that the region reads already: they begin at their beginning; say `Looked` too.
+        found: positions of the last checkpoint, or initial offsets.
+        first: partitions that nobody has read: look their start position up and send `Looked`.
+        added: unread partitions of a topic that the region reads already: they begin at their earliest offset; send
+            `Looked` too.
     """
 
     term: int
@@ -160,13 +162,13 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Go back: to the last complete sequence, or to the initial state.
+    """An order to return to the last complete sequence, or to the initial state.
 
-    Where its partitions are read from it asks with `AskStarts`, when it has said `WasReset`.
+    The member requests start offsets with `AskStarts` after it has sent `WasReset`.
 
     Attributes:
         epoch: of what is staged from now on; it names the attempt.
-        sequence: 0: the initial state.
+        sequence: the sequence to return to; 0: the initial state.
         state: what the member's `on_checkpoint` returned for that sequence; None: nothing, or the initial state.
     """
 
@@ -178,7 +180,10 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The region has stopped, or this member may or must leave: it ends, with what to do; no cause: it wanted to."""
+    """An order to end: the region has stopped, or this member may or must leave.
+
+    Without a cause the member asked for it.
+    """
 
     term: int
     cause: str
@@ -186,32 +191,33 @@ class Stop:
 
 
 Order = Welcome | Refused | Members | Drain | Checkpoint | Identify | Completed | Publish | Starts | Reset | Stop
-"""What the control plane says to a member."""
+"""An order of the control plane to a member."""
 
 
-# What a member says.
+# -- reports of a member
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A member is there, for the first time or after the control plane has changed.
+    """The registration request of a member, for the first time or with a new control plane.
 
     Attributes:
-        name: unique in the region; a second of a name fences the earlier one.
-        incarnation: of the consumer object: the same one comes back, another fences.
-        epoch: that it works in; -1: it has just started.
-        holds: which partitions it was given to read, each with the offset where its next contribution begins.
-        contributed: the sequence that it has contributed to and has not heard of since; 0: none.
-        ends: the ends that it has contributed then: where the next one begins if that sequence is complete.
-        sink: the place that it writes to, the same for all who write there; empty: none.
+        name: unique in the region; a second member of a name fences the first.
+        incarnation: the id of the consumer object: the same one reconnects, another one fences it.
+        epoch: the epoch in which it works; -1: it has just started.
+        holds: the partitions that it was given, each with the offset where its next contribution begins.
+        contributed: the sequence that it has contributed to, while the outcome is unknown to it; 0: none.
+        ends: the ends of that contribution: the next one begins there if that sequence is complete.
+        sink: the name of the sink that it writes to, common to all its writers; empty: none.
         shares: its state moves with partitions, or it has none; False: it must be alone in its group.
-        of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
-        sources: how many they are.
-        pinned: all queries of the group, where each partition is one of theirs for ever; empty: it is not so.
-        process: its name, by which the control plane can see that it has ended; empty: it is on another machine.
-        shows: the last sequence that its sink shows, looked at since it has this connection; -1: it does not say.
-        letters: the place of its dead letters; empty: it has none.
-        letters_show: the last sequence that this place shows, as `shows`.
+        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a
+            query.
+        sources: the number of members of its query.
+        pinned: all queries of the group, when each partition belongs to one of them for ever; empty: not so.
+        process: its name, by which the control plane can see that it has ended; empty: it is on another host.
+        shows: the last sequence that its sink shows, read on this connection; -1: unknown.
+        letters: the name of its dead-letter sink; empty: none.
+        letters_show: the last sequence that the dead-letter sink shows, like `shows`.
     """
 
     name: str
@@ -235,19 +241,19 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The member wants to go: with the next complete sequence, or at once if it and its siblings hold nothing."""
+    """A member's request to leave: with the next complete sequence, or at once if it and its siblings hold nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is in flight, and what was submitted is committed."""
+    """The report that no table is in progress, and the offsets of submitted records are committed."""
 
     cut: Cut
 
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """It could not be drained: the commit of an offset failed for good, or the time was over."""
+    """The report that the member could not drain: the commit of an offset failed for good, or the deadline passed."""
 
     cut: Cut
     cause: str
@@ -255,7 +261,7 @@ class DrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """What the member gives to a cut."""
+    """A member's contribution to a checkpoint."""
 
     cut: Cut
     contribution: Contribution
@@ -263,14 +269,14 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The group wants partitions back; they are held until a sequence that began after this is complete."""
+    """The report that the member holds revoked partitions until a sequence that began later is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The member's place in its group has changed, or partitions have left its hands.
+    """The report of a changed group identity, or of released partitions.
 
-    What it holds is not said: starts may be on their way to it.
+    It does not list the partitions that the member still holds: start offsets may be on their way to it.
     """
 
     identity: Identity
@@ -279,7 +285,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class AskStarts:
-    """Partitions were assigned: where are they read from?"""
+    """A request for the start offsets of assigned partitions."""
 
     number: int
     parts: tuple[Part, ...]
@@ -287,10 +293,10 @@ class AskStarts:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The beginnings of partitions that nobody has read.
+    """The start offsets of partitions that nobody has read.
 
     Attributes:
-        topics: all that the member's pattern finds now; empty: it reads topics by name.
+        topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 
     number: int
@@ -300,16 +306,16 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class AskCheckpoint:
-    """The operator has counted its records, or a person asks."""
+    """A request for a checkpoint, by an application that has counted its records or by an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskReset:
-    """All must go back.
+    """A request for a reset of the region.
 
     Attributes:
-        forced: it does not count among those in a row, and begins their count anew.
-        initial: to the initial state; only a person asks for it.
+        forced: it does not count among the resets in a row, and restarts that count.
+        initial: reset to the initial state; only an operator requests it.
     """
 
     cause: str
@@ -319,7 +325,7 @@ class AskReset:
 
 @dataclass(frozen=True, slots=True)
 class CantGoOn:
-    """Going back would not help: the region stops."""
+    """The report of an error that no reset repairs: the region stops."""
 
     cause: str
     remedy: str
@@ -327,17 +333,17 @@ class CantGoOn:
 
 @dataclass(frozen=True, slots=True)
 class WasReset:
-    """The member has gone back: it reads again, in this epoch."""
+    """The report that the member has reset: it reads again, in this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A place of the member shows what the sequence staged for it, by this member or another.
+    """The report that a sink of the member shows a sequence, whichever member has published it.
 
     Attributes:
-        place: as `Publish` has it.
+        place: the sink of the `Publish` order.
     """
 
     sequence: int
@@ -346,10 +352,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """A place of the member does not show the sequence yet; the member tries again.
+    """The report that a sink of the member does not show the sequence yet; the member retries.
 
     Attributes:
-        place: as `Publish` has it.
+        place: the sink of the `Publish` order.
     """
 
     sequence: int
@@ -359,11 +365,11 @@ class PublishFailed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The member waits for its sink, and with it the checkpoint; with an empty cause, it goes on.
+    """The report that the member waits for its sink, and the checkpoint with it; an empty cause ends the wait.
 
     Attributes:
-        member, group, sink: of one that is not registered on this connection: its sink is compared with the region's
-            topic first, and does not answer.
+        member, group, sink: of a member that is not registered on this connection. Its sink is compared with the
+            region's topic first, and does not answer.
     """
 
     cause: str
@@ -390,50 +396,50 @@ Report = (
     | PublishFailed
     | Waiting
 )
-"""What a member says to the control plane."""
+"""A report of a member to the control plane."""
 
 
-# What anyone asks, a person for one.
+# -- requests of any client, such as an operator's
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """How is the region?"""
+    """A request for the description of the region."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopMember:
-    """Have a member leave with the next complete sequence."""
+    """A request that a member leaves with the next complete sequence."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LetGoOn:
-    """Let a stopped region go on."""
+    """A request to resume a stopped region."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Nothing to say; silence would mean that this end is gone."""
+    """A keep-alive message: silence would mean that the other end is gone."""
 
 
 Ask = Describe | StopMember | LetGoOn | Alive
-"""What is asked without being a member."""
+"""A request of a client that need not be a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member, as its control plane knows it.
+    """The description of a member by its control plane.
 
     Attributes:
         phase: what it is doing, in words.
-        connected: it has a connection now.
-        sink: the place that it writes to; empty: none.
-        waits_for: why its sink does not take what it submits, or does not answer; empty: it does.
+        connected: its connection is open.
+        sink: the name of the sink that it writes to; empty: none.
+        waits_for: why its sink refuses what it submits, or does not answer; empty: the sink accepts it.
         registered: False: it is connected, and registers when its sink answers.
-        letters: the place of its dead letters; empty: none.
-        dead_letters: how many of them complete sequences have, since the control plane's term began.
+        letters: the name of its dead-letter sink; empty: none.
+        dead_letters: the number of its dead letters in complete sequences, since the control plane's term began.
     """
 
     name: str
@@ -451,12 +457,12 @@ class MemberSeen:
 
 @dataclass(frozen=True, slots=True)
 class SinkSeen:
-    """A sink of a region, as its control plane knows it.
+    """The description of a sink by the region's control plane.
 
     Attributes:
         place: its name.
         published: the last sequence that it shows.
-        publisher: the member that publishes; empty: none that could is there.
+        publisher: the member that publishes to it; empty: no member that could is connected.
         waits_for: why the last sequence is not published yet; empty: nothing has failed.
     """
 
@@ -468,15 +474,15 @@ class SinkSeen:
 
 @dataclass(frozen=True, slots=True)
 class RegionSeen:
-    """A region, as its control plane knows it.
+    """The description of a region by its control plane.
 
     Attributes:
         state: in one word.
         published: the last sequence that all its sinks show.
-        resets: how many there were in this term, by cause.
-        sequence_ms: from the beginning of the last cut to its completion; -1: none yet.
-        longest_ms: the longest of this term.
-        sinks: each that a member writes to, or the region has published to.
+        resets: the number of resets in this term, by cause.
+        sequence_ms: duration of the last checkpoint; -1: none yet.
+        longest_ms: the longest duration in this term.
+        sinks: all sinks that a member writes to, or the region has published to.
     """
 
     name: str
@@ -495,4 +501,4 @@ class RegionSeen:
 
 
 Told = RegionSeen | Alive
-"""What is answered to that."""
+"""The answer to such a request."""

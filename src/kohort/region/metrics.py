@@ -1,6 +1,6 @@
-"""A region's figures for Prometheus: of the members of one application, and of the control plane where it is.
+"""Prometheus metrics of a region: of one application's members, and of the control plane if this process runs it.
 
-What a control plane counts begins at 0 with its term. Source: spec 5.13.
+The control plane's counters begin at 0 with its term. Source: spec 5.13.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ PLANE = (
 
 
 class Measured(Protocol):
-    """A member of any kind, as far as its figures go."""
+    """A member of any kind with metrics."""
 
     @property
     def name(self) -> str:
-        """In the region."""
+        """The member's name in the region."""
 
     @property
     def figures(self) -> Figures:
-        """Its own."""
+        """The member's metrics."""
 
 
 class RegionExporter(Collector):
-    """Asked at each scrape.
+    """The Prometheus collector of a region, called at each scrape.
 
     Args:
-        region: its name.
-        members: of this application.
-        plane: the region, if its control plane is here.
+        region: the region's name.
+        members: returns the members of this application.
+        plane: returns the description of the region, if its control plane is here.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class RegionExporter(Collector):
         self._region, self._members, self._plane = region, members, plane
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is known before it is asked."""
+        """Return nothing: no metric is known before the first scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """What there is now; what has not been measured is left out."""
+        """Yield the current metrics; what has not been measured is left out."""
         yield from self._of_members()
         plane = self._plane()
         if plane is not None:

@@ -1,4 +1,4 @@
-"""A partition as a region knows it. A topic that is made again is another one."""
+"""Partitions as a region identifies them: by group, topic id and number. A recreated topic is a different one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Part(NamedTuple):
     """One partition that a group of the region reads.
 
     Attributes:
-        topic_id: NO_TOPIC_ID where the broker tells none.
+        topic_id: NO_TOPIC_ID if the broker reports none.
     """
 
     group: str
@@ -25,5 +25,5 @@ class Part(NamedTuple):
 
 
 def part_of(told: Position | Span | Initial) -> Part:
-    """Of which partition something is told."""
+    """Return the partition of a position, a span or an initial offset."""
     return Part(told.group, told.topic, told.partition, told.topic_id)

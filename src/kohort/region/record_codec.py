@@ -1,8 +1,10 @@
-"""Facts as records of `__kohort_regions`, and back.
+"""The encoding of facts as records of `__kohort_regions`, and back.
 
-A key is a JSON array of the fact's kind and what it is about: the same bytes for the same thing, since compaction
-compares bytes, and readable with any tool. A value is MessagePack, its version first; partitions of one topic share its
-name, so that ten thousand of them take a quarter of a megabyte. Source: spec 5.10.
+A key is a JSON array of the fact's kind and its subject. Compaction compares bytes, so equal subjects have equal
+bytes; any tool can read them.
+
+A value is MessagePack, its version first. Partitions of one topic share its name, so that ten thousand of them take a
+quarter of a megabyte. Source: spec 5.10.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from kohort.region.staged import StagedKey
 
 VERSION = 1
 RECORD_BYTES_MAX = 1_000_000
-"""Below `message.max.bytes`, by default 1 MiB, with room for the batch around it."""
+"""Below `message.max.bytes`, by default 1 MiB, with a margin for the batch around it."""
 Told = TypeVar("Told", Position, Span)
 
 _KINDS: dict[str, type[Fact]] = {
@@ -45,7 +47,7 @@ _KINDS: dict[str, type[Fact]] = {
 
 
 def key_of(fact: Fact) -> bytes:
-    """The key under which a fact replaces those before it."""
+    """Return the key under which a fact replaces earlier ones."""
     match fact:
         case Claim(group, region):
             about: list[Any] = [group, region]
@@ -65,19 +67,23 @@ def key_of(fact: Fact) -> bytes:
 
 
 def value_of(fact: Fact) -> bytes:
-    """A fact as a record's value.
+    """Encode a fact as a record's value.
 
     Raises:
-        InvalidInputError: it is larger than a record may be.
+        InvalidInputError: the value is larger than a record may be.
     """
     told = {field.name: getattr(fact, field.name) for field in fields(fact)}
     match fact:
         case Contribution():
-            told["spans"] = _by_topic(fact.spans, lambda one: (one.partition, one.begin, one.end, one.leader_epoch))
+            told["spans"] = _by_topic(
+                fact.spans, lambda span: (span.partition, span.begin, span.end, span.leader_epoch)
+            )
             told["keys"] = _packed(fact.keys)
             told["letter_keys"] = _packed(fact.letter_keys)
         case Manifest():
-            told["positions"] = _by_topic(fact.positions, lambda one: (one.partition, one.offset, one.leader_epoch))
+            told["positions"] = _by_topic(
+                fact.positions, lambda position: (position.partition, position.offset, position.leader_epoch)
+            )
     value = bytes([VERSION]) + msgspec.msgpack.encode(told)
     if len(value) > RECORD_BYTES_MAX:
         raise InvalidInputError(_too_large(fact, len(value)), ErrorCode.MESSAGE_TOO_LARGE)
@@ -93,10 +99,10 @@ def _too_large(fact: Fact, size: int) -> str:
 
 
 def fact_of(key: bytes, value: bytes) -> Fact:
-    """A fact out of a record.
+    """Decode a fact from a record.
 
     Raises:
-        CorruptDataError: of another release, or damaged.
+        CorruptDataError: the record is of another release, or damaged.
     """
     try:
         kind = _KINDS[json.loads(key)[0]]
@@ -129,8 +135,8 @@ def _unpacked(told: Iterable[Any]) -> list[StagedKey]:
 
 def _by_topic(told: Iterable[Told], row: Callable[[Told], tuple[int, ...]]) -> list[tuple[str, str, bytes, list[Any]]]:
     topics: dict[tuple[str, str, bytes], list[Any]] = {}
-    for one in told:
-        topics.setdefault((one.group, one.topic, one.topic_id.bytes), []).append(row(one))
+    for entry in told:
+        topics.setdefault((entry.group, entry.topic, entry.topic_id.bytes), []).append(row(entry))
     return [(group, topic, topic_id, rows) for (group, topic, topic_id), rows in topics.items()]
 
 
@@ -141,7 +147,7 @@ def _one_by_one(topics: Iterable[Any], kind: type[Told]) -> Iterable[Told]:
 
 
 def about_region(key: bytes) -> str | None:
-    """The region that a key is about; None: of no kind that is known, or a claim."""
+    """Return the region in a key; None: the kind is unknown, or a claim."""
     try:
         kind, *about = json.loads(key)
     except (ValueError, TypeError):
@@ -150,6 +156,6 @@ def about_region(key: bytes) -> str | None:
 
 
 def retired(region: str, sequence: int, members: Iterable[str]) -> Mapping[bytes, None]:
-    """Tombstones for a sequence that nothing goes back to."""
+    """Return tombstones for a sequence that no reset returns to."""
     names = [["manifest", region, sequence], *(["contribution", region, sequence, name] for name in members)]
     return {json.dumps(name, separators=(",", ":"), ensure_ascii=False).encode(): None for name in names}

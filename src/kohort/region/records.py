@@ -1,4 +1,4 @@
-"""What the topic `__kohort_regions` says of a region: durable facts. Values only; their bytes are in `records`."""
+"""The durable facts in the topic `__kohort_regions`: values only; `record_codec` has their encoding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A group belongs to a region: to that of the first claim in the log.
+    """The claim of a group for a region; the first claim in the log counts.
 
     Attributes:
-        application: who wrote it, for people.
-        at_ms: since the epoch, here as in the others; for people.
+        application: the application that wrote it, for humans.
+        at_ms: since the epoch, here as in the other facts; for humans.
     """
 
     group: str
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """A region of this name was made. Names are used again, ids are not."""
+    """The creation of a region. Names may be used again, ids are not."""
 
     region: str
     region_id: UUID
@@ -47,10 +47,10 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Who is the control plane: the newest counts.
+    """A term of the control plane; the newest counts.
 
     Attributes:
-        token: what it lets in; who may read the topic may talk to it.
+        token: the token that it accepts; a client that may read the topic may connect.
     """
 
     region: str
@@ -63,12 +63,12 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """An epoch has begun: the newest counts.
+    """The beginning of an epoch; the newest counts.
 
     Attributes:
-        floor: that of the last reset: what was staged in earlier ones is void.
-        consecutive: resets in a row, this one too.
-        cause: for people.
+        floor: the minimum valid epoch, that of the last reset; what was staged in earlier ones is discarded.
+        consecutive: the number of resets in a row, including this one.
+        cause: for humans.
     """
 
     region: str
@@ -82,7 +82,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Where a partition was begun."""
+    """The initial offset of a partition."""
 
     region: str
     group: str
@@ -95,7 +95,9 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The topics that a group's pattern found when the group began: those found later begin at their beginning.
+    """The topics that a group's pattern matched when the group began.
+
+    Partitions of later ones begin at the earliest offset.
 
     Attributes:
         topics: their names.
@@ -108,7 +110,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a member read of a partition in one sequence: from `begin` to before `end`."""
+    """The offsets of a partition that a member read in one sequence: from `begin` to before `end`."""
 
     group: str
     topic: str
@@ -121,18 +123,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives to a sequence.
+    """The contribution of one member to a sequence.
 
     Attributes:
-        members: all names that it knew of.
-        member_id, generation, instance_id: its place in its group then.
-        state: the operator's bytes, at most 512 KiB.
-        sink: the place whose keys these are; empty: it has none, or an earlier release wrote this.
-        keeps: the state waits for the member while it is away; else it goes with it.
-        letters: the place of its dead letters; empty: it has none.
-        letter_keys: what it staged there.
-        dead_letters: how many these are.
-        shares, pinned, process: as the member has registered; the control plane notes them.
+        members: all members that it knew of.
+        member_id, generation, instance_id: its identity in its group then.
+        state: the application's state, at most 512 KiB.
+        sink: the sink of these keys; empty: it has none, or an earlier release wrote this.
+        keeps: the state waits for the member while it is away; otherwise it is discarded then.
+        letters: the name of its dead-letter sink; empty: none.
+        letter_keys: the keys that it staged there.
+        dead_letters: the number of dead letters.
+        shares, pinned, process: as in the member's registration; the control plane adds them.
     """
 
     region: str
@@ -160,10 +162,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A group of which nobody may read while a state waits: what is read there meanwhile is not in it.
+    """A group that no other member may read while a state waits: that state would lack the records.
 
     Attributes:
-        pinned: but these queries, since a partition is read by its own alone; empty: nobody.
+        pinned: queries that may read nevertheless, each its own partitions; empty: none.
     """
 
     group: str
@@ -171,17 +173,21 @@ class Reserved:
 
 
 def reserved_by(contributions: Iterable[Contribution]) -> dict[str, Reserved]:
-    """By whose state waits when they go away, the groups that are theirs then."""
-    return {one.member: Reserved(one.group, one.pinned) for one in contributions if one.keeps and _is_whole(one)}
+    """Return the reserved groups, by the member whose state waits when it is away."""
+    return {
+        contribution.member: Reserved(contribution.group, contribution.pinned)
+        for contribution in contributions
+        if contribution.keeps and _is_whole(contribution)
+    }
 
 
 def _is_whole(given: Contribution) -> bool:
-    """Whether the state must be of all that was read in its group, or of all of some partitions."""
+    """Return whether the state must cover all that was read in its group, or all of some partitions."""
     return bool(given.pinned) or not given.shares
 
 
 def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[StagedKey, ...]]:
-    """What a sequence staged, by the place that it was staged for."""
+    """Return the keys that a sequence staged, by sink."""
     keys: dict[str, tuple[StagedKey, ...]] = {}
     for given in contributions:
         for place, staged in ((given.sink, given.keys), (given.letters, given.letter_keys)):
@@ -192,19 +198,19 @@ def keys_by_place(contributions: Iterable[Contribution]) -> dict[str, tuple[Stag
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A sequence is complete: without it, its contributions are none.
+    """The manifest of a complete sequence; without it, its contributions do not count.
 
     Attributes:
-        epoch: the floor then.
-        members: who contributed.
-        stay: who of them goes on; others left with it.
+        epoch: the minimum valid epoch then.
+        members: the contributors.
+        stay: those among them that continue; the others left with this sequence.
         positions: of every partition that the region has ever read.
-        empties: all goes back to the initial state: what sinks show is void, and the sequence is published when they
-            are empty.
-        places: all that the region has published to, this sequence too, since they were last emptied.
-        away: who did not contribute and has a state that waits, each with the sequence whose contribution has it.
-        made_as: the number that the sequence had before a person adopted a sink that is ahead, and other sinks still
-            know it by; 0: the same.
+        empties: a reset to the initial state: what the sinks show is invalid, and emptying them publishes this
+            sequence.
+        places: all sinks that the region has published to since they were last emptied, including this sequence.
+        away: members that did not contribute and whose state waits, each with the sequence that has it.
+        made_as: the number of the sequence before `adopt` renumbered it, which other sinks still have; 0: it was not
+            renumbered.
     """
 
     region: str
@@ -224,7 +230,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The region has stopped; with an empty cause, it goes on."""
+    """A stopped region; with an empty cause, it has been resumed."""
 
     region: str
     cause: str
@@ -235,13 +241,13 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A place shows what a sequence staged for it: the newest counts.
+    """The last sequence that a sink shows; the newest fact counts.
 
-    Else a control plane that takes over could not know it where nobody is left who writes there and could look. What
-    the place itself shows is compared with it: see `agreement`.
+    Without it, a new control plane could not know this if no member is left that writes to the sink. `agreement`
+    compares this number with what the sink itself shows.
 
     Attributes:
-        empty: the place was emptied as this sequence.
+        empty: the sink was emptied as this sequence.
     """
 
     region: str

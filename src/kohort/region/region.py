@@ -1,4 +1,4 @@
-"""A consistent region: the face of it."""
+"""The public interface of a consistent region."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import Link
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.admission import Applicant, admit
 from kohort.region.agreement import compare
 from kohort.region.consumer import RegionConsumer
@@ -25,10 +25,10 @@ from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split
 from kohort.region.consuming.staging import Stager
 from kohort.region.consuming.starts import start_of
-from kohort.region.consuming.work_queue import Flow
+from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.inside import Inside
-from kohort.region.leader_election import Tenure
+from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
 from kohort.region.message_codec import decode_heard, encode
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 QUEUE_POLLS = 100
-"""The queue holds so many polls' records. Source: spec 5.2."""
+"""Number of polls whose records the queue can hold. Source: spec 5.2."""
 AT_ONCE_POLLS = 20
-"""So many polls' records are handed to the application together, if so many are there."""
+"""Number of polls whose records the application gets together, if that many are queued."""
 ANSWER_S = 10.0
 
 
 class Region:
-    """Members of one or more groups that take checkpoints and go back together, so that what they write is exact.
+    """Members of one or more groups that checkpoint and reset together, so that their output is exactly once.
 
         region = Region("flights", "127.0.0.1:9092", checkpoint_every="5s")
         with region.consumer("worker-1", group_id="etl", topics=["flights"], into=ParquetFolder("out")) as consumer:
             for table in consumer.tables():
                 consumer.submit(transform(table))
 
-    Every application of a region makes one of the same name. One of them is the control plane; when it dies, another
-    takes over.
+    Every application of a region creates one of the same name. One of them runs the control plane; when it dies,
+    another takes over.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Region:
         metrics_listen: str | None = None,
         **settings: Unpack[ConnectionSettings],
     ) -> None:
-        """Connects with the first call.
+        """Check the settings; the first call connects.
 
         Args:
-            name: of the region, the same in all its applications.
+            name: the region's name, the same in all its applications.
             bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            checkpoint_every: how often a sequence is begun; None: only when a member or a person asks.
-            serves: whether this process may be the control plane.
-            host: where the control plane listens, if it comes to be here; other machines reach it by this name.
-            metrics_listen: HOST:PORT where Prometheus reads the figures of this application's members, and of the
-                control plane when it is here.
-            **settings: how the cluster is reached: Kafka's names with `_` for `.`.
+            checkpoint_every: the checkpoint interval; None: only when a member or an operator requests one.
+            serves: whether this process may run the control plane.
+            host: where the control plane listens, if this process runs it; other hosts reach it by this name.
+            metrics_listen: HOST:PORT where Prometheus reads the metrics of this application's members, and of the
+                control plane if it is here.
+            **settings: connection settings: Kafka's names with `_` for `.`.
 
         Raises:
-            InvalidInputError: a name, a time or an address that can't be.
+            InvalidInputError: a name, a time or an address is invalid.
             KafkaError: `metrics_listen` can't be listened on.
         """
         if not NAME.fullmatch(name):
@@ -100,7 +100,7 @@ class Region:
         self.config = RegionConfig(checkpoint_every_ms=every_ms)
         self._servers, self._settings = bootstrap_servers, settings
         self._home = Home(name, bootstrap_servers, settings)
-        self._tenure = Tenure(self._home, self.config, serves=serves, host=host)
+        self._tenure = LeaderElection(self._home, self.config, serves=serves, host=host)
         self._consumers: set[RegionConsumer] = set()
         self._counted: set[Measured] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
@@ -116,18 +116,18 @@ class Region:
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:
-            return sorted(self._consumers, key=lambda one: one.name)
+            return sorted(self._consumers, key=lambda member: member.name)
 
     def _measured_now(self) -> list[Measured]:
         with self._lock:
-            return sorted((*self._consumers, *self._counted), key=lambda one: one.name)
+            return sorted((*self._consumers, *self._counted), key=lambda member: member.name)
 
     def count_in(self, member: Measured) -> None:
-        """Show a member's figures too, which is of another kind than `consumer`'s."""
+        """Export the metrics of another kind of member than `consumer` returns."""
         with self._calls.enter(), self._lock:
             self._counted.add(member)
 
-    def _plane_seen(self) -> told.RegionSeen | None:
+    def _plane_seen(self) -> messages.RegionSeen | None:
         plane = self._tenure.plane()
         return None if plane is None else plane.describe()
 
@@ -147,20 +147,21 @@ class Region:
         into: Sink | None = None,
         **options: Unpack[MemberSettings],
     ) -> RegionConsumer:
-        """A member of the region, in a group.
+        """Create a member of the region that reads with a consumer.
 
         Args:
-            name: of the member, unique in the region; it survives restarts, and a second of a name fences the first.
-            topics: what it subscribes to, as its group's other members do; or `pattern`, a regular expression.
-            pattern: see `topics`.
-            into: where what is submitted goes.
-            **options: see `MemberSettings`; and the consumer's settings, of which `group_id` must be there: a group
+            name: the member's name, unique in the region. It survives restarts; a second member of a name fences the
+                first.
+            topics: the topics to subscribe to, the same for all members of the group; alternatively `pattern`.
+            pattern: a regular expression to subscribe with, in place of `topics`.
+            into: the sink of submitted rows.
+            **options: the options of `MemberSettings`, and the consumer's settings. `group_id` is required: a group
                 belongs to one region.
 
         Raises:
-            InvalidInputError: what can't be.
-            KafkaError: the group is another region's, or has members that are not of this region; no right to do
-                this.
+            InvalidInputError: an option is invalid.
+            KafkaError: the group is another region's, or clients outside this region read in it; or a permission is
+                missing.
         """
         with self._call("consumer"):
             return self._new_consumer(name, topics, pattern, into, options)
@@ -192,7 +193,7 @@ class Region:
             letters=place_of(letters),
         )  # fmt: skip
         most = consumer.config.max_poll_records
-        flow = Flow(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
+        flow = RecordQueue(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
         stager = Stager(sink, region_id, name, letters=letters, divides=own.on_bad_record == DEAD_LETTER)
         publishers = [Publisher(place, name) for place in (sink, letters) if place is not None]
         config = MemberConfig(topics, pattern, begin, own.fail_on_data_loss)
@@ -210,14 +211,15 @@ class Region:
     def admit(
         self, applicant: Applicant, into: Sink | None, letters: Sink | None = None
     ) -> tuple[UUID, Sink | None, Sink | None]:
-        """Look at a member's group and sinks, and claim the group: what any kind of member needs before it begins.
+        """Check a member's group and sinks and claim the group, as any kind of member needs before it starts.
 
         Returns:
-            The region's id, and the sink and that of its dead letters as the region writes to them.
+            The region's id, and the sink and the dead-letter sink, both bound to the region.
 
         Raises:
-            InvalidInputError: the group or a sink can't be the region's; nothing is claimed: see `admission`.
-            KafkaError: no right to do this, or no control plane.
+            InvalidInputError: the group or a sink can't be the region's. Nothing is claimed then; `admission` has the
+                checks.
+            KafkaError: a permission is missing, or there is no control plane.
         """
         with self._call("admit"):
             return self._admit(applicant, into, letters)
@@ -230,7 +232,7 @@ class Region:
         return admit(self.name, self._home, self._tenure.reach, applicant, into, letters)
 
     def state_of(self, member: str) -> bytes | None:
-        """What a member goes on from, as the region's topic has it now; None: from nothing.
+        """Return the state from which a member continues, according to the region's topic; None: no state.
 
         Raises:
             KafkaError: the topic can't be read.
@@ -239,10 +241,10 @@ class Region:
             return self._home.saved().states().get(member)
 
     def group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
-        """A consumer as a member of the region has one: it commits nothing and starts nowhere by itself.
+        """Create a consumer for a member of the region: it commits nothing and has no start offset of its own.
 
         Raises:
-            InvalidInputError: a setting that can't be, or that the region decides.
+            InvalidInputError: a setting is invalid, or is one that the region sets.
         """
         fixed = {"enable_auto_commit": False, "auto_offset_reset": "none"}
         clash = sorted(fixed.keys() & settings.keys())
@@ -258,10 +260,10 @@ class Region:
         return Consumer(self._servers, **own)
 
     def reach(self) -> Link:
-        """A connection to the control plane of now, which comes to be here if there is none.
+        """Return a connection to the current control plane; this process may become it if there is none.
 
         Raises:
-            OSError: there is none for the moment: try again.
+            OSError: there is none at the moment; the caller should retry.
             KafkaError: the region's topic can't be read or written.
         """
         with self._call("reach"):
@@ -271,19 +273,19 @@ class Region:
         with self._calls.enter(), self._lock:
             self._consumers.discard(member)
 
-    # -- people
+    # -- operators
 
-    def describe(self) -> told.RegionSeen:
-        """The region as its control plane knows it.
+    def describe(self) -> messages.RegionSeen:
+        """Return the control plane's description of the region.
 
         Raises:
             TimedOutError: the control plane does not answer.
         """
         with self._call("describe"):
-            return self._ask(told.Describe())
+            return self._ask(messages.Describe())
 
     def complete(self) -> int:
-        """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
+        """Return the last sequence that all sinks show; 0: none. Readers of several sinks read up to it.
 
         Raises:
             TimedOutError: the control plane does not answer.
@@ -291,49 +293,49 @@ class Region:
         return self.describe().published
 
     def checkpoint(self) -> None:
-        """Have a sequence begun."""
+        """Request a checkpoint."""
         with self._call("checkpoint"):
-            self._ask(told.AskCheckpoint())
+            self._ask(messages.AskCheckpoint())
 
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
     ) -> None:
-        """Have all go back to the last complete sequence, or to where the region began.
+        """Reset the region to the last complete sequence, or to its initial offsets.
 
         Args:
             cause: for the log.
-            to_initial: to where it began: everything comes again, in further sequences.
-            empty_sinks: what was published is taken out of the sinks, so that nothing is there twice.
+            to_initial: reset to the initial offsets: all records are read again, in further sequences.
+            empty_sinks: remove published rows from the sinks, so that no row is there twice.
 
         Raises:
-            InvalidInputError: sequences were published, and it is not said that the sinks are to be emptied; or there
-                is no member that would empty them.
+            InvalidInputError: sequences were published, and `empty_sinks` is not set; or no member is registered that
+                would empty them.
         """
         with self._call("reset"):
             self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
-        if to_initial and (seen := self._ask(told.Describe())).sequence > 0:
+        if to_initial and (seen := self._ask(messages.Describe())).sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
                     "add empty_sinks=True (--empty-sinks), which takes what was published out of its sinks, for ever"
                 )
-            left = [one.place for one in seen.sinks if not one.publisher]
+            left = [sink.place for sink in seen.sinks if not sink.publisher]
             if left or not any(member.registered for member in seen.members):
                 what = ", ".join(left) or "its sinks"
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
-        self._ask(told.AskReset(cause, forced=True, initial=to_initial))
+        self._ask(messages.AskReset(cause, forced=True, initial=to_initial))
 
     def stop_member(self, name: str) -> None:
-        """Have a member leave with the next complete sequence."""
+        """Request that a member leaves with the next complete sequence."""
         with self._call("stop_member"):
-            self._ask(told.StopMember(name))
+            self._ask(messages.StopMember(name))
 
     def resume(self) -> None:
-        """Let a region go on that has stopped: its cause is mended. The topic has it when this returns.
+        """Resume a stopped region whose problem is repaired. The topic has the change when this returns.
 
         Raises:
             TimedOutError: the control plane can't write it.
@@ -342,7 +344,7 @@ class Region:
             self._resume()
 
     def _resume(self) -> None:
-        self._ask(told.LetGoOn())
+        self._ask(messages.LetGoOn())
         until_s = time.monotonic() + ANSWER_S
         while (stopped := self._home.saved().stopped) is not None and stopped.cause:
             if time.monotonic() > until_s:
@@ -350,19 +352,20 @@ class Region:
             time.sleep(0.05)
 
     def serve(self) -> ControlPlane:
-        """Be the control plane, from now on, until another takes over or `close`."""
+        """Become the control plane, until another takes over or `close` is called."""
         with self._call("serve"):
             return self._tenure.serve()
 
     def wait_replaced(self, timeout_s: float) -> bool:
-        """Wait until this application, which served the region, does so no more: see `Tenure.replaced`.
+        """Wait until this application, which served the region, no longer does; return whether it does not.
 
-        A term that ends without a successor, as when the cluster aborts its transaction, is followed by another here.
+        A term that ends without a successor, for example when the cluster aborts its transaction, is followed by
+        another one here.
         """
         return self._tenure.replaced.wait(timeout_s)
 
     def is_served(self) -> bool:
-        """Whether there is a control plane that answers."""
+        """Return whether a control plane answers."""
         with self._call("is_served"):
             return self._is_served()
 
@@ -374,14 +377,14 @@ class Region:
         return True
 
     def adopt(self, into: Sink) -> None:
-        """Go on from what a sink shows, which does not agree with the region's topic, or has another name now.
+        """Continue from what a sink shows that disagrees with the region's topic, or has a new name.
 
-        Nobody may serve the region. A sink that is ahead: the region numbers on from there. One that is behind: the
-        rows that it lacks stay missing. `reset(to_initial=True, empty_sinks=True)` reads everything again after that.
-        When it is interrupted, the same call again finishes it.
+        No application may serve the region. If the sink is ahead, the region continues numbering from there. If it is
+        behind, the rows that it lacks stay missing. `reset(to_initial=True, empty_sinks=True)` reads everything again
+        after that. An interrupted call is completed by repeating it.
 
         Raises:
-            InvalidInputError: the region is served, or not there; the sink is another region's.
+            InvalidInputError: the region is served, or does not exist; or the sink is another region's.
         """
         with self._call("adopt"):
             self._adopt(into)
@@ -397,13 +400,13 @@ class Region:
         was, shows = (sink.adopt(), sink.published()) if known is None else known
         self._home.adopt(place_of(sink), was, shows)
         if known is not None:
-            sink.adopt()  # last: until then the same call again finds what the place was called
+            sink.adopt()  # last: until then a repeated call finds the earlier name
 
     def compared(self, into: Sink) -> str:
-        """How a sink and the region's topic disagree; empty: they agree. Nothing is changed.
+        """Return how a sink and the region's topic disagree; empty: they agree. Nothing is changed.
 
         Raises:
-            InvalidInputError: the region is not there; the sink is another region's.
+            InvalidInputError: the region does not exist; or the sink is another region's.
         """
         with self._call("compared"):
             return self._compared(into)
@@ -417,16 +420,16 @@ class Region:
         return "" if found is None else found.cause
 
     def delete(self) -> None:
-        """Forget the region, which nobody serves. What its sinks hold stays."""
+        """Delete the region, which no application serves. Its sinks keep their rows."""
         with self._call("delete"):
             self._home.delete()
 
     @contextmanager
     def _call(self, method: str) -> Iterator[None]:
-        """A call of the application. A handler that interrupts it on its thread would wait for what that thread holds.
+        """Guard a call of the application: a signal handler that interrupts it would wait for its own thread.
 
         Raises:
-            InvalidInputError: this is called by such a handler.
+            InvalidInputError: such a handler has made this call.
         """
         if self._calls.is_here():
             raise InvalidInputError(
@@ -441,18 +444,18 @@ class Region:
                 self._closes_later = False
                 self.close()
 
-    def _ask(self, *said: told.Report | told.Ask) -> told.RegionSeen:
+    def _ask(self, *said: messages.Report | messages.Ask) -> messages.RegionSeen:
         link = self._reach()
         try:
-            for one in (*said, told.Describe()):
-                link.send(encode(one))
+            for message in (*said, messages.Describe()):
+                link.send(encode(message))
             for body in link.bodies(ANSWER_S):
                 answer = decode_heard(body)
-                if isinstance(answer, told.RegionSeen):
+                if isinstance(answer, messages.RegionSeen):
                     return answer
         finally:
             link.close()
-        raise TimedOutError(f"the control plane of region {self.name} does not answer")
+        raise TimedOutError(f"the control plane of region {self.name} does not respond")
 
     def _reach(self) -> Link:
         until_s = time.monotonic() + ANSWER_S
@@ -464,18 +467,19 @@ class Region:
                     raise TimedOutError(f"region {self.name} has no control plane: {error}") from error
                 time.sleep(0.2)
 
-    # -- the end
+    # -- shutdown
 
     def close(self) -> None:
-        """Close its members, and end the control plane if it is here. Does nothing in a forked child.
+        """Close the members, and the control plane if it is here. Do nothing in a forked child.
 
-        By a thread that has a table of a member in hand, in its loop or in a signal's handler, `close` asks its members
-        to leave and returns at once: close the region again, or leave its `with`, after the loop. In a handler that has
-        interrupted another call of the region on its thread, `close` returns at once too, and follows when that call
-        ends.
+        From a thread that is processing a table, also in a signal handler, `close` asks the members to leave and
+        returns at once. Close the region again, or leave its `with`, after the loop.
+
+        If a signal handler has interrupted another call of the region, `close` returns at once too, and closes when
+        that call ends.
 
         Raises:
-            TimedOutError: no sequence was complete in time for a member; all is closed nevertheless.
+            TimedOutError: no sequence was complete in time for a member; everything is closed nevertheless.
         """
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:

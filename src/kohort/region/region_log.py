@@ -1,7 +1,7 @@
-"""What a region's processes read from and write into its topic.
+"""Reading and writing of the region's topic.
 
-`Home` is every application's: where the control plane is, whose a group is. `Pen` is the control plane's: a
-transactional producer, so that whoever was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
+`Home` is every application's view: the control plane's address, the owner of a group. `RegionLogWriter` is the control
+plane's transactional producer: a control plane that was replaced can write nothing more. Source: spec 5.1, 5.3, 5.10.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kohort.io.channel import Link
 from kohort.region.agreement import adopt
 from kohort.region.control_plane.events import Offsets, Outsider
 from kohort.region.control_plane.state import Known
-from kohort.region.leader_election import Address
+from kohort.region.leader_election import ControlPlaneAddress
 from kohort.region.parts import Part
 from kohort.region.record_codec import about_region, key_of, retired, value_of
 from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Position, Term
@@ -44,18 +44,20 @@ from kohort.region.region_topic import (
     saved_of,
     transactional_id_of,
 )
-from kohort.region.server import FINAL, Book, OverError, Refusal, UnknownOutcomeError
+from kohort.region.server import FINAL, OffsetsRefusal, OverError, RegionLog, UnknownOutcomeError
 
 log = logging.getLogger("kohort.region")
 T = TypeVar("T")
 
 TRANSACTION_MS = 10_000
-"""An open transaction holds up readers of its partition: no longer than this, when its control plane sleeps in it."""
+"""Timeout of a transaction in ms. An open one blocks readers of its partition, at most this long if its control plane
+sleeps."""
 KEPT = 2
-"""Complete sequences that are kept."""
+"""Number of complete sequences that are kept."""
 BEGIN_S = 30.0
 BEGIN_ATTEMPTS = 3
-"""A term whose outcome is not known is begun again at once: an open transaction would hold up all who look for one."""
+"""Attempts to begin a term whose outcome is unknown. Retries are immediate: an open transaction blocks all who look
+for one."""
 _OVER = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 _GONE = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
 
@@ -65,24 +67,24 @@ def _now_ms() -> int:
 
 
 class Home:
-    """One application's view of its region's topic. Any thread may call."""
+    """One application's view of its region's topic. Any thread may call its methods."""
 
     def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any]) -> None:
-        """Connects with the first call."""
+        """Initialise the view; the first call connects."""
         self._region, self._servers, self._settings = region, servers, dict(settings)
         self._lock = threading.Lock()
         self._readers: dict[int, TopicReader] = {}
         self._partitions = 0
 
     def partitions(self) -> int:
-        """How many the topic has; it is made if it is not there."""
+        """Return the number of the topic's partitions; the topic is created if it is missing."""
         with self._lock:
             if not self._partitions:
                 self._partitions = make_or_check(self._servers, self._settings)
             return self._partitions
 
     def follow(self, partition: int | None = None) -> list[Fact]:
-        """What stands in a partition; None: in the region's."""
+        """Return the current facts in a partition; None: the region's."""
         partitions = self.partitions()
         with self._lock:
             number = partition_of(self._region, partitions) if partition is None else partition
@@ -92,19 +94,19 @@ class Home:
             return reader.follow()
 
     def saved(self) -> Saved:
-        """What stands of the region now."""
+        """Return the region's current facts."""
         return saved_of(self._region, self.follow())
 
-    def address(self) -> Address | None:
-        """Of the newest term; None: there was none yet."""
+    def address(self) -> ControlPlaneAddress | None:
+        """Return the address of the newest term; None: there was no term yet."""
         term = self.saved().term
-        return None if term is None else Address(term.term, term.host, term.port, term.token)
+        return None if term is None else ControlPlaneAddress(term.term, term.host, term.port, term.token)
 
     def region_id(self, reach: Callable[[], Link]) -> UUID:
-        """The region's id, when there is a control plane, which has made it.
+        """Return the region's id, after a control plane has been reached, which creates it.
 
         Raises:
-            TimedOutError: none is reached.
+            TimedOutError: no control plane can be reached.
         """
         until_s = time.monotonic() + BEGIN_S
         while True:
@@ -125,10 +127,10 @@ class Home:
     # -- groups
 
     def look_at_group(self, group: str) -> None:
-        """See that a group can be the region's, and claim nothing.
+        """Check that a group can be the region's, without claiming it.
 
         Raises:
-            InvalidInputError: it is another region's, or others read in it.
+            InvalidInputError: the group is another region's, or clients outside the region read in it.
         """
         claimed = first_claim(group, self.follow(CLAIMS))
         if claimed is not None:
@@ -140,9 +142,9 @@ class Home:
                 if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
                     return
                 raise
-        others = [one for one in found.members if not is_of(self._region, one.client_id)]
+        others = [member for member in found.members if not is_of(self._region, member.client_id)]
         if others:
-            who = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in others[:5])
+            who = ", ".join(f"{member.client_id or member.member_id} at {member.host}" for member in others[:5])
             raise InvalidInputError(
                 f"group {group!r} has members that are not of region {self._region!r}: {who}; "
                 "stop them, or give the region a group of its own"
@@ -152,7 +154,7 @@ class Home:
         """Claim a group for the region.
 
         Raises:
-            InvalidInputError: it is another region's.
+            InvalidInputError: the group is another region's.
         """
         self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim(group))
 
@@ -176,49 +178,55 @@ class Home:
             producer.send(TOPIC, value, key, partition=CLAIMS).result()
 
     def release_claims(self) -> None:
-        """Let all groups of the region go."""
+        """Release all groups of the region."""
         for fact in self.follow(CLAIMS):
             if isinstance(fact, Claim) and fact.region == self._region:
                 self._put(key_of(fact), None)
 
     def adopt(self, place: str, was: str, shows: int) -> None:
-        """Go on from what a place shows: see `agreement`. Nobody serves the region.
+        """Continue from what a sink shows, as `agreement.adopt` says. No application serves the region.
 
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        writer = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
-            pen.adopt(place, was, shows)
+            writer.adopt(place, was, shows)
         finally:
-            pen.close()
+            writer.close()
 
     def delete(self) -> None:
-        """Forget the region: its facts, and its claims of groups. What its sinks hold stays.
+        """Delete the region's facts and its claims of groups. Its sinks keep their rows.
 
         Raises:
             OverError: a control plane has begun meanwhile.
         """
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        writer = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
-            pen.erase()
+            writer.erase()
         finally:
-            pen.close()
+            writer.close()
         self.release_claims()
 
     # -- the control plane
 
-    def take_over(self, host: str, port: int, token: bytes) -> tuple[Book, Known]:
+    def take_over(self, host: str, port: int, token: bytes) -> tuple[RegionLog, Known]:
         """Begin a term: when this returns, no earlier control plane can write."""
-        pen = Pen(self._region, self._servers, self._settings, partition_of(self._region, self.partitions()))
+        writer = RegionLogWriter(
+            self._region, self._servers, self._settings, partition_of(self._region, self.partitions())
+        )
         try:
-            return pen, pen.begin(host, port, token)
+            return writer, writer.begin(host, port, token)
         except BaseException:
-            pen.close()
+            writer.close()
             raise
 
     def close(self) -> None:
-        """Let its connections go."""
+        """Close the connections."""
         with self._lock:
             for reader in self._readers.values():
                 reader.close()
@@ -226,7 +234,7 @@ class Home:
 
 
 def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Saved, list[str]]]:
-    """Every region that the topic knows: what stands of it, and its groups."""
+    """Return every region in the topic: its facts and its groups."""
     home = Home("", servers, settings)
     try:
         facts = [fact for partition in range(home.partitions()) for fact in home.follow(partition)]
@@ -242,8 +250,8 @@ def regions(servers: Servers, settings: Mapping[str, Any]) -> dict[str, tuple[Sa
     return {name: (saved_of(name, facts), sorted(groups.get(name, ()))) for name in names}
 
 
-class Pen:
-    """A control plane's: one thread uses it at a time, but for `outsiders` and `look`."""
+class RegionLogWriter:
+    """The writer of a control plane. One thread uses it at a time, except for `outsiders` and `look`."""
 
     def __init__(self, region: str, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
         self._region, self._servers, self._settings, self._partition = region, servers, dict(settings), partition
@@ -256,12 +264,12 @@ class Pen:
         self._waiting: set[tuple[str, int]] = set()  # contributions of sequences that are retired but for these
 
     def begin(self, host: str, port: int, token: bytes) -> Known:
-        """A new term.
+        """Begin a new term.
 
         Raises:
-            OverError: another has begun one meanwhile.
-            KafkaError: the topic can't be read or written, or whether it was written is not known: begin again, which
-                goes on from what stands.
+            OverError: another control plane has begun one meanwhile.
+            KafkaError: the topic can't be read or written, or the outcome is unknown. A new attempt continues from
+                what was written.
         """
         for attempt in range(1, BEGIN_ATTEMPTS + 1):
             try:
@@ -269,7 +277,7 @@ class Pen:
             except UnknownOutcomeError as error:
                 if attempt == BEGIN_ATTEMPTS:
                     raise
-                log.info("region %s: whether term %s has begun: %s", self._region, self._term, error)
+                log.info("region %s: unknown whether term %s has begun: %s", self._region, self._term, error)
         raise AssertionError("the last attempt returns or raises")
 
     def _begin(self, host: str, port: int, token: bytes) -> Known:
@@ -285,7 +293,7 @@ class Pen:
         return saved.known(self._region, self._term)
 
     def _settled(self) -> Saved:
-        """What stands, when nothing that was on its way can come any more."""
+        """Return the current facts, after all pending writes have an outcome."""
         self._drop_producer()
         producer = self._new_producer()
         try:
@@ -295,7 +303,7 @@ class Pen:
             raise
         self._producer = producer
         saved = self._followed()
-        self._members = {sequence: one.members for sequence, one in saved.manifests.items()}
+        self._members = {sequence: manifest.members for sequence, manifest in saved.manifests.items()}
         self._waiting = {
             (name, sequence)
             for sequence, given in saved.contributions.items()
@@ -305,11 +313,11 @@ class Pen:
         return saved
 
     def _new_reader(self) -> TopicReader:
-        """Make what reads the region's partition of the topic."""
+        """Create the reader of the region's partition of the topic."""
         return TopicReader(self._servers, self._settings, self._partition)
 
     def _new_producer(self) -> Producer:
-        """Make the transactional producer, which is not initialised yet."""
+        """Create the transactional producer, which is not initialised yet."""
         own = {
             "transactional_id": transactional_id_of(self._region),
             "transaction_timeout_ms": TRANSACTION_MS,
@@ -318,14 +326,14 @@ class Pen:
         return Producer(self._servers, **{**self._settings, **own})
 
     def _followed(self) -> Saved:
-        """What stands, if no later term has begun."""
+        """Return the current facts, unless a later term has begun."""
         saved = saved_of(self._region, self._reader.follow())
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise OverError(f"term {saved.term.term} has begun")
         return saved
 
     def look(self) -> None:
-        """See `Book`."""
+        """Raise `OverError` if a later term has begun."""
         self._followed()
 
     def _drop_producer(self) -> None:
@@ -340,7 +348,9 @@ class Pen:
         try:
             self._write(facts)
         except UnknownOutcomeError as error:
-            raise TimedOutError(str(error)) from error  # the same facts are written again, whether they stand or not
+            raise TimedOutError(
+                str(error)
+            ) from error  # the same facts are written again, whether they were committed or not
 
     def _write(self, facts: Iterable[Fact]) -> None:
         records = [(key_of(fact), value_of(fact)) for fact in facts]
@@ -348,9 +358,11 @@ class Pen:
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
-    ) -> dict[str, Refusal]:
-        """The commit point: see `Book`."""
-        records: list[tuple[bytes, bytes | None]] = [(key_of(one), value_of(one)) for one in contributions]
+    ) -> dict[str, OffsetsRefusal]:
+        """Commit a sequence in one transaction, or nothing: then return why, by member."""
+        records: list[tuple[bytes, bytes | None]] = [
+            (key_of(contribution), value_of(contribution)) for contribution in contributions
+        ]
         records.append((key_of(manifest), value_of(manifest)))
         old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
         away = set(manifest.away.items())
@@ -359,13 +371,16 @@ class Pen:
             records += retired(self._region, sequence, here).items()
         for name, sequence in self._waiting - away:
             records += retired(self._region, sequence, [name]).items()
-        members = [(_metadata(one), _offsets(one.positions)) for one in offsets]
-        names = {one.identity.member_id: one.member for one in offsets}
+        members = [(_metadata(member_offsets), _offsets(member_offsets.positions)) for member_offsets in offsets]
+        names = {member_offsets.identity.member_id: member_offsets.member for member_offsets in offsets}
 
-        def fill(producer: Producer) -> dict[str, Refusal]:
+        def fill(producer: Producer) -> dict[str, OffsetsRefusal]:
             self._send(producer, records)
             refused = producer.send_offsets_of_members(members) if members else {}
-            return {names[member_id]: Refusal(str(error), error.code in _GONE) for member_id, error in refused.items()}
+            return {
+                names[member_id]: OffsetsRefusal(str(error), error.code in _GONE)
+                for member_id, error in refused.items()
+            }
 
         refused = self._transact(fill, lambda told: not told)
         if not refused:
@@ -379,12 +394,12 @@ class Pen:
         self._sent += [producer.send(TOPIC, value, key, partition=self._partition) for key, value in records]
 
     def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
-        """One transaction: committed if `commits` of what `fill` gives, else aborted.
+        """Run one transaction: commit if `commits` accepts what `fill` returns, otherwise abort.
 
         Raises:
             OverError: another control plane has taken over.
-            UnknownOutcomeError: whether it was committed is not known.
-            KafkaError: it was not.
+            UnknownOutcomeError: the outcome of the commit is unknown.
+            KafkaError: the transaction was not committed.
         """
         if self._producer is None:
             self._settled()
@@ -396,7 +411,7 @@ class Pen:
             told = fill(producer)
             if commits(told):
                 for delivery in self._sent:
-                    delivery.result()  # what fails up to here is known not to be committed
+                    delivery.result()  # an error up to here means that nothing is committed
                 self._commit(producer)
                 return told
         except (OverError, UnknownOutcomeError):
@@ -410,10 +425,10 @@ class Pen:
 
     @staticmethod
     def _commit(producer: Producer) -> None:
-        """End the transaction, of which everything is written.
+        """End the transaction, after all its records were written.
 
-        An error of any kind leaves the outcome unknown: INVALID_TXN_STATE, for one, is the answer to a request that is
-        sent again when the first answer was lost and the transaction has ended meanwhile, in either way.
+        An error of any kind leaves the outcome unknown. One example is INVALID_TXN_STATE. It answers a request that
+        is repeated because the first answer was lost, when the transaction has ended meanwhile, in either way.
         """
         try:
             producer.commit_transaction()
@@ -424,27 +439,27 @@ class Pen:
             raise UnknownOutcomeError(f"whether a transaction was committed is not known: {error}") from error
 
     def _abort(self, producer: Producer) -> None:
-        """Nothing of the transaction stands; where that is not heard, the next one settles it."""
+        """Abort the transaction; if the answer is lost, the next transaction settles the outcome."""
         try:
             producer.abort_transaction()
         except KafkaError as error:
-            log.debug("region %s: an abort was not heard: %s", self._region, error)
+            log.debug("region %s: no answer to an abort: %s", self._region, error)
             self._drop_producer()
 
     def adopt(self, place: str, was: str, shows: int) -> None:
-        """Write the facts by which the region goes on from what a place shows."""
+        """Write the facts with which the region continues from what a sink shows."""
         facts = adopt(self._settled().history(self._region), place, was, shows, _now_ms())
         records = [(key_of(fact), value_of(fact)) for fact in facts]
         self._transact(lambda producer: self._send(producer, records))
 
     def erase(self) -> None:
-        """Leave nothing of the region."""
+        """Delete all facts of the region."""
         self._settled()
         keys = [key_of(fact) for fact in self._reader.follow() if about_region(key_of(fact)) == self._region]
         self._transact(lambda producer: self._send(producer, [(key, None) for key in keys]))
 
     def settle(self) -> int:
-        """After an answer was lost: the last sequence that is complete."""
+        """Return the last complete sequence, after an answer was lost."""
         try:
             return self._settled().sequence
         except OverError:
@@ -452,10 +467,10 @@ class Pen:
         except KafkaError as error:
             raise _over(error) from error
 
-    # -- others
+    # -- clients outside the region
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
-        """Who else holds these partitions: see `Book`."""
+        """Return the clients outside the region that hold these partitions; None: the group is not stable."""
         if self._admin is None:
             self._admin = Admin(self._servers, **self._settings)
         found = self._admin.describe_consumer_groups([group]).result(group)
@@ -463,14 +478,14 @@ class Pen:
             return None
         wanted = {TopicPartition(part.topic, part.partition): part for part in parts}
         seen = []
-        for one in found.members:
-            held = tuple(wanted[part] for part in one.assignment or () if part in wanted)
-            if held and one.member_id not in members and not is_of(self._region, one.client_id):
-                seen.append(Outsider(group, one.client_id, one.host, held))
+        for member in found.members:
+            held = tuple(wanted[part] for part in member.assignment or () if part in wanted)
+            if held and member.member_id not in members and not is_of(self._region, member.client_id):
+                seen.append(Outsider(group, member.client_id, member.host, held))
         return tuple(seen)
 
     def close(self) -> None:
-        """Let its connections go; an open transaction ends by its timeout."""
+        """Close the connections; an open transaction ends by its timeout."""
         with contextlib.suppress(KafkaError):
             self._drop_producer()
         self._reader.close()
@@ -491,6 +506,8 @@ def _metadata(offsets: Offsets) -> GroupMetadata:
 
 def _offsets(positions: Iterable[Position]) -> dict[TopicPartition, OffsetAndMetadata]:
     return {
-        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, "", one.leader_epoch)
-        for one in positions
+        TopicPartition(position.topic, position.partition): OffsetAndMetadata(
+            position.offset, "", position.leader_epoch
+        )
+        for position in positions
     }

@@ -1,7 +1,7 @@
-"""The topic `__kohort_regions`: made or checked, and read.
+"""The topic `__kohort_regions`: its creation, its checks and its reader.
 
-Partition 0 has the claims of groups; what is said of one region lies in one of the others, by its name, so that readers
-of one region wait for no other's open transaction more often than must be. Source: spec 5.1, 5.3.
+Partition 0 has the claims of groups. The facts of a region are in one of the others, by its name. Readers of a region
+thus rarely wait for another region's open transaction. Source: spec 5.1, 5.3.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ TOPIC = "__kohort_regions"
 PARTITIONS = 9
 CLAIMS = 0
 READ_S = 30.0
-"""How long reading to the end may take: an open transaction of another region ends after ten seconds."""
+"""Timeout in seconds for reading to the end: an open transaction of another region ends after ten seconds."""
 
 
 def partition_of(region: str, partitions: int) -> int:
-    """Where a region's facts lie: by the CRC-32 (ISO-HDLC) of its name, so for ever."""
+    """Return the partition of a region's facts: by the CRC-32 (ISO-HDLC) of its name, so it never changes."""
     return 1 + zlib.crc32(region.encode()) % (partitions - 1)
 
 
 def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
-    """Have the topic there, compacted; gives how many partitions it has.
+    """Create the topic, compacted, or check it; return the number of its partitions.
 
     Raises:
-        InvalidInputError: it is there, and is not compacted, or has one partition; or groups are not where regions can
-            be.
-        NotAuthorizedError: no right to describe it, or to create it where it is not there.
+        InvalidInputError: it exists and is not compacted, or has one partition; or kohort's coordinators keep the
+            groups apart from the cluster.
+        NotAuthorizedError: no permission to describe it, or to create it if it is missing.
     """
     _refuse_coordinators(servers, settings)
     with Admin(servers, **settings) as admin:
@@ -82,7 +82,7 @@ def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
             while (found := _describe(admin)) is None and time.monotonic() < until_s:
                 time.sleep(0.05)
         if found is None:
-            raise TimedOutError(f"{TOPIC} was created and is not seen")
+            raise TimedOutError(f"{TOPIC} was created and does not appear")
         resource = ConfigResource(ResourceType.TOPIC, TOPIC)
         policy = admin.describe_configs([resource]).result(resource)["cleanup.policy"].value
     if policy != "compact":
@@ -93,7 +93,7 @@ def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
 
 
 def _refuse_coordinators(servers: Servers, settings: Mapping[str, Any]) -> None:
-    """Say early that the commit point could not be had: groups' offsets within the transaction of the manifest."""
+    """Refuse early a cluster whose groups' offsets can't be committed in one transaction with the manifest."""
     client = ThreadClient(client_config(ConnectionConfig, servers, dict(settings)))
     try:
         client.call(client.cluster.refresh_metadata())
@@ -119,12 +119,12 @@ def _describe(admin: Admin) -> int | None:
 
 @dataclass(slots=True)
 class Saved:
-    """What the topic says of one region.
+    """The facts of one region in the topic.
 
     Attributes:
-        began: by group, the topics that its pattern found when it began.
+        began: for each group, the topics that its pattern matched when it began.
         manifests: by sequence; contributions by sequence and member.
-        shown: by place, up to which sequence it shows what was staged for it.
+        shown: the last sequence that each sink is known to show.
     """
 
     birth: Birth | None = None
@@ -139,11 +139,11 @@ class Saved:
 
     @property
     def sequence(self) -> int:
-        """The last that is complete; 0: none."""
+        """The last complete sequence; 0: none."""
         return max(self.manifests, default=0)
 
     def add(self, fact: Fact) -> None:
-        """Take a fact in, in the log's order."""
+        """Add a fact, in the order of the log."""
         match fact:
             case Birth():
                 self.birth = fact
@@ -167,16 +167,19 @@ class Saved:
                 pass
 
     def states(self) -> dict[str, bytes]:
-        """What members go on from: those of the last sequence, and those whose state waits for them."""
+        """Return the states from which members continue.
+
+        Those of the last sequence, and those that wait for absent members.
+        """
         last = self.manifests.get(self.sequence)
         if last is None:
             return {}
         at = {**last.away, **dict.fromkeys(last.members, last.sequence)}
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
-        return {name: one.state for name, one in given.items() if one is not None}
+        return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
     def history(self, region: str) -> History:
-        """The facts that adopting a place is about."""
+        """Return the facts that adopting a sink needs."""
         assert self.birth is not None
         known = self.known(region, 0)
         last = self.manifests.get(self.sequence)
@@ -191,7 +194,10 @@ class Saved:
         return History(last, tuple(given[name] for name in last.members if name in given), known.owed(), self.shown)
 
     def known(self, region: str, term: int, region_id: UUID | None = None) -> Known:
-        """The facts that a control plane of this term begins with; `region_id`: of a region that is not born yet."""
+        """Return the facts with which a control plane of this term begins.
+
+        `region_id` is that of a region without a `Birth`.
+        """
         if region_id is None:
             assert self.birth is not None
             region_id = self.birth.region_id
@@ -199,7 +205,7 @@ class Saved:
         given = self.contributions.get(self.sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
         away = {} if last is None else last.away
-        waiting = {one.member: self.sequence for one in contributions if one.keeps} | away
+        waiting = {contribution.member: self.sequence for contribution in contributions if contribution.keeps} | away
         waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
         return Known(
             region,
@@ -210,15 +216,17 @@ class Saved:
             sequence=self.sequence,
             consecutive=0 if self.epoch is None else self.epoch.consecutive,
             expected=frozenset(last.stay) if last is not None else frozenset(),
-            processes={one.member: one.process for one in contributions if one.process},
+            processes={
+                contribution.member: contribution.process for contribution in contributions if contribution.process
+            },
             initial=tuple(self.initial.values()),
             positions=last.positions if last is not None else (),
             keys=keys_by_place(contributions),
             places=() if last is None else last.places,
             states=self.states(),
-            contributors={one.member: one.epoch for one in contributions},
+            contributors={contribution.member: contribution.epoch for contribution in contributions},
             waiting=waiting,
-            reserved=reserved_by(one for one in waited_for if one is not None),
+            reserved=reserved_by(contribution for contribution in waited_for if contribution is not None),
             empties=last is not None and last.empties,
             made_as=0 if last is None else last.made_as,
             stopped="" if self.stopped is None else self.stopped.cause,
@@ -228,7 +236,7 @@ class Saved:
 
 
 class TopicReader:
-    """Follows one partition of the topic. Any thread may call; they wait for each other."""
+    """The reader of one partition of the topic. Any thread may call its methods; calls are serialised."""
 
     def __init__(self, servers: Servers, settings: Mapping[str, Any], partition: int) -> None:
         self.partition = TopicPartition(TOPIC, partition)
@@ -241,11 +249,11 @@ class TopicReader:
         self.facts: dict[bytes, tuple[int, Fact]] = {}
 
     def follow(self) -> list[Fact]:
-        """All facts that stand, in the log's order, up to what is the end now.
+        """Return all current facts, in the order of the log, up to the current end.
 
         Raises:
             TimedOutError: a transaction stays open.
-            KafkaError: it can't be read.
+            KafkaError: the topic can't be read.
         """
         with self._lock:
             end = self._ends.end_offsets([self.partition])[self.partition]
@@ -255,11 +263,11 @@ class TopicReader:
                     raise TimedOutError(f"{self.partition} was not read to {end} in {READ_S:g} s")
                 for record in self._consumer.poll(200):
                     self._take(record.offset, record.key, record.value)
-            return [fact for _, fact in sorted(self.facts.values(), key=lambda one: one[0])]
+            return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
 
     def _take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         if key is None:
-            log.warning("%s at %s: a record without a key is passed over", self.partition, offset)
+            log.warning("%s at %s: a record without a key is skipped", self.partition, offset)
             return
         if value is None:
             self.facts.pop(key, None)
@@ -267,7 +275,7 @@ class TopicReader:
         try:
             fact = fact_of(key, value)
         except CorruptDataError as error:
-            log.warning("%s at %s is passed over: %s", self.partition, offset, error)
+            log.warning("%s at %s is skipped: %s", self.partition, offset, error)
             return
         before = self.facts.get(key)
         where = before[0] if before is not None and isinstance(fact, Claim) else offset
@@ -279,7 +287,7 @@ class TopicReader:
 
 
 def saved_of(region: str, facts: list[Fact]) -> Saved:
-    """What is said of one region: partitions have several."""
+    """Return the facts of one region; a partition may have several regions."""
     saved = Saved()
     for fact in facts:
         if not isinstance(fact, Claim) and fact.region == region:
@@ -288,25 +296,25 @@ def saved_of(region: str, facts: list[Fact]) -> Saved:
 
 
 def first_claim(group: str, facts: list[Fact]) -> Claim | None:
-    """Who has a group: the first of those that claimed it."""
+    """Return the claim that counts for a group: the first one."""
     return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
 
 
 def claim_key(group: str, region: str) -> bytes:
-    """Of a claim."""
+    """Return the key of a claim."""
     return key_of(Claim(group, region, "", 0))
 
 
 def is_of(region: str, client_id: str) -> bool:
-    """Whether a client is a region's: also one that is dead, and that its group has not missed yet."""
+    """Return whether a client is a region's, even a dead one that its group has not removed yet."""
     return client_id.startswith(client_id_of(region, ""))
 
 
 def transactional_id_of(region: str) -> str:
-    """The fence of a region's control planes."""
+    """Return the transactional id that fences a region's control planes."""
     return f"kohort-region-{region}"
 
 
 def client_id_of(region: str, member: str) -> str:
-    """The name under which a member of a region reads: no region's name has a `/`."""
+    """Return the client id of a region member; no region's name has a `/`."""
     return f"{region}/{member}"

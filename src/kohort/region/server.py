@@ -1,7 +1,7 @@
-"""A control plane as a process serves it: connections of members and people, one machine, one writer.
+"""The process that serves a control plane: connections of members and operators, one machine, one writer.
 
-A thread with a loop of its own steps the machine. What it wants written goes to the region's topic one after the other,
-on another thread, and its outcome comes back as an event. When another control plane has taken over, this one is over.
+A thread with its own event loop steps the machine. Its writes go to the region's topic one after the other, on
+another thread; each outcome returns as an event. The process stops serving when another control plane has taken over.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.io.channel import FrameParser, await_caller, frame
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
-from kohort.region import messages as told
-from kohort.region.control_plane import events as happens
+from kohort.region import messages
+from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, Offsets, Outsider
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import Known, RegionConfig, seen
@@ -35,35 +35,36 @@ T = TypeVar("T")
 Pauses: TypeAlias = Generator[float, None, T]
 
 CONNECTIONS_MAX = 1_000
-"""Members and people at once."""
+"""Limit on the connections of members and operators."""
 UNREAD_BYTES_MAX = 32 * 1024 * 1024
-"""Who leaves more than this unread is hung up on: twice the longest frame."""
+"""Limit on a connection's unread bytes, above which it is closed: twice the longest frame."""
 ALIVE_S = 1.0
 SILENCE_S = 5.0
-"""Each end says something every second; one that is silent for so long is taken for gone."""
+"""Timeout in seconds of a connection; each end sends a message every second."""
 DESCRIBE_S = 5.0
 LOOK_S = 5.0
-"""Who has written nothing for so long looks whether another has taken over: nothing else would say so, and members that
-are connected here would wait for ever, as for a sequence whose publisher is connected there."""
+"""Seconds without a write after which a control plane checks whether another has taken over. Nothing else would show
+it. Members that are connected here would wait for ever, for example for a sequence whose publisher is connected to
+the other."""
 AGAIN_S = (0.1, 0.2, 0.5, 1.0)
-"""How long to wait before what failed is written again."""
+"""Delays in seconds before a failed write is retried."""
 
 
 class OverError(KafkaError):
-    """Another control plane has taken over: this one may write nothing more."""
+    """The error that another control plane has taken over: this one may write nothing more."""
 
 
 FINAL = (NotAuthorizedError, InvalidInputError)
-"""Errors that a person has to mend: all others of the region's topic pass."""
+"""Errors that an operator has to repair; all other errors of the region's topic pass."""
 
 
 class UnknownOutcomeError(KafkaError):
-    """Whether a commit stands is not known: ask `settle`."""
+    """The error that the outcome of a commit is unknown; `settle` finds it out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a member's offsets were not taken.
+class OffsetsRefusal:
+    """The reason why a member's offsets were refused.
 
     Attributes:
         gone: the coordinator does not know the member any more.
@@ -73,71 +74,76 @@ class Refusal:
     gone: bool = False
 
 
-class Book(Protocol):
-    """Where a control plane writes: the region's topic. All of it blocks; `OverError` when another has taken over."""
+class RegionLog(Protocol):
+    """The region's topic as a control plane writes it.
+
+    All methods block; `OverError` means that another has taken over.
+    """
 
     def save(self, facts: Iterable[Fact]) -> None:
         """Write facts, in one transaction."""
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
-    ) -> dict[str, Refusal]:
-        """The commit point: all of it, in one transaction; or nothing, and by member why.
+    ) -> dict[str, OffsetsRefusal]:
+        """Commit a sequence in one transaction, or nothing: then return why, by member.
 
         Raises:
-            UnknownOutcomeError: the answer was lost, or says nothing of what stands.
+            UnknownOutcomeError: the answer was lost, or does not show whether the transaction was committed.
         """
 
     def settle(self) -> int:
-        """After an answer was lost: the last sequence that is complete."""
+        """Return the last complete sequence, after an answer was lost."""
 
     def look(self) -> None:
-        """Whether this is still the newest term, from any thread."""
+        """Raise `OverError` if this is no longer the newest term. Any thread may call this."""
 
     def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[Outsider, ...] | None:
-        """Who holds these partitions in a group and is not of the region; None: the group is not stable."""
+        """Return the clients outside the region that hold these partitions; None: the group is not stable."""
 
     def close(self) -> None:
-        """Let its connections go."""
+        """Close the connections."""
 
 
-class Writer:
-    """Writes of a control plane, each repeated until it is known to stand.
+class FactWriter:
+    """The writes of a control plane, each retried until it is known to be committed.
 
-    Each method is a generator: it gives how many seconds to wait before it goes on, and returns what happened.
-    `OverError` ends it when another control plane has taken over.
+    Each method is a generator: it yields how many seconds to wait before it continues, and returns the resulting
+    event. `OverError` ends it when another control plane has taken over.
     """
 
-    def __init__(self, book: Book, region: str) -> None:
+    def __init__(self, book: RegionLog, region: str) -> None:
         self._book, self._region = book, region
 
-    def save(self, effect: happens.Save) -> Pauses[Event]:
+    def save(self, effect: events.Save) -> Pauses[Event]:
         """Write facts."""
         facts = [_stamped(fact) for fact in effect.facts]
-        yield from self._until_it_works("facts", lambda: self._book.save(facts))
-        return happens.Saved(effect.token)
+        yield from self._retry_until_written("facts", lambda: self._book.save(facts))
+        return events.Saved(effect.token)
 
-    def commit(self, effect: happens.Commit) -> Pauses[Event]:
-        """Write a sequence; after an answer that leaves the outcome open, go on from what stands."""
+    def commit(self, effect: events.Commit) -> Pauses[Event]:
+        """Write a sequence; if the outcome of a commit is unknown, continue from what was committed."""
         manifest = _stamped(effect.manifest)
         unknown = 0
         while True:
             try:
-                refused = yield from self._until_it_works(
+                refused = yield from self._retry_until_written(
                     "a sequence", lambda: self._book.commit(manifest, effect.contributions, effect.offsets)
                 )
             except UnknownOutcomeError as error:
-                log.warning("region %s: whether sequence %s stands: %s", self._region, manifest.sequence, error)
+                log.warning(
+                    "region %s: unknown whether sequence %s was committed: %s", self._region, manifest.sequence, error
+                )
                 yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
                 unknown += 1
-                if (yield from self._until_it_works("the outcome", self._book.settle)) < manifest.sequence:
+                if (yield from self._retry_until_written("the outcome", self._book.settle)) < manifest.sequence:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
-            return happens.CommitEnded(effect.cut, {name: one.why for name, one in refused.items()}, gone)
+            return events.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
-    def _until_it_works(self, what: str, write: Callable[[], T]) -> Pauses[T]:
-        """Write again until it works: while the region can't be written, nothing of it goes on."""
+    def _retry_until_written(self, what: str, write: Callable[[], T]) -> Pauses[T]:
+        """Retry a write until it succeeds: while the topic can't be written, the region waits."""
         failures = 0
         while True:
             try:
@@ -145,7 +151,7 @@ class Writer:
             except (OverError, UnknownOutcomeError):
                 raise
             except KafkaError as error:
-                log.warning("region %s: %s could not be written, and will be again: %s", self._region, what, error)
+                log.warning("region %s: %s could not be written, retrying: %s", self._region, what, error)
                 if not isinstance(error, RetriableError) and failures > len(AGAIN_S):
                     raise OverError(f"{what} can't be written: {error}") from error
             yield AGAIN_S[min(failures, len(AGAIN_S) - 1)]
@@ -153,22 +159,24 @@ class Writer:
 
 
 class ControlPlane:
-    """One term of a region's control plane. It ends by `close`, or when another has taken over.
+    """One term of a region's control plane. It ends by `close`, or when another control plane has taken over.
 
     Attributes:
-        over: set when it has ended, for whatever reason.
+        over: set when the term has ended, for any reason.
     """
 
     def __init__(
         self,
-        book: Book,
+        book: RegionLog,
         known: Known,
         config: RegionConfig,
         listening: socket.socket,
         token: bytes,
         on_lost: Callable[[ControlPlane], None] = lambda _: None,
     ) -> None:
-        """Takes over `listening`, a socket that is bound. Serves from `start` on.
+        """Initialise the control plane on `listening`, a bound socket.
+
+        `start` begins to serve; the control plane closes the socket.
 
         Args:
             book: The region's topic, written under this term.
@@ -188,7 +196,7 @@ class ControlPlane:
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
-        self._writer = Writer(book, self.region)
+        self._writer = FactWriter(book, self.region)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
         self._wrote_s = 0.0
@@ -197,11 +205,11 @@ class ControlPlane:
         self._thread = threading.Thread(target=self._run, name=f"kohort-plane-{self.region}", daemon=True)
 
     def start(self) -> None:
-        """Serve."""
+        """Start the thread that serves."""
         self._thread.start()
 
     def close(self) -> None:
-        """End, as a process does that dies: members look for another control plane."""
+        """End like a process that dies: members look for another control plane."""
         self._closed = True
         loop = self._loop
         if loop is not None:
@@ -212,7 +220,10 @@ class ControlPlane:
         self._pool.shutdown(wait=False)
 
     def describe(self) -> RegionSeen | None:
-        """The region as it is; None: this is over, or about to begin. From any thread but the loop's own."""
+        """Return the description of the region; None: the term has ended or not begun.
+
+        Any thread but the loop's may call this.
+        """
         loop = self._loop
         if loop is None or self.over.is_set():
             return None
@@ -230,7 +241,7 @@ class ControlPlane:
         try:
             asyncio.run(self._serve())
         except Exception:
-            log.exception("the control plane of region %s has failed", self.region)
+            log.exception("the control plane of region %s failed", self.region)
         finally:
             self._book.close()
             self.over.set()
@@ -240,7 +251,7 @@ class ControlPlane:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self._accept, sock=self._listening)
-        log.info("control plane of region %s, term %s", self.region, self.term)
+        log.info("region %s: serving as control plane, term %s", self.region, self.term)
         self._spawn(self._write())
         self._spawn(self._keep_alive())
         self._spawn(self._keep_looking())
@@ -265,14 +276,16 @@ class ControlPlane:
     def _spawned_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("the control plane of region %s has failed", self.region, exc_info=task.exception())
+            log.error("the control plane of region %s failed", self.region, exc_info=task.exception())
             self._end.set()
 
     # -- connections
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._writers) >= CONNECTIONS_MAX:
-            log.warning("region %s: %s connections are the most at once", self.region, CONNECTIONS_MAX)
+            log.warning(
+                "region %s: %s connections are open, the maximum: connection refused", self.region, CONNECTIONS_MAX
+            )
             writer.transport.abort()
             return
         self._connections += 1
@@ -285,7 +298,7 @@ class ControlPlane:
             log.debug("region %s: a connection ended: %s", self.region, error)
         finally:
             if self._writers.pop(connection, None) is not None and not self._end.is_set():
-                self._step(happens.Disconnected(connection))
+                self._step(events.Disconnected(connection))
             writer.transport.abort() if self._end.is_set() else writer.close()
 
     async def _read(self, connection: int, reader: asyncio.StreamReader) -> None:
@@ -294,35 +307,35 @@ class ControlPlane:
             for body in frames.feed(data):
                 self._heard(connection, decode_said(body))
                 if connection not in self._writers:
-                    return  # it was hung up on
+                    return  # it was closed
 
-    def _heard(self, connection: int, said: told.Report | told.Ask) -> None:
+    def _heard(self, connection: int, said: messages.Report | messages.Ask) -> None:
         match said:
-            case told.Alive():
+            case messages.Alive():
                 pass
-            case told.Describe():
+            case messages.Describe():
                 self._send(connection, seen(self._machine.plane))
-            case told.StopMember(name):
-                self._step(happens.StopMember(name))
-            case told.LetGoOn():
-                self._step(happens.Resumed())
+            case messages.StopMember(name):
+                self._step(events.StopMember(name))
+            case messages.LetGoOn():
+                self._step(events.Resumed())
             case _:
-                self._step(happens.Heard(connection, said))
+                self._step(events.Heard(connection, said))
 
-    def _send(self, connection: int, message: told.Order | told.Told) -> None:
+    def _send(self, connection: int, message: messages.Order | messages.Told) -> None:
         writer = self._writers.get(connection)
         if writer is None:
             return
         writer.write(frame(encode(message)))
         if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            log.warning("region %s: a member leaves %s bytes unread: hung up", self.region, UNREAD_BYTES_MAX)
+            log.warning("region %s: connection closed: more than %s bytes are unread", self.region, UNREAD_BYTES_MAX)
             writer.transport.abort()
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(ALIVE_S)
             for connection in list(self._writers):
-                self._send(connection, told.Alive())
+                self._send(connection, messages.Alive())
 
     # -- the machine
 
@@ -341,31 +354,31 @@ class ControlPlane:
         due_ms = self._machine.due_ms()
         if due_ms is not None:
             wait_s = max(0, due_ms - _now_ms()) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, happens.Tick())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, events.Tick())
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case happens.Say(connection, order):
+            case events.Say(connection, order):
                 self._send(connection, order)
-            case happens.Close(connection):
+            case events.Close(connection):
                 writer = self._writers.pop(connection, None)
                 if writer is not None:
                     writer.close()
-            case happens.Save():
+            case events.Save():
                 self._writing.put_nowait(self._writer.save(effect))
-            case happens.Commit():
+            case events.Commit():
                 self._writing.put_nowait(self._writer.commit(effect))
-            case happens.LookAt():
+            case events.LookAt():
                 self._spawn(self._look(effect))
-            case happens.LookAtProcess(process):
+            case events.LookAtProcess(process):
                 self._spawn(self._look_at_process(process))
-            case happens.Told(level, text):
+            case events.Told(level, text):
                 log.log(level, "%s", text)
 
     # -- the topic
 
     async def _keep_looking(self) -> None:
-        """End if another has taken over; a write would say so too."""
+        """End if another control plane has taken over and no write has shown it."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -377,7 +390,7 @@ class ControlPlane:
                 self._is_over(error)
                 return
             except KafkaError as error:
-                log.info("region %s: whether another has taken over is not known: %s", self.region, error)
+                log.info("region %s: cannot check whether another control plane has taken over: %s", self.region, error)
 
     def _is_over(self, error: OverError) -> None:
         log.warning("region %s: term %s is over: %s", self.region, self.term, error)
@@ -396,7 +409,7 @@ class ControlPlane:
             self._step(event)
 
     def _written(self, writing: Pauses[Event]) -> Event:
-        """Carry a write through, on a thread that may wait."""
+        """Run a write to its end, on a thread that may block."""
         while True:
             try:
                 pause_s = next(writing)
@@ -407,22 +420,22 @@ class ControlPlane:
             if self._end.is_set():
                 raise OverError("it was closed")
 
-    async def _look(self, effect: happens.LookAt) -> None:
-        ids = frozenset(one.identity.member_id for one in self._machine.plane.members.values())
+    async def _look(self, effect: events.LookAt) -> None:
+        ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._pool, lambda: self._book.outsiders(effect.group, effect.parts, ids)
             )
         except KafkaError as error:
-            log.info("group %s could not be looked at: %s", effect.group, error)
+            log.info("group %s could not be described: %s", effect.group, error)
             return
         if found is not None:
-            self._step(happens.GroupSeen(effect.group, found))
+            self._step(events.GroupSeen(effect.group, found))
 
     async def _look_at_process(self, process: str) -> None:
         for pause_s in (*ENDING_LOOKS_S, 0.0):
             if has_ended(process):
-                self._step(happens.ProcessEnded(process))
+                self._step(events.ProcessEnded(process))
                 return
             await asyncio.sleep(pause_s)
 
@@ -432,5 +445,5 @@ def _now_ms() -> int:
 
 
 def _stamped(fact: Any) -> Any:
-    """With the wall's clock: the machine's is of this process."""
+    """Return the fact with wall-clock time; the machine's clock is valid in this process only."""
     return replace(fact, at_ms=time.time_ns() // 1_000_000) if hasattr(fact, "at_ms") else fact

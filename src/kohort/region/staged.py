@@ -1,4 +1,4 @@
-"""The name of what a member has staged and nobody has published yet, as a value and as a file's name."""
+"""The name of a staged unit that is not published yet, as a value and as a file name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uuid import UUID
 from kohort.errors import InvalidInputError
 
 MEMBER_BYTES_MAX: Final = 150
-"""A member's name in the text form. With the numbers (19 digits each), the region's uuid and a sink's suffixes a key
-stays below the 255 bytes that a file's name may have."""
+"""Limit on a member's name in the text form. With the numbers (19 digits each), the region's uuid and a sink's
+suffixes a key stays below the 255 bytes that a file name may have."""
 
 _NUMBER_MAX: Final = 2**63 - 1
 _TEXT: Final = re.compile(r"(?P<member>.+)-e(?P<epoch>[0-9]+)-u(?P<unit>[0-9]+)-(?P<region>[0-9a-f]{32})")
@@ -21,10 +21,10 @@ _ESCAPE: Final = re.compile(r"((?:~[0-9A-F]{2})+)")
 
 
 def check_member(name: str) -> str:
-    """A member's name as the region takes it: printable text, also with spaces, slashes and any script.
+    """Check a member's name: printable text, including spaces, slashes and any script; return it.
 
     Raises:
-        InvalidInputError: it is empty, too long, or holds what can't be printed.
+        InvalidInputError: the name is empty, too long, or has characters that can't be printed.
     """
     if not name:
         raise InvalidInputError("A member's name is empty: give it one that survives restarts, such as 'worker-1'")
@@ -40,13 +40,13 @@ def check_member(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagedKey:
-    """What one member staged in one piece: no two pieces have the same key, whoever was restarted in between.
+    """The key of one unit that a member has staged: unique, also across restarts of the member.
 
     Attributes:
-        region_id: the region's, made once at its birth.
+        region_id: the region's id, created once with the region.
         epoch: new at each start and each reset.
-        member: its name.
-        unit: number of the piece; the member counts.
+        member: the member's name.
+        unit: the unit's number; the member counts.
     """
 
     region_id: UUID
@@ -55,10 +55,10 @@ class StagedKey:
     unit: int
 
     def text(self) -> str:
-        """A file's name without an ending: readable, the same for equal keys alone, never hidden from readers.
+        """Return the key as a file name without a suffix: readable, unique, and never hidden from readers.
 
         Raises:
-            InvalidInputError: see `check_member`; a number is negative or longer than 63 bits.
+            InvalidInputError: the member's name is invalid; a number is negative or longer than 63 bits.
         """
         check_member(self.member)
         if not (0 <= self.epoch <= _NUMBER_MAX and 0 <= self.unit <= _NUMBER_MAX):
@@ -67,12 +67,12 @@ class StagedKey:
 
     @classmethod
     def parse(cls, text: str) -> StagedKey | None:
-        """The key of a text form; None if no key has it."""
+        """Return the key with this text form; None if there is none."""
         found = _TEXT.fullmatch(text)
         if found is None:
             return None
         try:
-            member = _ESCAPE.sub(lambda each: bytes.fromhex(each[1].replace("~", "")).decode(), found["member"])
+            member = _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].replace("~", "")).decode(), found["member"])
             key = cls(UUID(hex=found["region"]), int(found["epoch"]), member, int(found["unit"]))
             return key if key.text() == text else None
         except ValueError:
@@ -80,8 +80,8 @@ class StagedKey:
 
 
 def _escape(name: str) -> str:
-    """`~` and two digits for each byte of what file systems, shells and Hadoop's paths may take amiss."""
-    return _ESCAPED.sub(lambda each: "".join(f"~{byte:02X}" for byte in each[0].encode()), name)
+    """Escape bytes that file systems, shells and Hadoop's paths may not accept, as `~` and two digits."""
+    return _ESCAPED.sub(lambda character: "".join(f"~{byte:02X}" for byte in character[0].encode()), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Staged:
     """The keys that a member has staged for a sequence.
 
     Attributes:
-        keys: for its sink.
-        letters: for the place of its dead letters.
-        dead_letters: how many these are.
+        keys: the keys for its sink.
+        letters: the keys for its dead-letter sink.
+        dead_letters: the number of dead letters.
     """
 
     keys: tuple[StagedKey, ...] = ()
@@ -100,7 +100,7 @@ class Staged:
 
 
 def together(pieces: Iterable[Staged]) -> Staged:
-    """All keys of several pieces."""
+    """Return all keys of several pieces."""
     those = list(pieces)
     return Staged(
         tuple(key for piece in those for key in piece.keys),

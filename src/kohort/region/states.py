@@ -1,6 +1,6 @@
-"""The states of a region and of a member, and what a table of them is made of.
+"""The states of a region and of a member, and the row type of their transition tables.
 
-Source: spec 5.6; the states between are ours.
+Source: spec 5.6; the other states are this project's own.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ Machine = TypeVar("Machine")
 
 
 class RegionState(Enum):
-    """Where a region is, as its control plane knows it."""
+    """The state of a region, as its control plane knows it."""
 
-    FORMING = "the control plane has just begun: members register, with what they hold"
+    FORMING = "the control plane has just begun: members register, with their partitions"
     RUNNING = "members read, submit and stage"
-    DRAINING = "a cut: members finish what is in flight and commit"
+    DRAINING = "a checkpoint: members finish the current table and commit"
     CHECKPOINTING = "all are drained: members save their state and contribute"
     COMMITTING = "manifest and offsets are being committed: nothing begins before the outcome is known"
-    RESETTING = "members go back to the last complete sequence, or to the initial state"
-    STOPPED = "nothing goes on without a person"
+    RESETTING = "members return to the last complete sequence, or to the initial state"
+    STOPPED = "the region waits for an operator"
 
 
 class MemberState(Enum):
-    """Where a member is, as it knows itself."""
+    """The state of a member, as the member knows it."""
 
-    SUBSCRIBED = "subscribed, and nothing fetched yet"
-    RECORDS_FETCHED = "it reads and submits"
-    DRAINED = "nothing is in flight; what was queued waits in the drain buffer"
-    CHECKPOINTED = "it has contributed, and waits for the sequence"
-    CR_RESET_PENDING = "partitions were revoked or lost after records were fetched: it waits for the reset"
-    RESET_COMPLETE = "it has gone back, and nothing is fetched yet: it polls slowly"
+    SUBSCRIBED = "subscribed, nothing fetched yet"
+    RECORDS_FETCHED = "the member reads and submits"
+    DRAINED = "no table is in progress; queued records wait in the drain buffer"
+    CHECKPOINTED = "the member has contributed, and waits for the sequence"
+    CR_RESET_PENDING = "partitions were revoked or lost after records were fetched: the member waits for the reset"
+    RESET_COMPLETE = "the member has reset, nothing fetched yet: it polls slowly"
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Machine, State]):
-    """What an event does in a state: a handler and the states that it may lead to, or why it is ignored.
+    """An entry of a transition table: a handler and its possible next states, or why an event is ignored.
 
     Attributes:
-        do: None: ignored.
-        to: other states than the present one that it may lead to.
+        do: the handler; None: the event is ignored.
+        to: the possible next states other than the present one.
     """
 
     why: str

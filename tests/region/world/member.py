@@ -16,7 +16,7 @@ from kohort.region.consumer import RegionConsumer
 from kohort.region.consuming.event_thread import LEFT_UNDONE, EventThread
 from kohort.region.consuming.settings import Own
 from kohort.region.consuming.staging import Stager
-from kohort.region.consuming.work_queue import Flow, Piece
+from kohort.region.consuming.work_queue import Piece, RecordQueue
 from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import Behaviour
@@ -101,7 +101,7 @@ class Member:
         )
         self.letters_are_checked = False
         self.stateful = self.clock.chance.random() < 0.5
-        self.flow = Flow(QUEUE_RECORDS, AT_ONCE_RECORDS)
+        self.flow = RecordQueue(QUEUE_RECORDS, AT_ONCE_RECORDS)
         own = Own(on_checkpoint=lambda sequence: b"state") if self.stateful else Own()
         self.posts = Posts(self)
         self.consumer = RegionConsumer(cast(EventThread, self.posts), self.flow, self.stager, own, lambda _: None)

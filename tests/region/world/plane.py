@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.machine import RegionMachine
-from kohort.region.control_plane.state import Known, Phase
+from kohort.region.control_plane.state import Known, MemberPhase
 from kohort.region.messages import AskReset, Report, Stop
 from kohort.region.records import Manifest
-from kohort.region.server import LOOK_S, OverError, Pauses, Writer
+from kohort.region.server import LOOK_S, FactWriter, OverError, Pauses
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION
@@ -39,7 +39,7 @@ class Plane:
         self.clients: dict[int, Member] = {}
         self.clock.tell(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
         self.machine = RegionMachine(known, world.config, self.clock.now_ms)
-        self._pen, self._writer = pen, Writer(pen, REGION)
+        self._pen, self._writer = pen, FactWriter(pen, REGION)
         self._emptying: list[Manifest] = []  # on their way to the topic
         self._writes: list[tuple[Pauses[plane_events.Event], Callable[[], None]]] = []
         self._wrote_ms = self.clock.now_ms
@@ -97,7 +97,7 @@ class Plane:
         plane = self.machine.plane
         if self.machine.state is not RegionState.RESETTING or plane.saved_floor < plane.floor:
             return
-        if not any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+        if not any(one.phase is MemberPhase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
             raise ViolatedError("all are back, and the region goes on waiting")
 
     def send_in(self, connection: int, report: Report) -> None:
@@ -153,7 +153,7 @@ class Plane:
         plane, cutting = self.machine.plane, self.machine.plane.cutting
         if cutting is None or plane.due.get("cut", self.clock.now_ms + 1) > self.clock.now_ms:
             return []
-        done = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+        done = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
         late = [plane.members[name] for name in cutting.names if plane.members[name].phase is not done]
         if any(member.lost_ms is not None or member.connection not in self.clients for member in late):
             return []

@@ -1,7 +1,7 @@
 """A region's partition of the topic and its transaction coordinator, which answers with every error that Kafka has.
 
-The `Pen` and the `Writer` that ship write through it. The producer's own requests are left out: an error is what the
-call of the pen raises.
+The `RegionLogWriter` and the `FactWriter` that ship write through it. The producer's own requests are left out: an
+error is what the writer's call raises.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kohort.region.control_plane.events import Offsets
 from kohort.region.parts import part_of
 from kohort.region.record_codec import fact_of, key_of
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term
-from kohort.region.region_log import TRANSACTION_MS, Pen
-from kohort.region.server import Refusal
+from kohort.region.region_log import TRANSACTION_MS, RegionLogWriter
+from kohort.region.server import OffsetsRefusal
 from tests.region.world.clock import ViolatedError
 from tests.region.world.group import Members, wrong_offsets
 from tests.region.world.names import REGION, REGION_ID
@@ -195,7 +195,7 @@ class Sent:
 
 
 class WorldProducer:
-    """A producer, as far as a `Pen` needs one."""
+    """A producer, as far as a `RegionLogWriter` needs one."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -245,7 +245,7 @@ class WorldProducer:
 
 
 class WorldReader:
-    """A reader, as far as a `Pen` needs one: it reads what stands."""
+    """A reader, as far as a `RegionLogWriter` needs one: it reads what stands."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -257,7 +257,7 @@ class WorldReader:
         """Nothing is held."""
 
 
-class WorldPen(Pen):
+class WorldPen(RegionLogWriter):
     """The pen that ships, over the world's topic."""
 
     def __init__(self, log: Log) -> None:
@@ -266,7 +266,7 @@ class WorldPen(Pen):
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[Offsets, ...]
-    ) -> dict[str, Refusal]:
+    ) -> dict[str, OffsetsRefusal]:
         """Commit, and tell the checkers that a sequence is committed."""
         self._log.writes_sequence = True
         try:

@@ -137,7 +137,7 @@ STEPS += ["publishing", "published"]
 
 def patch(step: str, nth: int) -> None:
     """Have the process die at a step."""
-    from kohort.region.region_log import Pen
+    from kohort.region.region_log import RegionLogWriter
     from kohort.spark.region import folders, query_run
     from kohort.spark.region.staging import StagedBatches
 
@@ -157,11 +157,11 @@ def patch(step: str, nth: int) -> None:
         case "contributed":
             _around(query_run.RegionQuery, "contribute", after=dies)
         case "commits":
-            _around(Pen, "commit", before=dies)
+            _around(RegionLogWriter, "commit", before=dies)
         case "committing":
-            _in_the_transaction(Pen, dies)
+            _in_the_transaction(RegionLogWriter, dies)
         case "committed":
-            _around(Pen, "commit", after=dies)
+            _around(RegionLogWriter, "commit", after=dies)
         case "publishing":
             PUBLISHING = dies
         case "published":

@@ -96,9 +96,9 @@ def partitions_are_added(trial: Trial, *_: Application) -> None:
 def one_stops_cleanly(trial: Trial, first: Application, second: Application, third: Application) -> None:
     """With the last sequence, and without a reset of the others."""
     if third.process is not None:
-        before = first.log.read_text().count("goes back to sequence") + second.log.read_text().count("goes back to seq")
+        before = first.log.read_text().count("resets to sequence") + second.log.read_text().count("resets to seq")
         assert third.stop() == 0
-        now = first.log.read_text().count("goes back to sequence") + second.log.read_text().count("goes back to seq")
+        now = first.log.read_text().count("resets to sequence") + second.log.read_text().count("resets to seq")
         failures = second.log.read_text().count("the device of this test takes nothing more")
         assert now == before or failures, "the region went back when one left"
 

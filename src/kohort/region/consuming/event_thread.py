@@ -1,6 +1,6 @@
-"""The thread of a member that reads with a consumer: it alone polls, and commits.
+"""The thread of a member that reads with a consumer: only this thread polls and commits.
 
-What has to wait until nothing is in flight is looked at again in every turn. Source: spec 5.2, 5.7-5.11.
+Work that must wait until no table is in progress is checked again on every iteration. Source: spec 5.2, 5.7-5.11.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offse
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import Stager, is_away, sink_wait
-from kohort.region.consuming.work_queue import Flow, Piece
-from kohort.region.member import events as happens
+from kohort.region.consuming.work_queue import Piece, RecordQueue
+from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import Cut
@@ -38,7 +38,7 @@ LEFT_UNDONE = "the application left its loop with a table in hand, which its sta
 
 
 class Callbacks(Protocol):
-    """What an application does at a cut and at a reset."""
+    """The application's callbacks during checkpoints and resets."""
 
     def on_drain(self) -> None: ...
 
@@ -51,28 +51,28 @@ class Callbacks(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """What is looked at again in every turn."""
+    """The work that must wait until no table is in progress; every iteration checks it again."""
 
     drain: Cut | None = None
     drain_since_s: float = 0.0
-    go_back: happens.GoBack | None = None
+    go_back: events.GoBack | None = None
     save: Cut | None = None
 
 
 class EventThread(MemberThread):
-    """See the module's text."""
+    """The event thread of a member that reads with a consumer."""
 
     def __init__(
         self,
         machine: MemberMachine,
         consumer: Consumer,
-        flow: Flow,
+        flow: RecordQueue,
         stager: Stager,
         publishers: Sequence[Publisher],
         callbacks: Callbacks,
         config: MemberConfig,
     ) -> None:
-        """Does nothing before `start`."""
+        """Initialise the thread; nothing runs before `start`."""
         super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
         self._waiting, self._sink_wait = _Waiting(), sink_wait(machine.name)
@@ -86,17 +86,17 @@ class EventThread(MemberThread):
         flow.on_change(self._flow_changed)
 
     def _flow_changed(self) -> None:
-        """A piece was taken or finished: that may be what is waited for."""
+        """Wake the thread when a table was taken or finished and something waits for that."""
         waiting = self._waiting
         if waiting.drain is not None or waiting.go_back is not None or self._full:
             self.wake()
 
-    def post_quietly(self, event: happens.Event) -> None:
-        """Post an event that is handled with the next poll. Takes no lock: a signal's handler may call it."""
+    def post_quietly(self, event: events.Event) -> None:
+        """Post an event that is handled with the next poll. This takes no lock: a signal handler may call it."""
         self._posted.put(event)
 
     def end_within(self, timeout_s: float) -> None:
-        """End without a sequence when a close that begins now takes longer; `late` says so then."""
+        """End without a sequence if closing takes longer than `timeout_s` from now; `late` then has the error text."""
         self._end_by = (time.monotonic() + timeout_s, timeout_s)
 
     def _look_at_the_time(self) -> None:
@@ -145,14 +145,16 @@ class EventThread(MemberThread):
             self._fetched(batch)
 
     def _poll_once(self) -> pa.RecordBatch | None:
-        """As many records as are taken at once: a poll costs about the same however many it gives."""
+        """Poll for as many records as are processed together: a poll costs about the same however many it returns."""
         most = max(self._most(), min(self._flow.room(), self._flow.at_once))
         try:
             return self._consumer.poll_arrow(POLL_MS, max_records=most)
         except WakeupError:
             if self._news.is_set():
                 raise
-        return self._consumer.poll_arrow(POLL_MS, max_records=most)  # what woke it was heard before
+        return self._consumer.poll_arrow(
+            POLL_MS, max_records=most
+        )  # the wakeup was for an event that is handled already
 
     def _resume(self, wanted: set[TopicPartition]) -> None:
         held = self._consumer.assignment()
@@ -164,9 +166,9 @@ class EventThread(MemberThread):
             self._resumed = wanted
 
     def _fetched(self, batch: pa.RecordBatch) -> None:
-        self._step(happens.Fetched())
+        self._step(events.Fetched())
         if not self._polls:
-            return  # what came is thrown away: all go back
+            return  # the records are discarded: the region resets
         now = self._consumer.positions()
         moved = {part: now[part] for part in self._reads if part in now and now[part] != self._at.get(part)}
         self._at.update(moved)
@@ -174,33 +176,33 @@ class EventThread(MemberThread):
         self._flow.put(Piece(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
-        """A position that the log does not have any more."""
+        """Handle a position that the log no longer has."""
         if not self._config.fail_on_data_loss and error.partition is not None:
             if error.partition in self._reads:
-                log.warning("%s: records are lost, going on at the beginning: %s", self.name, error)
+                log.warning("%s: records are lost, continuing at the earliest offset: %s", self.name, error)
                 self._consumer.seek_to_beginning(error.partition)
             return
         self._step(
-            happens.Failed(
+            events.Failed(
                 f"records are lost: {error}",
                 "go on with fail_on_data_loss=False, which leaves them out, or reset the region to its initial state",
             )
         )
         self._reads.clear()
 
-    # -- what waits
+    # -- deferred work
 
     def _go_on_draining(self) -> None:
-        """Nothing is in flight: commit, once and for all partitions. Source: spec 5.9.
+        """Commit the offsets of all partitions at once, when no table is in progress. Source: spec 5.9.
 
-        A generation that is over is followed by a poll: by another generation, or by the loss of what was held.
+        If the generation is over, the next poll brings another generation or the loss of the partitions.
         """
         cut = self._waiting.drain
         if cut is None or not self._flow.is_idle():
             return
         if self._flow.dirty:
             self._waiting.drain = None
-            self._step(happens.NotQuiet(cut, LEFT_UNDONE))
+            self._step(events.NotQuiet(cut, LEFT_UNDONE))
             return
         offsets = {partition_of(part): offset_of(at) for part, at in self._ends().items()}
         try:
@@ -208,10 +210,10 @@ class EventThread(MemberThread):
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
         except (FencedError, NotAuthorizedError) as error:
             self._waiting.drain = None
-            self._step(happens.NotQuiet(cut, f"its offsets could not be committed: {error}"))
+            self._step(events.NotQuiet(cut, f"its offsets could not be committed: {error}"))
             return
         except KafkaError as error:
-            log.info("%s: offsets could not be committed, and will be again: %s", self.name, error)
+            log.info("%s: offset commit failed, retrying: %s", self.name, error)
             return
         self._waiting.drain = None
         took_ms = (time.monotonic() - self._waiting.drain_since_s) * 1000
@@ -221,12 +223,12 @@ class EventThread(MemberThread):
             self._callbacks.on_drain()
         except Exception as error:
             log.exception("%s: on_drain failed", self.name)
-            self._step(happens.NotQuiet(cut, f"on_drain: {error!r}"))
+            self._step(events.NotQuiet(cut, f"on_drain: {error!r}"))
             return
-        self._step(happens.Quiet(cut))
+        self._step(events.Quiet(cut))
 
     def _ends(self) -> dict[Part, Position]:
-        """Where reading has come to: past the last record that was submitted, and what is no record behind it."""
+        """Return the read positions: after the last submitted record, and past what follows it and is not a record."""
         ends = self._flow.next_offsets()
         now = self._consumer.positions()
         for part in ends:
@@ -249,35 +251,35 @@ class EventThread(MemberThread):
         self.figures.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
-        self._step(happens.WentBack(wanted.epoch))
+        self._step(events.WentBack(wanted.epoch))
 
-    # -- what the machine wants
+    # -- effects
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case happens.Poll(slowly):
+            case events.Poll(slowly):
                 self._polls, self._slowly = True, slowly
-            case happens.StopPolling(clear):
+            case events.StopPolling(clear):
                 self._polls = False
                 self._flow.shut()
                 if clear:
                     self._flow.clear()
-            case happens.Quiesce(cut):
+            case events.Quiesce(cut):
                 self._flow.shut()
                 self._waiting.drain, self._waiting.drain_since_s = cut, time.monotonic()
-            case happens.SaveState(cut, _):
+            case events.SaveState(cut, _):
                 self._save_state(cut)
-            case happens.GoOn():
+            case events.GoOn():
                 self._waiting.drain = None
                 self._saves_no_more()
                 self._flow.open()
-            case happens.GoBack():
+            case events.GoBack():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
                 self._flow.shut()
-            case happens.Begin(epoch, sequence, state):
+            case events.Begin(epoch, sequence, state):
                 self._begin(epoch, sequence, state)
-            case happens.Retire(_, retired, counts):
+            case events.Retire(_, retired, counts):
                 self._retire(retired, counts=counts)
 
     def _held(self, partitions: set[TopicPartition]) -> None:
@@ -304,7 +306,7 @@ class EventThread(MemberThread):
         self._go_on_saving()
 
     def _go_on_saving(self) -> None:
-        """Stage the rest, as often as it takes while the sink is away: polls go on meanwhile."""
+        """Stage the remaining rows, retrying while the sink is unavailable; polls continue meanwhile."""
         cut = self._waiting.save
         if cut is None or time.monotonic() < self._sink_wait.again_s:
             return
@@ -314,7 +316,7 @@ class EventThread(MemberThread):
             if is_away(error):
                 self.sink_waits(self._sink_wait.failed(error))
                 return
-            log.exception("%s: could not save its state", self.name)
+            log.exception("%s: staging failed", self.name)
             self._not_saved(cut, error)
             return
         self._saves_no_more(works=True)
@@ -325,14 +327,14 @@ class EventThread(MemberThread):
                     f"on_checkpoint gives bytes, not {type(state).__name__}: encode what it returns"
                 )
         except Exception as error:
-            log.exception("%s: could not save its state", self.name)
+            log.exception("%s: on_checkpoint failed", self.name)
             self._not_saved(cut, error)
             return
         self._give(cut, self._ends(), staged, state)
 
     def _not_saved(self, cut: Cut, error: Exception) -> None:
         self._saves_no_more()
-        self._step(happens.NotQuiet(cut, f"its state could not be saved: {error!r}"))
+        self._step(events.NotQuiet(cut, f"its state could not be saved: {error!r}"))
 
     def _saves_no_more(self, *, works: bool = False) -> None:
         self._waiting.save = None
@@ -340,9 +342,9 @@ class EventThread(MemberThread):
             self.sink_waits("")
 
     def sink_waits(self, cause: str) -> None:
-        """The sink takes nothing at the moment, or does again; from any thread."""
+        """Record that the sink accepts nothing at the moment, or accepts rows again. Any thread may call this."""
         self.figures.waits_to_stage = cause
-        self.post(happens.SinkWaits(cause))
+        self.post(events.SinkWaits(cause))
 
     def _retire(self, retired: int, *, counts: bool) -> None:
         self.figures.sequences += 1

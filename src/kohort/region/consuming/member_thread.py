@@ -1,9 +1,10 @@
-"""What the thread of every member does: it hears of group and control plane, and steps the member's machine.
+"""The thread of a member: it receives events of the group and the control plane, and steps the member's machine.
 
-Others post events to it. What has to wait (until a look-up succeeds, until the group takes offsets) is looked at again
-in every turn, so that polls go on meanwhile and the group sees a member that is alive. What a member reads with, and
-what it makes of a cut and of a reset, is its own: `EventThread` for a consumer, the one of `kohort.spark.region` for a
-Spark query. Source: spec 5.2, 5.7-5.11.
+Other threads post events to it. Work that must wait (for a lookup, or until the group accepts offsets) is checked
+again on every iteration. Polls therefore continue meanwhile, and the group sees a live member.
+
+Subclasses decide what a member reads with, and what it does on a checkpoint and on a reset: `EventThread` for a
+consumer, the thread in `kohort.spark.region` for a Spark query. Source: spec 5.2, 5.7-5.11.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from kohort.errors import (
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.io.channel import Link
 from kohort.io.processes import own_name
-from kohort.region import messages as told
+from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import Figures, MemberConfig
 from kohort.region.consuming.staging import is_away
 from kohort.region.consuming.starts import look_up
-from kohort.region.consuming.waits import Wait
-from kohort.region.member import events as happens
+from kohort.region.consuming.waits import RetryWait
+from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
 from kohort.region.message_codec import UnknownMessageError, decode_heard, encode
@@ -48,11 +49,11 @@ from kohort.region.records import Contribution, Position, Span
 from kohort.region.server import SILENCE_S
 from kohort.region.staged import Staged
 
-# -- What the group says inside a poll
+# -- Rebalance callbacks inside a poll
 
 
-class Listener(HoldingListener):
-    """Inside a poll: what the group says is noted, and new partitions are not read before they were sought."""
+class GroupListener(HoldingListener):
+    """The rebalance listener: it records callbacks, and pauses new partitions until their start offset is known."""
 
     def __init__(
         self,
@@ -63,14 +64,14 @@ class Listener(HoldingListener):
         self._hear, self._consumer, self._wake = hear, consumer, wake
 
     def on_partitions_wanted(self, partitions: list[TopicPartition]) -> None:
-        self._hear(happens.Revoked, partitions)
+        self._hear(events.Revoked, partitions)
         self._wake()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """They were let go before."""
+        """Do nothing: these partitions were released before."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self._hear(happens.Lost, partitions)
+        self._hear(events.Lost, partitions)
         self._wake()
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
@@ -78,52 +79,55 @@ class Listener(HoldingListener):
         self._wake()
 
 
-# -- A member's connection to the control plane, wherever that is now
+# -- A member's connection to the current control plane
 
 log = logging.getLogger("kohort.region")
 AGAIN_S = 0.2
 CLOSE_S = 5.0
-"""Seconds that `close` waits for the thread: it may be inside a call of the sink or the topic that does not end."""
+"""Seconds that `close` waits for the thread, which may be inside a call to the sink or the topic that does not end."""
 
 
 class PlaneLink:
-    """Connects in the background, and again when the connection ends."""
+    """A connection to the control plane, made in the background and made again when it ends."""
 
     def __init__(
         self,
         reach: Callable[[], Link],
-        connected: Callable[[str], told.Waiting | None],
-        heard: Callable[[told.Order], None],
+        connected: Callable[[str], messages.Waiting | None],
+        heard: Callable[[messages.Order], None],
         failed: Callable[[BaseException], None],
         name: str,
     ) -> None:
-        """Not connected before `start`. The link's thread calls all of these.
+        """Initialise the link, which connects after `start` and calls all callbacks on its own thread.
 
         Args:
-            reach: connects to the control plane of now; OSError or KafkaError when there is none.
-            connected: there is a new connection, on which this may be told of this process. Returns what to say in
-                place of a registration while the sink is away; it is called again then, with the same connection.
-            heard: the control plane said something.
-            failed: an error that is none of the connection's; nothing is connected any more.
-            name: of the member.
+            reach: connects to the current control plane; raises OSError or KafkaError if there is none.
+            connected: called with a new connection and this process's name on it. While the sink is unavailable, it
+                returns a message to send instead of a registration. It is then called again with the same connection.
+            heard: called with each message of the control plane.
+            failed: called with an error that does not come from the connection; the link then stops.
+            name: the member's name.
         """
         self._reach, self._connected, self._heard, self._failed, self._name = reach, connected, heard, failed, name
         self._link: Link | None = None
         self._ended = threading.Event()
-        self._missing = Wait(f"{name}: no control plane is reached yet, tried again until one is", level=logging.INFO)
+        self._missing = RetryWait(f"{name}: no control plane can be reached yet, retrying", level=logging.INFO)
         self._thread = threading.Thread(target=self._run, name=f"kohort-link-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def say(self, report: told.Report) -> None:
-        """Say something, if there is a connection; a member that connects again says what counts."""
+    def say(self, report: messages.Report) -> None:
+        """Send a message, if there is a connection; a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
             link.send(encode(report))
 
     def close(self) -> None:
-        """Hang up. Leaves a thread behind that is in a call for too long: it does nothing more when that ends."""
+        """Close the connection.
+
+        A thread that stays in a call for too long is left behind; it does nothing after that call.
+        """
         self._ended.set()
         link = self._link
         if link is not None:
@@ -131,7 +135,9 @@ class PlaneLink:
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                log.warning("%s: a call of its sink or of the region's topic does not end: left behind", self._name)
+                log.warning(
+                    "%s: a call to its sink or to the region's topic does not return: thread left behind", self._name
+                )
 
     def _run(self) -> None:
         try:
@@ -160,19 +166,19 @@ class PlaneLink:
             is_connected = self._is_connected(link)
             for body in link.bodies(SILENCE_S):
                 message = decode_heard(body)
-                if isinstance(message, told.Alive):  # comes every second
-                    link.send(encode(told.Alive()))
+                if isinstance(message, messages.Alive):  # comes every second
+                    link.send(encode(messages.Alive()))
                     is_connected = is_connected or self._is_connected(link)
-                elif is_connected and not isinstance(message, told.RegionSeen):
+                elif is_connected and not isinstance(message, messages.RegionSeen):
                     self._heard(message)
         except UnknownMessageError as error:
-            log.warning("%s: the control plane said what is not understood: %s", self._name, error)
+            log.warning("%s: cannot decode a message of the control plane: %s", self._name, error)
         finally:
             self._link = None
             link.close()
 
     def _is_connected(self, link: Link) -> bool:
-        """Whether the member may register; else the control plane is told what it waits for."""
+        """Return whether the member may register; if not, report to the control plane what the member waits for."""
         if self._ended.is_set():
             link.close()
             return True
@@ -188,38 +194,41 @@ NONE: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
 
 
 class RegionStoppedError(KafkaError):
-    """The member is over: the region has stopped, or would not have it."""
+    """The error of a member that has ended: the region has stopped, or refused the member."""
 
 
 @dataclass(slots=True)
 class _Later:
-    """What is looked at again in every turn.
+    """The work that must wait; every iteration checks it again.
 
     Attributes:
-        unanswered: what was to be committed, and may be yet: it was not answered in time.
+        unanswered: offsets whose commit was not answered in time, and may still happen.
     """
 
-    look_up: list[happens.LookUp] = field(default_factory=list)
+    look_up: list[events.LookUp] = field(default_factory=list)
     look_again_s: float = 0.0
     commit: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     unanswered: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
 
 
 class MemberThread(ABC):
-    """See the module's text."""
+    """The thread of a member, without what depends on the kind of member."""
 
     def __init__(
         self, machine: MemberMachine, consumer: Consumer, publishers: Sequence[Publisher], config: MemberConfig
     ) -> None:
-        """Does nothing before `start`; `publishers`: of its sink, and of the place of its dead letters."""
+        """Initialise the thread, which runs after `start`.
+
+        `publishers` are those of the sink and of the dead-letter sink.
+        """
         self.machine, self.figures = machine, Figures()
         self._consumer, self._config = consumer, config
         self._publishers = {publisher.place: publisher for publisher in publishers}
         self._posted: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._from_group: list[tuple[Callable[[tuple[Part, ...]], Event], list[TopicPartition]]] = []
         self._link: PlaneLink | None = None
-        self._compares = Wait(
-            f"{self.name}: the sink does not answer, and is compared with the region's topic before the member goes on",
+        self._compares = RetryWait(
+            f"{self.name}: waiting for the sink, which is first compared with the region's topic",
             f"{self.name}: the sink answers again",
         )
         self._later = _Later()
@@ -232,17 +241,17 @@ class MemberThread(ABC):
         self.thread = threading.Thread(target=self._run, name=f"kohort-region-{machine.name}", daemon=True)
 
     def start(self, reach: Callable[[], Link]) -> None:
-        """Subscribe, and find the control plane."""
+        """Subscribe, and connect to the control plane."""
         config = self._config
         self._consumer.subscribe(
-            config.topics, pattern=config.pattern, listener=Listener(self._hear_group, self._consumer, self.wake)
+            config.topics, pattern=config.pattern, listener=GroupListener(self._hear_group, self._consumer, self.wake)
         )
         for place, publisher in self._publishers.items():
             publisher.start(partial(self._published, place))
         self._link = PlaneLink(
             reach,
             self._connected,
-            lambda order: self.post(happens.Ordered(order)),
+            lambda order: self.post(events.Ordered(order)),
             self._failed,
             self.name,
         )
@@ -250,7 +259,7 @@ class MemberThread(ABC):
         self._link.start()
 
     def _connected(self, process: str) -> Waiting | None:
-        """Look at the sinks before anything is said: the control plane compares them with the region's topic.
+        """Read the sinks before the member registers: the control plane compares them with the region's topic.
 
         Returns:
             What the member waits for, in place of registering: a sink, which does not answer now.
@@ -267,11 +276,11 @@ class MemberThread(ABC):
                 return Waiting(self.figures.waits_for, machine.name, machine.group, place)
         if self._compares.ended():
             self.figures.waits_for_its_place = ""
-        self.post(happens.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
+        self.post(events.Connected(process, shown.get(machine.sink, UNKNOWN), shown.get(machine.letters, UNKNOWN)))
         return None
 
     def _failed(self, error: BaseException) -> None:
-        """End with an error that no other connection mends."""
+        """End with an error that another connection would not repair."""
         self._error = error
         self.abandon()
 
@@ -280,12 +289,12 @@ class MemberThread(ABC):
         return self.machine.name
 
     def post(self, event: Event) -> None:
-        """Have the member's thread hear of something; from any thread."""
+        """Post an event to the member's thread. Any thread may call this."""
         self._posted.put(event)
         self.wake()
 
     def abandon(self) -> None:
-        """End without a word."""
+        """End without leaving the region."""
         self._over = True
         self.wake()
 
@@ -294,41 +303,41 @@ class MemberThread(ABC):
         self._consumer.close()
 
     def wake(self) -> None:
-        """Have it look at what waits."""
+        """Wake the thread, so that it checks its deferred work."""
         self._news.set()
         self._consumer.wakeup()
 
     def _published(self, place: str, sequence: int, cause: str) -> None:
-        """Tell the machine that a sequence is published in a place; or not yet, and why."""
-        self.post(happens.PublishEnded(sequence, cause, place))
+        """Report to the machine that a sequence is published to a sink, or why it is not yet."""
+        self.post(events.PublishEnded(sequence, cause, place))
 
-    # -- what is the member's own
+    # -- what depends on the kind of member
 
     @abstractmethod
     def _work(self) -> None:
-        """What is due, and one poll: it ends within a second, and soon after `wake`."""
+        """Do what is due, and poll once; return within a second, and soon after `wake`."""
 
     @abstractmethod
     def _ended(self, error: BaseException | None) -> None:
-        """Nothing comes any more; why, if it was not the application's wish."""
+        """Handle the end of the thread; `error` is None if the application asked for it."""
 
     @abstractmethod
     def _do(self, effect: Effect) -> None:
-        """Carry out what is the member's own."""
+        """Carry out an effect that depends on the kind of member."""
 
     @abstractmethod
     def _sought(self, position: Position, partition: TopicPartition) -> None:
-        """Read a partition that is held from here on."""
+        """Read a partition from here on; the member still owns it."""
 
     @abstractmethod
     def _forget(self, parts: tuple[Part, ...]) -> None:
-        """Nothing of these is read any more."""
+        """Stop reading these partitions."""
 
     @abstractmethod
     def _held(self, partitions: set[TopicPartition]) -> None:
-        """What the group gives has changed: these are all."""
+        """Handle a new assignment; `partitions` is the full assignment."""
 
-    # -- the turns
+    # -- iterations
 
     def _run(self) -> None:
         try:
@@ -343,13 +352,13 @@ class MemberThread(ABC):
         while not self._posted.empty():
             self._step(self._posted.get())
         self._follow_group()
-        self._go_on_looking_up()
+        self._continue_lookups()
         self._go_on_committing()
         if not self._over:
             self._work()
 
     def _end(self) -> None:
-        self._ended(self._error)  # first: the others may wait for a sink that does not answer
+        self._ended(self._error)  # first: the other steps may wait for a sink that does not answer
         if self._link is not None:
             self._link.close()
         for publisher in self._publishers.values():
@@ -372,12 +381,12 @@ class MemberThread(ABC):
         while self._from_group:
             make, partitions = self._from_group.pop(0)
             if not self._parts.keys() >= set(partitions):
-                self._follow_assignment()  # one poll may give partitions and want them back
+                self._follow_assignment()  # one poll may assign partitions and revoke them
             self._from_the_group(make(tuple(self._parts[part] for part in partitions if part in self._parts)))
         self._follow_assignment()
 
     def _from_the_group(self, event: Event) -> None:
-        """The group wants partitions back, or has taken them."""
+        """Step the machine with a revocation or a loss of partitions."""
         self._step(event)
 
     def _follow_assignment(self) -> None:
@@ -393,11 +402,11 @@ class MemberThread(ABC):
             self._parts = dict(zip(held, parts, strict=True))
             self._held(set(held))
             self.figures.partitions, self.figures.topics = len(held), len({part.topic for part in held})
-            self._step(happens.Assigned(identity, parts))
+            self._step(events.Assigned(identity, parts))
 
-    # -- what waits
+    # -- deferred work
 
-    def _go_on_looking_up(self) -> None:
+    def _continue_lookups(self) -> None:
         waiting = self._later
         if not waiting.look_up or time.monotonic() < waiting.look_again_s:
             return
@@ -407,24 +416,25 @@ class MemberThread(ABC):
         except (NotAuthorizedError, OffsetError):
             raise
         except KafkaError as error:
-            log.warning("%s: where partitions begin is not found yet: %s", self.name, error)
+            log.warning("%s: the start offsets of partitions are not known yet, retrying: %s", self.name, error)
             waiting.look_again_s = time.monotonic() + AGAIN_S
             return
         waiting.look_up.pop(0)
         topics = () if self._config.pattern is None else tuple(sorted(self._consumer.subscription()))
-        self._step(happens.LookedUp(asked.number, found, topics))
+        self._step(events.LookedUp(asked.number, found, topics))
 
     def _go_on_committing(self, again: Mapping[TopicPartition, OffsetAndMetadata] = NONE) -> None:
-        """After a reset the group's offsets are the merged ones: as soon as the group takes them.
+        """Commit the merged offsets to the group after a reset, as soon as the group accepts them.
 
-        What is so already is not committed: that could come late, behind a later sequence's, and set those back.
+        Offsets that the group has already are not committed. Such a commit could arrive late, after that of a later
+        sequence, and set those offsets back.
 
         Args:
-            again: committed whatever the group has, for an earlier commit of it may be under way still.
+            again: committed whatever the group has, because an earlier commit of them may still be under way.
         """
         waiting, held = self._later, self._consumer.assignment()
         wanted = {part: at for part, at in {**again, **waiting.commit}.items() if part in held}
-        waiting.commit.clear()  # what is not committed now is by the next cut
+        waiting.commit.clear()  # the next checkpoint commits what is not committed now
         if not wanted:
             return
         sent = {part: at for part, at in wanted.items() if part in again}
@@ -434,28 +444,28 @@ class MemberThread(ABC):
             if sent:
                 self._consumer.commit(sent, timeout_ms=COMMIT_MS)
         except KafkaError as error:
-            log.info("%s: the group's offsets could not be set back: %s", self.name, error)
+            log.info("%s: could not reset the group's offsets: %s", self.name, error)
             if isinstance(error, TimedOutError):
                 waiting.unanswered |= sent
 
-    # -- what the machine wants
+    # -- effects
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case happens.Say(report):
+            case events.Say(report):
                 if self._link is not None and not self._over:
                     self._link.say(report)
-            case happens.Seek(positions, commit):
+            case events.Seek(positions, commit):
                 self._seek(positions, commit=commit)
-            case happens.LookUp():
+            case events.LookUp():
                 self._later.look_up.append(effect)
-            case happens.Release(parts):
+            case events.Release(parts):
                 self._release(parts)
-            case happens.PublishKeys():
+            case events.PublishKeys():
                 publisher = self._publishers.get(effect.place or self.machine.sink)
                 if publisher is not None:
                     publisher.publish(effect)
-            case happens.End(cause, remedy):
+            case events.End(cause, remedy):
                 self._over = True
                 if cause:
                     self._error = RegionStoppedError(f"{self.name} of region {self.machine.region}: {cause}; {remedy}")
@@ -464,13 +474,13 @@ class MemberThread(ABC):
 
     def _seek(self, positions: tuple[Position, ...], *, commit: bool) -> None:
         held = self._consumer.assignment()
-        for one in positions:
-            partition = TopicPartition(one.topic, one.partition)
+        for position in positions:
+            partition = TopicPartition(position.topic, position.partition)
             if partition not in held:
-                continue  # it is gone meanwhile
-            self._sought(one, partition)
+                continue  # it was lost meanwhile
+            self._sought(position, partition)
             if commit:
-                self._later.commit[partition] = offset_of(one)
+                self._later.commit[partition] = offset_of(position)
 
     def _release(self, parts: tuple[Part, ...]) -> None:
         self._forget(parts)
@@ -480,19 +490,22 @@ class MemberThread(ABC):
             self._consumer.release()
 
     def _give(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> None:
-        """Contribute; what fits no record fails the cut, for after the commit point it would be too late."""
+        """Contribute to a checkpoint.
+
+        A contribution that fits no record fails it here: after the commit point is too late.
+        """
         try:
             if (size := len(state)) > STATE_BYTES_MAX:
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
             value_of(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
-            self._step(happens.NotQuiet(cut, error.message))
+            self._step(events.NotQuiet(cut, error.message))
             return
-        given = happens.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
+        given = events.StateSaved(cut, tuple(ends.values()), staged.keys, state, staged.letters, staged.dead_letters)
         self._step(given)
 
     def _probe(self, cut: Cut, ends: dict[Part, Position], staged: Staged, state: bytes) -> Contribution:
-        """As large as what is contributed: what fits no record must be known before the commit point."""
+        """Return a record as large as the contribution: one that does not fit must be known before the commit point."""
         machine = self.machine
         spans = tuple(
             Span(at.group, at.topic, at.topic_id, at.partition, at.offset, at.offset, at.leader_epoch)
@@ -512,10 +525,10 @@ def _differs(found: OffsetAndMetadata | None, wanted: OffsetAndMetadata) -> bool
 
 
 def partition_of(part: Part) -> TopicPartition:
-    """The partition by its names."""
+    """Return a partition without its topic id."""
     return TopicPartition(part.topic, part.partition)
 
 
 def offset_of(at: Position) -> OffsetAndMetadata:
-    """A position as a commit or a seek takes it."""
+    """Return a position as `commit` and `seek` take it."""
     return OffsetAndMetadata(at.offset, "", at.leader_epoch)

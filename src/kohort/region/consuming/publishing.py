@@ -1,4 +1,4 @@
-"""Publishes, beside the event thread, what a sequence has staged: as often as it takes."""
+"""The background thread that publishes what a sequence staged, retrying until it succeeds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kohort.region.sinks import Keep, Sink
 log = logging.getLogger("kohort.region")
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 CLOSE_S = 30.0
-"""Seconds that `close` waits for an attempt that runs: it is safe to leave one, as it is to end the process."""
+"""Seconds that `close` waits for a running attempt. Abandoning one is as safe as ending the process."""
 
 
 class Publisher:
-    """One thread for each place of a member; the newest order counts."""
+    """The publishing thread of one sink of a member; a new order replaces the one before."""
 
     def __init__(self, sink: Sink, name: str) -> None:
-        """Does nothing before `start`."""
+        """Initialise the publisher; nothing runs before `start`."""
         self._sink, self._name, self.place = sink, name, sink.place
         self._ended: Callable[[int, str], None] = lambda sequence, cause: None
         self._lock = threading.Condition()
@@ -28,29 +28,29 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name=f"kohort-publish-{name}", daemon=True)
 
     def start(self, ended: Callable[[int, str], None]) -> None:
-        """Be ready; `ended(sequence, cause)` is told that one is published, or not yet, and why."""
+        """Start the thread. After each attempt it calls `ended(sequence, cause)`; an empty cause means success."""
         self._ended = ended
         self._thread.start()
 
     def publish(self, wanted: PublishKeys) -> None:
-        """Publish a sequence."""
+        """Order the publication of a sequence."""
         with self._lock:
             self._wanted = wanted
             self._lock.notify_all()
 
     def shown(self) -> int:
-        """The last sequence that the sink shows."""
+        """Return the last sequence that the sink shows."""
         return self._sink.published()
 
     def close(self) -> None:
-        """Finish the attempt that runs, if that does not take too long; another member goes on."""
+        """Finish the running attempt, unless that takes too long; another member takes over."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
             if self._thread.is_alive():
-                log.warning("%s: its sink does not answer while it publishes: left behind", self._name)
+                log.warning("%s: its sink does not answer while publishing: thread left behind", self._name)
 
     def _run(self) -> None:
         failures = 0
@@ -87,5 +87,7 @@ class Publisher:
     def _sweep(self, wanted: PublishKeys) -> None:
         try:
             self._sink.sweep(Keep(wanted.floor))
-        except Exception as error:  # noqa: BLE001 - what is left over is swept with the next one
-            log.info("%s: what was staged in vain stays for now: %s", self._name, error)
+        except Exception as error:  # noqa: BLE001 - the next sweep removes what is left
+            log.info(
+                "%s: could not sweep discarded staged rows, retrying after the next sequence: %s", self._name, error
+            )

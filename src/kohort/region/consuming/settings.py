@@ -1,4 +1,4 @@
-"""How a member of a region behaves."""
+"""The settings of a region member."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ def _no_state(sequence: int) -> bytes:
 
 
 class MemberSettings(ConsumerSettings, total=False):
-    """Options of `Region.consumer`; beside these, the consumer's settings.
+    """The options of `Region.consumer`, in addition to the consumer's settings.
 
     Attributes:
-        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (else as
-            `auto_offset_reset` says, by default the beginning) or a time in ms since the epoch.
-        on_rebalance: 'reset': who must give up partitions that it has read from has all go back; 'checkpoint': it
-            holds them until a sequence is complete.
-        every_records: ask for a sequence after so many records; the region's `checkpoint_every` may be None then.
-        queue_max_bytes: bounds the records that were fetched and not handed to the application yet, beside their count
-            (100 polls' records): 128 MiB, as much as the consumer itself keeps (`queued_max_bytes`).
-        fail_on_data_loss: an offset that the log does not have any more stops the region.
-        reads_again: a group that is new to the region may read topics that another group of it has read into the same
-            sink: their records are there twice then. Refused by default, for it follows from a changed `group_id`.
-        on_bad_record: what becomes of a row that the sink can't take (null in a key, a value that the column does not
-            hold): 'fail': `submit` raises `RowRefusedError`; 'dead-letter': it goes to `dead_letters`, and the other
+        start: where partitions start that the region has never read: 'beginning', 'end', 'committed' (without a
+            committed offset: as `auto_offset_reset` says, by default the beginning), or a time in ms since the epoch.
+        on_rebalance: 'reset': a member that must give up partitions it has read from resets the whole region.
+            'checkpoint': it keeps them until a sequence is complete.
+        every_records: request a checkpoint after this many records; the region's `checkpoint_every` may be None then.
+        queue_max_bytes: limit on records that are fetched and not processed yet, in addition to the limit on their
+            number (the records of 100 polls). By default 128 MiB, as much as the consumer itself buffers
+            (`queued_max_bytes`).
+        fail_on_data_loss: stop the region when the log no longer has a needed offset.
+        reads_again: let a group that is new to the region read topics that another of its groups has read into the
+            same sink. Their records are then there twice. By default this is refused, because it results from a
+            changed `group_id`.
+        on_bad_record: how to handle a row that the sink refuses (null in a key, a value that the column's type can't
+            hold). 'fail': `submit` raises `RowRefusedError`. 'dead-letter': the row goes to `dead_letters`, the other
             rows into the sink.
-        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record, the
-            row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still published.
-        on_drain: all that was submitted is committed.
-        on_checkpoint: gives the application's state for a sequence, at most 512 KiB.
-        on_reset: go back to what it gave for that sequence; None: nothing, or the initial state (sequence 0).
-        on_retire: nothing goes back to this sequence, or one before it, any more.
+        dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record,
+            the row as JSON, the reason and the member's name. Members may share one. With 'fail' it is still
+            published.
+        on_drain: called when all submitted records are committed.
+        on_checkpoint: returns the application's state for a sequence, at most 512 KiB.
+        on_reset: restores the state that `on_checkpoint` returned for that sequence; None: no state, or the initial
+            state (sequence 0).
+        on_retire: called when no reset can return to this sequence, or an earlier one.
     """
 
     start: str | int
@@ -64,7 +68,7 @@ class MemberSettings(ConsumerSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Those of `MemberSettings` that are the region's."""
+    """The options of `MemberSettings` that the region handles itself."""
 
     start: str | int = "committed"
     auto_offset_reset: str = "earliest"
@@ -82,15 +86,15 @@ class Own:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the application has a state, which a table that is left undone may have changed already."""
+        """Return whether the application keeps a state, which an abandoned table may have changed already."""
         return self.on_checkpoint is not _no_state
 
 
 def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
-    """The region's own, and the consumer's settings.
+    """Split options into those of the region and the consumer's settings.
 
     Raises:
-        InvalidInputError: a value that can't be.
+        InvalidInputError: a value is invalid.
     """
     names = {field.name for field in fields(Own)}
     own = Own(**{name: value for name, value in options.items() if name in names})
@@ -110,10 +114,10 @@ def split(options: Mapping[str, Any]) -> tuple[Own, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
-    """What a member reads, and from where.
+    """The subscription of a member, and where it starts to read.
 
     Attributes:
-        fail_on_data_loss: an offset that the log does not have any more stops the region.
+        fail_on_data_loss: stop the region when the log no longer has a needed offset.
     """
 
     topics: tuple[str, ...]
@@ -124,12 +128,12 @@ class MemberConfig:
 
 @dataclass(slots=True)
 class Figures:
-    """Of a member. Times in ms; -1: none yet. Source: spec 5.13.
+    """The metrics of a member. Times are in ms; -1: not measured yet. Source: spec 5.13.
 
     Attributes:
-        waits_for_its_place: why its sink does not answer when the member has connected, which goes on when it does.
-        waits_to_stage: why its sink takes nothing at the moment.
-        dead_letters: rows that its sink could not take, in complete sequences.
+        waits_for_its_place: why its sink does not answer a member that has connected; the member waits for it.
+        waits_to_stage: why its sink accepts nothing at the moment.
+        dead_letters: rows in complete sequences that its sink refused.
     """
 
     partitions: int = 0
@@ -144,5 +148,5 @@ class Figures:
 
     @property
     def waits_for(self) -> str:
-        """Why its sink takes nothing at the moment; empty: the sink does."""
+        """The reason why its sink accepts nothing at the moment; empty: the sink accepts rows."""
         return self.waits_for_its_place or self.waits_to_stage

@@ -1,4 +1,4 @@
-"""The way of submitted rows into a member's sinks: gathered into units, each staged under a key of its own."""
+"""The staging of submitted rows: they are collected into units, and each unit is staged under its own key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kohort.errors import InvalidInputError, RetriableError
-from kohort.region.consuming.waits import Wait
+from kohort.region.consuming.waits import RetryWait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.columns import arrange
 from kohort.region.sinks.dead_letters import LetterLog, divide, letters_of
@@ -18,7 +18,7 @@ from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 64 * 1024 * 1024
 AWAY = (OSError, RetriableError)
-"""Errors of a sink that is away: what was to be staged is staged again, and nobody goes back for it."""
+"""Errors of a sink that is unavailable: staging is retried, and the region does not reset."""
 LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 LASTING_ERRNOS = frozenset(
     {
@@ -32,28 +32,28 @@ LASTING_ERRNOS = frozenset(
         errno.ENOSYS,
     }
 )
-"""Errors of a place that was removed, has other rights, is read-only or is no place for a sink: waiting does not end
-them, so the region resets and stops. All others pass: a disk that is full (ENOSPC, EDQUOT), one that fails (EIO) or
-whose server has restarted (ESTALE), a network, too many open files."""
+"""Errors of a sink that was removed, has other permissions, is read-only or does not support what is needed. Waiting
+does not repair them, so the region resets and stops. All others pass: a full disk (ENOSPC, EDQUOT), one that fails
+(EIO) or whose server has restarted (ESTALE), a network, too many open files."""
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether a sink that raised this may take the same again later."""
+    """Return whether a sink that raised this error may accept the same call later."""
     if isinstance(error, LASTING) or (isinstance(error, OSError) and error.errno in LASTING_ERRNOS):
         return False
     return isinstance(error, AWAY)
 
 
-def sink_wait(name: str) -> Wait:
-    """The wait of a member, or of a task, for its sink."""
-    return Wait(
-        f"{name}: the sink takes nothing at the moment, tried again until it does",
-        f"{name}: the sink takes what is staged again",
+def sink_wait(name: str) -> RetryWait:
+    """Return the wait of a member, or of a Spark task, for its sink."""
+    return RetryWait(
+        f"{name}: the sink accepts nothing at the moment, retrying",
+        f"{name}: the sink accepts rows again",
     )
 
 
 class _Units:
-    """The units of one place. `Stager` sees to it that one thread at a time is here."""
+    """The units of one sink. `Stager` lets one thread in at a time."""
 
     def __init__(self, sink: Sink, region_id: UUID, name: str, unit_bytes: int) -> None:
         self._sink, self._region_id, self._name, self._unit_bytes = sink, region_id, name, unit_bytes
@@ -68,7 +68,7 @@ class _Units:
         self._epoch = epoch
 
     def make_room(self) -> None:
-        """Stage what is there if it has come to a unit."""
+        """Stage the collected rows if they have reached the size of a unit."""
         if self.bytes >= self._unit_bytes:
             self.stage_rest()
 
@@ -84,7 +84,10 @@ class _Units:
         self.bytes = sum(table.nbytes for table in self.tables)
 
     def give(self, schema: pa.Schema | None) -> tuple[StagedKey, ...]:
-        """Stage the rest, and with a schema also no rows; gives all keys that no sequence counts yet."""
+        """Stage the rest, and with a schema also an empty table.
+
+        Return all keys that no complete sequence covers yet.
+        """
         if self.tables or (schema is not None and not self.staged):
             self._stage(self.tables, schema)
             self.tables, self.bytes, self._settled_tables = [], 0, 0
@@ -92,7 +95,7 @@ class _Units:
         return tuple(key for key, _ in self.staged)
 
     def counted(self) -> int:
-        """Forget the keys that were given, which a complete sequence has; gives how many rows these are."""
+        """Forget the returned keys, which a complete sequence covers; return the number of their rows."""
         rows = self.rows_given()
         self._settled_keys = max(0, self._settled_keys - self._given)
         self.staged, self._given = self.staged[self._given :], 0
@@ -102,7 +105,7 @@ class _Units:
         return sum(rows for _, rows in self.staged[: self._given])
 
     def stage_rest(self) -> None:
-        """Stage the rows of tables that are done, and those of the one in hand under a key of their own."""
+        """Stage the rows of finished tables, and those of the current table under a separate key."""
         settled, unsettled = self.tables[: self._settled_tables], self.tables[self._settled_tables :]
         if settled:
             self._stage(settled)
@@ -114,13 +117,13 @@ class _Units:
     def _stage(self, tables: list[pa.Table], schema: pa.Schema | None = None) -> None:
         table = pa.concat_tables(tables) if tables else (schema or pa.schema([])).empty_table()
         key = StagedKey(self._region_id, self._epoch, self._name, self._unit)
-        self._unit += 1  # also if this fails or is interrupted: something may be there under the key
+        self._unit += 1  # also if this fails or is interrupted: something may be staged under the key
         self._sink.stage(key, table)
         self.staged.append((key, table.num_rows))
 
 
 class Stager:
-    """The units of one member; the thread that processes and the event thread use it in turn."""
+    """The units of one member; the application's thread and the event thread use it in turn."""
 
     def __init__(
         self,
@@ -132,15 +135,15 @@ class Stager:
         letters: Sink | None = None,
         divides: bool = False,
     ) -> None:
-        """Nothing is staged.
+        """Initialise an empty stager.
 
         Args:
-            sink: of the rows; None: what is submitted goes nowhere.
-            region_id: the region's.
-            name: of the member.
-            unit_bytes: a unit is staged when it has come to so much.
-            letters: of the dead letters, which it has checked.
-            divides: rows that the sink can't take become dead letters; else a table that has one is refused.
+            sink: the sink of the rows; None: submitted rows are discarded.
+            region_id: the region's id.
+            name: the member's name.
+            unit_bytes: stage a unit when it has reached this size.
+            letters: the dead-letter sink, which has checked its schema.
+            divides: turn rows that the sink refuses into dead letters; otherwise refuse their whole table.
         """
         self._sink, self._name, self._letters_sink, self._divides = sink, name, letters, divides
         self._lock = threading.RLock()
@@ -152,7 +155,7 @@ class Stager:
         self._epoch = self.rows = 0
 
     def begin(self, epoch: int) -> None:
-        """Nothing was staged in this epoch; what was before is void."""
+        """Begin an epoch, in which nothing is staged yet; discard what was staged before."""
         with self._lock:
             self._epoch = epoch
             for units in self._units:
@@ -166,17 +169,18 @@ class Stager:
         read: pa.Table | None = None,
         made_of: Callable[[], str] = str,
     ) -> None:
-        """Take rows in; the first tell the sink what they are.
+        """Accept rows. The first rows fix the sink's schema.
 
         Args:
             table: the rows.
-            records: of which they were made, one by one; None: the rows say it, or nobody.
-            read: the records of the table in hand.
-            made_of: says which these are, for rows that don't say their record.
+            records: the records from which they were made, one by one; None: the rows name their records, or nothing
+                does.
+            read: the records of the current table.
+            made_of: describes these records, for rows that don't name theirs.
 
         Raises:
-            OSError, RetriableError: a sink takes nothing at the moment; the rows are not taken in, none of them.
-            Exception: what the sink says against them.
+            OSError, RetriableError: a sink accepts nothing at the moment; no row was accepted.
+            Exception: any error with which the sink rejects the rows.
         """
         with self._lock:
             if self._sink is None or self._rows is None:
@@ -198,14 +202,14 @@ class Stager:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
                 self._add_letters(letters_of(table, reasons, self._name, records=records, read=read))
-            self._take(good)  # behind the letters nothing fails any more
+            self._take(good)  # after the dead letters nothing can fail
 
     def add_letters(self, letters: pa.Table) -> None:
-        """Take dead letters in.
+        """Accept dead letters.
 
         Raises:
-            OSError, RetriableError: the place takes nothing at the moment; none of them is taken in.
-            InvalidInputError: the member has no place for them.
+            OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row was accepted.
+            InvalidInputError: the member has no dead-letter sink.
         """
         with self._lock:
             self._add_letters(letters)
@@ -228,39 +232,39 @@ class Stager:
         self.rows += table.num_rows
 
     def settle(self) -> None:
-        """All rows so far were made of tables that are done."""
+        """Mark all rows so far as made from finished tables."""
         with self._lock:
             for units in self._units:
                 units.settle()
 
     def drop_unsettled(self) -> None:
-        """Forget the rows of a table that was left undone; what was staged of it is named by no sequence."""
+        """Drop the rows of an abandoned table; no sequence names what was staged of them."""
         with self._lock:
             for units in self._units:
                 units.drop_unsettled()
 
     def give(self) -> tuple[StagedKey, ...]:
-        """Stage the rest; the keys of all that was staged since the last sequence that counted.
+        """Stage the rest, and return all keys staged since the last sequence with this member's rows.
 
-        An empty table too: lost output must not look like none.
+        An empty table is staged too: lost output must not look like no output.
 
         Raises:
-            OSError, RetriableError: the sink takes nothing at the moment; nothing of it is lost.
+            OSError, RetriableError: the sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
             return () if self._rows is None else self._rows.give(self._schema)
 
     def give_letters(self) -> tuple[tuple[StagedKey, ...], int]:
-        """Stage the rest of the dead letters; their keys, and how many they are. Without any nothing is staged.
+        """Stage the remaining dead letters, and return their keys and number. Without dead letters nothing is staged.
 
         Raises:
-            OSError, RetriableError: the place takes nothing at the moment; nothing of it is lost.
+            OSError, RetriableError: the dead-letter sink accepts nothing at the moment; no row is lost.
         """
         with self._lock:
             return ((), 0) if self._letters is None else (self._letters.give(None), self._letters.rows_given())
 
     def counted(self) -> int:
-        """Forget the keys that were given, which a complete sequence has; gives how many dead letters these are."""
+        """Forget the returned keys, which a complete sequence covers; return the number of dead letters among them."""
         with self._lock:
             if self._rows is not None:
                 self._rows.counted()

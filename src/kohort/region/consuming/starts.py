@@ -1,4 +1,4 @@
-"""Where partitions begin that nobody of the region has read. Source: spec 5.4, 5.5, 5.12."""
+"""Start offsets of partitions that no member of the region has read. Source: spec 5.4, 5.5, 5.12."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kohort.region.records import Position
 
 
 class StartAt(Enum):
-    """What the start position of a region is told by."""
+    """The kind of a region's start position."""
 
     BEGINNING = "beginning"
     END = "end"
@@ -24,11 +24,11 @@ class StartAt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a region begins to read.
+    """The start position of a region.
 
     Attributes:
-        time_ms: since the epoch, for TIME.
-        otherwise: for COMMITTED, where nothing is committed.
+        time_ms: for TIME, ms since the epoch.
+        otherwise: for COMMITTED, the start where no offset is committed.
     """
 
     at: StartAt
@@ -37,19 +37,19 @@ class Start:
 
 
 def start_of(told: str | int, otherwise: str) -> Start:
-    """A start position as an application tells it.
+    """Return the start position that an application has set.
 
     Args:
-        told: beginning, end, committed, or ms since the epoch.
+        told: 'beginning', 'end', 'committed', or ms since the epoch.
         otherwise: `auto_offset_reset`: earliest or latest.
 
     Raises:
-        InvalidInputError: it is an offset, or nothing that a position is told by.
+        InvalidInputError: the value is an offset, or no valid start position.
     """
     after = StartAt.END if otherwise == "latest" else StartAt.BEGINNING
     if isinstance(told, int) and told >= 10**11:
         return Start(StartAt.TIME, told)
-    names = {one.value: one for one in StartAt if one is not StartAt.TIME}
+    names = {kind.value: kind for kind in StartAt if kind is not StartAt.TIME}
     if told in names:
         return Start(names[str(told)], otherwise=after)
     raise InvalidInputError(
@@ -59,10 +59,10 @@ def start_of(told: str | int, otherwise: str) -> Start:
 
 
 def look_up(consumer: Consumer, start: Start, first: tuple[Part, ...], added: tuple[Part, ...]) -> tuple[Position, ...]:
-    """Where they begin: `first` by the start position, `added` (later than the others of their topic) at once.
+    """Look up start offsets: of `first` by the start position; of `added`, later partitions, the earliest offset.
 
     Raises:
-        KafkaError: it can't be told now.
+        KafkaError: the offsets can't be looked up now.
     """
     by_partition = {TopicPartition(part.topic, part.partition): part for part in (*first, *added)}
     wanted = [TopicPartition(part.topic, part.partition) for part in first]

@@ -1,4 +1,4 @@
-"""Waits for something that is away: how long until it is tried again, and what is logged meanwhile."""
+"""Retries of an operation on something that is unavailable: their delays, and what is logged meanwhile."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import time
 log = logging.getLogger("kohort.region")
 
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Seconds to wait before it is tried again; the last one from then on."""
+"""Delays in seconds; the last one repeats."""
 SAY_S = 30.0
 """Seconds between two log lines of one wait."""
 
 
-class Wait:
-    """One thing that is waited for, again and again."""
+class RetryWait:
+    """The retry state of one operation."""
 
     def __init__(self, waits: str, works: str = "", level: int = logging.WARNING) -> None:
-        """`waits`, `works`: log lines while it is away and when it is there again; `level`: of the first line."""
+        """Initialise it.
+
+        `waits` and `works` are the log lines when it becomes unavailable and available; `level` is that of the first
+        line.
+        """
         self._waits, self._works, self._level = waits, works, level
         self.failures = 0
         self.again_s = self._said_s = 0.0
 
     def failed(self, error: BaseException) -> str:
-        """Note a failure; gives the cause in words."""
+        """Record a failure; return its cause as text."""
         now_s, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if not self.failures or now_s >= self._said_s + SAY_S:
             self._said_s = now_s
@@ -33,7 +37,7 @@ class Wait:
         return cause
 
     def ended(self, *, works: bool = True) -> bool:
-        """End the wait, and return whether there was one; `works`: it is there again."""
+        """End the wait, and return whether there was one; `works` means that the operation has succeeded."""
         if self.failures and works and self._works:
             log.info("%s, after %s failures", self._works, self.failures)
         failed, self.failures, self.again_s = bool(self.failures), 0, 0.0

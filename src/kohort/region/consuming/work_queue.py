@@ -1,7 +1,7 @@
-"""What goes from a member's event thread to the thread that processes: the queue, the permits, and what was submitted.
+"""The queue from a member's event thread to its application's thread, with backpressure and read offsets.
 
-The queue is the drain buffer as well: during a cut nobody takes from it, and what is in it is submitted after. Source:
-spec 5.2, 5.9.
+The queue is the drain buffer as well. During a checkpoint nobody takes from it, and its records are submitted
+afterwards. Source: spec 5.2, 5.9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kohort.region.parts import Part
 from kohort.region.records import Position
 
 QUEUE_MAX_BYTES = 128 * 1024 * 1024
-"""Equal to what the consumer itself keeps (`queued.max.bytes`): about a second of what a member can read."""
+"""Equal to the consumer's own limit (`queued.max.bytes`): about a second of what a member can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Piece:
     """Records that were fetched together.
 
     Attributes:
-        ends: of each partition in it, the next offset.
-        bytes: of the table, as Arrow counts them.
+        ends: the next offset of each partition in it.
+        bytes: the size of the table, as Arrow counts it.
     """
 
     table: pa.Table
@@ -38,21 +38,22 @@ class Piece:
         object.__setattr__(self, "bytes", self.table.nbytes)
 
 
-class Flow:
-    """See the module's text. Any thread may call.
+class RecordQueue:
+    """The queue of one member. Any thread may call its methods.
 
     Attributes:
-        bytes: of the records in the queue, as Arrow counts them.
-        dirty: something was left undone, and nothing since the last complete sequence can be contributed.
+        bytes: the size of the queued records, as Arrow counts it.
+        dirty: a table was abandoned, and nothing since the last complete sequence can be contributed.
     """
 
     def __init__(self, most: int, at_once: int, bytes_max: int = QUEUE_MAX_BYTES) -> None:
-        """Shut.
+        """Create a closed queue.
 
         Args:
-            most: records in the queue.
-            at_once: records that are taken together, about.
-            bytes_max: of the records in the queue; a quarter of them is taken together. The last poll may exceed it.
+            most: the maximum number of queued records.
+            at_once: the approximate number of records that are taken together.
+            bytes_max: the maximum size of the queued records; a quarter of it is taken together. The last poll may
+                exceed it.
         """
         self.most, self.at_once, self.bytes_max = most, at_once, bytes_max
         self._changed: Callable[[], None] = lambda: None
@@ -68,16 +69,16 @@ class Flow:
         self.dirty = False
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called, by the thread that processes, when it has taken or finished something."""
+        """Set the callback for when the application's thread has taken or finished a table."""
         self._changed = changed
 
-    # -- the thread that processes
+    # -- the application's thread
 
     def take(self) -> Piece | None:
-        """The next piece, with a permit: what was taken before counts as submitted. None: the member has ended.
+        """Return the next table; the one taken before counts as submitted. Return None when the member has ended.
 
         Raises:
-            BaseException: why it has ended.
+            BaseException: the error with which the member has ended.
         """
         self.finish()
         with self._lock:
@@ -87,7 +88,7 @@ class Flow:
                 if self._error is not None:
                     raise self._error
                 return None
-            before, self.dirty = self.dirty, True  # an interruption here leaves records in no place: all go back
+            before, self.dirty = self.dirty, True  # an interruption here loses records: the region resets
             self._busy, self._void = self._gather(), False
             self._records -= self._busy.table.num_rows
             self.bytes -= self._busy.bytes
@@ -96,7 +97,7 @@ class Flow:
         return piece
 
     def would_wait(self) -> bool:
-        """Whether there is nothing to take now, and no end."""
+        """Return whether `take` would wait: there is no table to take, and the member has not ended."""
         return not self._ended and not (self._open and self._queue and not self._closing)
 
     def _gather(self) -> Piece:
@@ -118,7 +119,7 @@ class Flow:
         return Piece(pa.concat_tables([piece.table for piece in pieces]), ends)
 
     def finish(self) -> None:
-        """Give the permit back: what was taken is submitted, and its offsets are saved."""
+        """Finish the table that was taken: it is submitted, and its end offsets count."""
         with self._lock:
             piece, self._busy = self._busy, None
             if piece is None:
@@ -130,10 +131,10 @@ class Flow:
         self._changed()
 
     def put_back(self, *, dirty: bool) -> None:
-        """Give the permit back for what was left undone: it is taken again.
+        """Put an abandoned table back; it is taken again.
 
         Args:
-            dirty: what was submitted, or the application's state, may have something of it already.
+            dirty: submitted rows, or the application's state, may contain part of the table.
         """
         with self._lock:
             piece = self._busy
@@ -149,48 +150,51 @@ class Flow:
         self._changed()
 
     def give_no_more(self) -> None:
-        """The application closes the member. Safe in a signal's handler: no lock is taken."""
+        """Stop giving out tables, because the application closes the member.
+
+        This takes no lock: a signal handler may call it.
+        """
         self._closing = True
 
     @property
     def in_hand(self) -> Piece | None:
-        """The piece that was taken and is not finished; None without one."""
+        """The table that was taken and is not finished; None without one."""
         return self._busy
 
     @property
     def error(self) -> BaseException | None:
-        """Why the member has ended, if that was not the application's wish."""
+        """The error with which the member has ended; None if the application asked for it."""
         return self._error
 
     def wait_void(self, timeout_s: float) -> None:
-        """Until what is submitted is thrown away, or some time has passed."""
+        """Wait until submitted rows are discarded, or the timeout has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.void, timeout_s)
 
     @property
     def void(self) -> bool:
-        """What is submitted now is thrown away: all went back meanwhile."""
+        """Whether rows submitted now are discarded, because the region has reset meanwhile."""
         return self._busy is None or self._void or self._ended
 
     # -- the event thread
 
     def open(self) -> None:
-        """Give permits."""
+        """Let tables be taken."""
         with self._lock:
             self._open = True
             self._lock.notify_all()
 
     def shut(self) -> None:
-        """Give no permits any more."""
+        """Let no more tables be taken."""
         with self._lock:
             self._open = False
 
     def is_idle(self) -> bool:
-        """Nobody has a permit."""
+        """Return whether no table is in progress."""
         return self._busy is None
 
     def put(self, piece: Piece) -> None:
-        """Queue what was fetched."""
+        """Queue fetched records."""
         with self._lock:
             self._queue.append(piece)
             self._records += piece.table.num_rows
@@ -198,11 +202,11 @@ class Flow:
             self._lock.notify_all()
 
     def room(self) -> int:
-        """For how many records there is room; 0 when their bytes are too many."""
+        """Return for how many records there is room; 0 when their size has reached the limit."""
         return max(0, self.most - self._records) if self.bytes < self.bytes_max else 0
 
     def queued(self, part: Part) -> bool:
-        """Whether records of a partition are on their way."""
+        """Return whether records of a partition are queued or in progress."""
         with self._lock:
             return any(part in piece.ends for piece in self._all())
 
@@ -210,14 +214,14 @@ class Flow:
         return [*self._queue, self._busy] if self._busy is not None else list(self._queue)
 
     def clear(self) -> None:
-        """Throw everything away, also what is being processed."""
+        """Discard everything, also the table in progress."""
         with self._lock:
             self._queue.clear()
             self._records, self.bytes, self._void = 0, 0, True
             self._lock.notify_all()
 
     def forget(self, parts: Iterable[Part] | None = None) -> None:
-        """Of these partitions nothing more is to be submitted or saved; None: of all."""
+        """Submit and save nothing more of these partitions; None: of all partitions."""
         with self._lock:
             gone = set(self._next) if parts is None else set(parts)
             self.dirty = self.dirty and parts is not None
@@ -228,24 +232,24 @@ class Flow:
             self.bytes = sum(piece.bytes for piece in self._queue)
 
     def begin(self, position: Position, part: Part) -> None:
-        """A partition is read from here."""
+        """Set the offset from which a partition is read."""
         with self._lock:
             self._next[part] = position
 
     def next_offsets(self) -> dict[Part, Position]:
-        """Of every partition, the offset after the last record that was submitted."""
+        """Return the offset after the last submitted record of each partition."""
         with self._lock:
             return dict(self._next)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The member is over; who takes is told why."""
+        """End the queue; `take` then raises the error or returns None."""
         with self._lock:
             if not self._ended:
                 self._ended, self._error, self._open = True, error, False
                 self._lock.notify_all()
 
     def wait_idle(self, until_s: float) -> bool:
-        """Until nobody has a permit."""
+        """Wait until no table is in progress."""
         with self._lock:
             return self._lock.wait_for(self.is_idle, max(0.0, until_s - time.monotonic()))
 

@@ -1,4 +1,4 @@
-"""A cut: all members drain, save their state and contribute; what they give is merged and committed as a sequence.
+"""Checkpoints: all members drain, save their state and contribute; the merged result is committed as a sequence.
 
 Source: spec 5.9, 5.10.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kohort.region.control_plane import membership, recovery, starts
 from kohort.region.control_plane.events import Commit, CommitEnded, GroupSeen, Heard, Level, LookAt, Offsets
-from kohort.region.control_plane.state import Cutting, Phase, Plane, Registered, Why
+from kohort.region.control_plane.state import Cutting, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     AskCheckpoint,
     Checkpoint,
@@ -32,43 +32,44 @@ from kohort.region.records import Contribution, Manifest, Position, Shown, Span,
 from kohort.region.states import RegionState
 
 KEPT = 2
-"""Complete sequences that are kept: the last, and the one before it for who has not heard of the last."""
+"""Complete sequences that are kept: the last, and the one before it for members that do not know the last one yet."""
 
 
-# -- when one begins
+# -- beginning a checkpoint
 
 
 def schedule(plane: Plane) -> None:
-    """The next one by time."""
+    """Schedule the next periodic checkpoint."""
     if plane.config.checkpoint_every_ms is not None:
         plane.due["checkpoint"] = plane.now_ms + plane.config.checkpoint_every_ms
 
 
 def look_at_time(plane: Plane) -> None:
-    """The time between two cuts is over."""
+    """Request a checkpoint if the interval has passed."""
     if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
         del plane.due["checkpoint"]
         want(plane)
 
 
 def asked(plane: Plane, event: Heard) -> None:
-    """A member has counted its records, a person asks, or a member holds partitions that the group wants back."""
+    """Handle a request: by a member that has counted its records, an operator, or a member with revoked partitions."""
     assert isinstance(event.report, AskCheckpoint | Holding)
     want(plane)
 
 
 def want(plane: Plane) -> None:
-    """Begin a cut as soon as that is possible; another one after the present."""
+    """Begin a checkpoint as soon as possible; during one, another follows."""
     plane.wanted = True
     begin_if_due(plane)
 
 
 def begin_if_due(plane: Plane) -> None:
-    """Begin the cut that is wanted, if everyone is there and reads."""
+    """Begin the requested checkpoint if every member is connected and reading."""
     names = plane.cutters()
     those = [plane.members[name] for name in names]
     ready = all(
-        one.phase is Phase.READING and one.lost_ms is None and one.epoch >= 0 and plane.is_whole(one) for one in those
+        member.phase is MemberPhase.READING and member.lost_ms is None and member.epoch >= 0 and plane.is_whole(member)
+        for member in those
     )
     if plane.state is RegionState.RUNNING and plane.wanted and names and ready:
         plane.wanted = False
@@ -79,20 +80,20 @@ def begin_if_due(plane: Plane) -> None:
 def _begin(plane: Plane, names: tuple[str, ...]) -> None:
     plane.attempts += 1
     plane.figures.cut_began(plane.now_ms)
-    plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)  # one that begins again has no longer
+    plane.due.setdefault("cut", plane.now_ms + plane.config.drain_ms)  # an attempt that is repeated keeps its deadline
     plane.state = RegionState.DRAINING
     plane.cutting = Cutting(Cut(plane.sequence + 1, plane.attempts), names)
     for name in names:
-        plane.members[name].phase = Phase.READING
+        plane.members[name].phase = MemberPhase.READING
         plane.say(plane.members[name], Drain(plane.term, plane.cutting.cut))
 
 
 def begin_again(plane: Plane, why: str) -> None:
-    """What was contributed is void, and nothing is lost: cut again. Members that are drained stay so."""
+    """Restart the checkpoint: the contributions are invalid, but no data is lost. Drained members stay drained."""
     cutting = plane.cutting
     if plane.state not in (RegionState.DRAINING, RegionState.CHECKPOINTING) or cutting is None:
         return
-    plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} begins again: {why}")
+    plane.tell(Level.INFO, f"region {plane.region}: {cutting.cut} restarts: {why}")
     cutters = plane.cutters()
     names = tuple(name for name in cutting.names if name in cutters)
     if names:
@@ -105,11 +106,11 @@ def begin_again(plane: Plane, why: str) -> None:
 
 
 def look_for_late(plane: Plane) -> None:
-    """Who does not drain, contribute or say its generation in time has the region go back."""
+    """Reset the region if a member does not drain, contribute or report its generation before the deadline."""
     cutting = plane.cutting
     if cutting is None or plane.now_ms < plane.due.get("cut", plane.now_ms + 1):
         return
-    waiting = Phase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else Phase.DRAINED
+    waiting = MemberPhase.CONTRIBUTED if plane.state is RegionState.CHECKPOINTING else MemberPhase.DRAINED
     late = [name for name in cutting.names if name in plane.members and plane.members[name].phase is not waiting]
     late = sorted(cutting.unidentified) if plane.state is RegionState.COMMITTING else late
     if waiting_is_not_late(plane, late):
@@ -119,15 +120,18 @@ def look_for_late(plane: Plane) -> None:
 
 
 def waiting_is_not_late(plane: Plane, late: list[str]) -> bool:
-    """Whether the cut goes on waiting: the sinks of all that are late are away, which no reset mends."""
+    """Return whether the checkpoint keeps waiting.
+
+    The sinks of all late members are unavailable, which no reset repairs.
+    """
     return bool(late) and all(plane.members[name].waits_for for name in late if name in plane.members)
 
 
-# -- what members give
+# -- contributions
 
 
-def _of_this(plane: Plane, event: Heard, cut: Cut) -> Registered | None:
-    """Who speaks, if it speaks of the present cut and is of it."""
+def _sender_in_checkpoint(plane: Plane, event: Heard, cut: Cut) -> RegisteredMember | None:
+    """Return the sender if its message is about the current checkpoint attempt and it takes part in that."""
     member, cutting = plane.member_on(event.connection), plane.cutting
     if member is None or cutting is None or cut != cutting.cut or member.name not in cutting.names:
         return None
@@ -135,48 +139,48 @@ def _of_this(plane: Plane, event: Heard, cut: Cut) -> Registered | None:
 
 
 def drained(plane: Plane, event: Heard) -> None:
-    """When all are, they save their state."""
+    """Handle a drained member; when all are drained, let them save their state."""
     report, cutting = event.report, plane.cutting
     assert isinstance(report, Drained)
-    member = _of_this(plane, event, report.cut)
+    member = _sender_in_checkpoint(plane, event, report.cut)
     if member is None or cutting is None:
         return
-    member.phase = Phase.DRAINED
-    if all(name in plane.members and plane.members[name].phase is Phase.DRAINED for name in cutting.names):
+    member.phase = MemberPhase.DRAINED
+    if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in cutting.names):
         plane.state = RegionState.CHECKPOINTING
         for name in cutting.names:
             plane.say(plane.members[name], Checkpoint(plane.term, cutting.cut, cutting.names))
 
 
 def drain_failed(plane: Plane, event: Heard) -> None:
-    """One partition's offset that can't be committed, or a state that can't be saved, fails the cut."""
+    """Reset the region after a failed drain: an offset can't be committed, or a state can't be saved."""
     report = event.report
     assert isinstance(report, DrainFailed)
-    member = _of_this(plane, event, report.cut)
+    member = _sender_in_checkpoint(plane, event, report.cut)
     if member is not None:
         recovery.ask(plane, Why.DRAIN, f"{member.name} could not be drained: {report.cause}", member.name)
 
 
 def contributed(plane: Plane, event: Heard) -> None:
-    """When all have, it is committed."""
+    """Handle a contribution; commit when all members have contributed."""
     report, cutting = event.report, plane.cutting
     assert isinstance(report, Contributed)
-    member = _of_this(plane, event, report.cut)
-    if member is None or cutting is None or member.phase is not Phase.DRAINED:
+    member = _sender_in_checkpoint(plane, event, report.cut)
+    if member is None or cutting is None or member.phase is not MemberPhase.DRAINED:
         return
     wrong = _wrong(plane, cutting, member, report.contribution)
     if wrong:
         recovery.ask(plane, Why.CONTRIBUTION, f"{member.name} contributed {wrong}", member.name)
         return
-    member.phase = Phase.CONTRIBUTED
+    member.phase = MemberPhase.CONTRIBUTED
     cutting.contributions[member.name] = replace(
         report.contribution, shares=member.shares, pinned=member.pinned, process=member.process
     )
     commit_if_whole(plane)
 
 
-def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contribution) -> str:
-    """What speaks against a contribution: gaps, repetitions, two owners, or another time than ours."""
+def _wrong(plane: Plane, cutting: Cutting, member: RegisteredMember, given: Contribution) -> str:
+    """Return what is wrong with a contribution: gaps, repetitions, two owners or another epoch; empty: nothing."""
     meant = (given.member, given.term, given.epoch, given.sequence, given.group)
     if meant != (member.name, plane.term, member.epoch, cutting.cut.sequence, member.group):
         return f"as of another time: {meant}"
@@ -203,37 +207,39 @@ def _wrong(plane: Plane, cutting: Cutting, member: Registered, given: Contributi
     return ""
 
 
-def let_go(plane: Plane, member: Registered, parts: Iterable[Part]) -> None:
-    """Partitions left its hands: what it contributed of them is void."""
+def let_go(plane: Plane, member: RegisteredMember, parts: Iterable[Part]) -> None:
+    """Invalidate a member's contribution if the member has released partitions of it."""
     cutting = plane.cutting
     given = None if cutting is None else cutting.contributions.get(member.name)
     if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
-        begin_again(plane, f"{member.name} let partitions go that it had contributed")
+        begin_again(plane, f"{member.name} released partitions that it had contributed")
 
 
 # -- the commit point
 
 
 def commit_if_whole(plane: Plane) -> None:
-    """Commit, if all have contributed and what the sequence before staged is published."""
+    """Commit if all have contributed and what the sequence before staged is published."""
     cutting = plane.cutting
     if plane.state is not RegionState.CHECKPOINTING or cutting is None:
         return
     if set(cutting.contributions) != set(cutting.names):
         return
     if plane.owed:
-        plane.due.pop("cut", None)  # it is not the members who are late
-        for place in [one for one in sorted(plane.owed) if plane.publisher(one) is None]:
+        plane.due.pop("cut", None)  # the publication is late, not a member
+        for place in [unserved for unserved in sorted(plane.owed) if plane.publisher(unserved) is None]:
             plane.tell(
                 Level.WARNING,
-                f"region {plane.region}: {cutting.cut} waits until sequence {plane.sequence} is published to {place}, "
-                "and no member that writes there is registered: start one",
+                f"region {plane.region}: {cutting.cut} waits for the publication of sequence {plane.sequence} "
+                f"to {place}, and no member that writes there is registered: start one",
             )
         return
-    ends = {part_of(span): _end_of(span) for one in cutting.contributions.values() for span in one.spans}
+    ends = {
+        part_of(span): _end_of(span) for contribution in cutting.contributions.values() for span in contribution.spans
+    }
     stay = tuple(name for name in cutting.names if name in plane.members and not plane.members[name].leaves)
     merged = tuple(position for _, position in sorted({**plane.all_positions(), **ends}.items()))
-    before = set() if plane.empties else plane.places  # those are empty now
+    before = set() if plane.empties else plane.places  # the sinks are empty now
     places = before | set(keys_by_place(cutting.contributions.values()))
     cutting.manifest = Manifest(
         plane.region,
@@ -258,23 +264,23 @@ def _end_of(span: Span) -> Position:
 
 def _commit(plane: Plane, cutting: Cutting) -> None:
     assert cutting.manifest is not None
-    plane.due.pop("cut", None)  # it takes as long as it takes: what is out may stand
+    plane.due.pop("cut", None)  # no deadline: the commit may succeed late
     given = tuple(cutting.contributions[name] for name in cutting.names)
     offsets = tuple(
         Offsets(
-            one.member,
-            one.group,
-            Identity(one.member_id, one.generation, one.instance_id),
-            tuple(map(_end_of, one.spans)),
+            contribution.member,
+            contribution.group,
+            Identity(contribution.member_id, contribution.generation, contribution.instance_id),
+            tuple(map(_end_of, contribution.spans)),
         )
-        for one in given
-        if one.spans
+        for contribution in given
+        if contribution.spans
     )
     plane.effects.append(Commit(cutting.cut, cutting.manifest, given, offsets))
 
 
 def commit_ended(plane: Plane, event: CommitEnded) -> None:
-    """The outcome is known: the sequence is complete, or nothing of it is there."""
+    """Handle the outcome of a commit: the sequence is complete, or nothing of it was written."""
     cutting = plane.cutting
     if cutting is None or cutting.cut != event.cut:
         return
@@ -291,13 +297,13 @@ def commit_ended(plane: Plane, event: CommitEnded) -> None:
     for name in event.refused:
         member, given = plane.members[name], cutting.contributions[name]
         if member.identity != Identity(given.member_id, given.generation, given.instance_id):
-            identified(plane, member)  # it has told its new generation meanwhile
+            identified(plane, member)  # it has reported its new generation meanwhile
         else:
             plane.say(member, Identify(plane.term, cutting.cut))
 
 
 def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
-    """It was out when the region stopped: where it goes on depends on the outcome."""
+    """Handle the outcome of a commit that was pending when the region stopped; it decides where to continue."""
     cutting = plane.cutting
     if cutting is None or cutting.cut != event.cut:
         return
@@ -307,8 +313,8 @@ def ended_when_stopped(plane: Plane, event: CommitEnded) -> None:
     recovery.go_on_if_settled(plane)
 
 
-def identified(plane: Plane, member: Registered) -> None:
-    """Who was refused has said its generation: commit under it, if it still holds all that it contributed."""
+def identified(plane: Plane, member: RegisteredMember) -> None:
+    """Commit under the new generation that a refused member reported, if it still holds all that it contributed."""
     cutting = plane.cutting
     if cutting is None or member.name not in cutting.unidentified:
         return
@@ -316,7 +322,7 @@ def identified(plane: Plane, member: Registered) -> None:
     if not {part_of(span) for span in given.spans} <= set(member.handed):
         cutting.unidentified = frozenset()
         plane.state = RegionState.CHECKPOINTING
-        begin_again(plane, f"{member.name} does not hold any more what it contributed")
+        begin_again(plane, f"{member.name} no longer holds what it contributed")
         return
     who = member.identity
     cutting.contributions[member.name] = replace(
@@ -328,17 +334,19 @@ def identified(plane: Plane, member: Registered) -> None:
 
 
 def _stands(plane: Plane, cutting: Cutting) -> None:
-    """The topic has it."""
+    """Update the state after the commit of a sequence."""
     assert cutting.manifest is not None
     plane.sequence, plane.cutting, plane.consecutive = cutting.cut.sequence, None, 0
     plane.positions = {part_of(position): position for position in cutting.manifest.positions}
     given, away = cutting.contributions, cutting.manifest.away
-    plane.states = {name: plane.states[name] for name in away} | {name: one.state for name, one in given.items()}
-    plane.waiting = away | {name: plane.sequence for name, one in given.items() if one.keeps}
-    plane.contributors = {name: one.epoch for name, one in given.items()}
+    plane.states = {name: plane.states[name] for name in away} | {
+        name: contribution.state for name, contribution in given.items()
+    }
+    plane.waiting = away | {name: plane.sequence for name, contribution in given.items() if contribution.keeps}
+    plane.contributors = {name: contribution.epoch for name, contribution in given.items()}
     for name in given.keys() & plane.members.keys():
         plane.members[name].dead_letters += given[name].dead_letters
-    kept = {name: one for name, one in plane.reserved.items() if name in away}
+    kept = {name: reservation for name, reservation in plane.reserved.items() if name in away}
     plane.reserved = kept | reserved_by(given.values())
     plane.empties, plane.made_as, plane.places = False, 0, set(cutting.manifest.places)
     plane.owe(keys_by_place(cutting.contributions[name] for name in cutting.names))
@@ -352,7 +360,7 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
     _tell(plane, cutting)
     plane.state = RegionState.RUNNING
     for member in list(plane.members.values()):
-        member.phase = Phase.READING if member.phase is not Phase.GOING_BACK else member.phase
+        member.phase = MemberPhase.READING if member.phase is not MemberPhase.GOING_BACK else member.phase
         for part in member.handed:
             member.handed[part] = plane.positions[part].offset
         counts = plane.counts(member.name, member.epoch)
@@ -370,8 +378,10 @@ def _complete(plane: Plane, cutting: Cutting) -> None:
 
 
 def _tell(plane: Plane, cutting: Cutting) -> None:
-    """One line for each sequence; one in which nobody read anything is no news."""
-    records = sum(span.end - span.begin for one in cutting.contributions.values() for span in one.spans)
+    """Log each sequence; one without records only at debug level."""
+    records = sum(
+        span.end - span.begin for contribution in cutting.contributions.values() for span in contribution.spans
+    )
     names, took_ms = len(cutting.names), plane.figures.sequence_ms
     plane.tell(
         Level.INFO if records else Level.DEBUG,
@@ -381,9 +391,9 @@ def _tell(plane: Plane, cutting: Cutting) -> None:
 
 
 def _let_leave(plane: Plane, names: Iterable[str]) -> None:
-    """Who wanted to leave with the sequence goes; who alone can publish it, when it has, and its siblings with it."""
+    """Let members leave with the sequence. The only one that can publish it stays until it has, with its siblings."""
     going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
-    here = [one for one in plane.members.values() if one.lost_ms is None]
+    here = [registered for registered in plane.members.values() if registered.lost_ms is None]
     stay = {place for member in here if member not in going for place in member.places}
     able = [member for member in reversed(going) if member in here]
     last = {place: member for member in able for place in member.places if place not in stay and plane.needs(place)}
@@ -395,11 +405,11 @@ def _let_leave(plane: Plane, names: Iterable[str]) -> None:
             membership.let_leave(plane, member)
 
 
-# -- after it
+# -- publication
 
 
 def published(plane: Plane, event: Heard) -> None:
-    """A place shows what the last sequence staged for it, by whomever: the topic is to have that."""
+    """Save that a sink shows what the last sequence staged for it, whichever member published it."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Published)
     place = "" if member is None else report.place or member.sink
@@ -420,7 +430,7 @@ def published(plane: Plane, event: Heard) -> None:
 
 
 def _paid(plane: Plane, place: str) -> None:
-    """Who stayed to publish goes, and the next sequence may be committed."""
+    """Let members leave that stayed to publish, and let the next sequence be committed."""
     plane.paid(place)
     left = [member for member in plane.members.values() if member.left]
     staying = {member.of or member.name for member in left if any(map(plane.needs, member.places))}
@@ -431,7 +441,7 @@ def _paid(plane: Plane, place: str) -> None:
 
 
 def publish_failed(plane: Plane, event: Heard) -> None:
-    """It is tried again without end; the next sequence waits for it."""
+    """Log a failed publication. The member retries without limit, and the next sequence waits."""
     report = event.report
     assert isinstance(report, PublishFailed)
     member = plane.member_on(event.connection)
@@ -441,7 +451,7 @@ def publish_failed(plane: Plane, event: Heard) -> None:
 
 
 def waiting(plane: Plane, event: Heard) -> None:
-    """A checkpoint is held open while a member's sink does not take what was submitted."""
+    """Keep a checkpoint open while a member's sink does not accept submitted rows."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Waiting)
     if member is None:
@@ -450,25 +460,27 @@ def waiting(plane: Plane, event: Heard) -> None:
     before, member.waits_for = member.waits_for, report.cause
     if report.cause and not before:
         places = " or ".join(member.places)
-        text = f"region {plane.region}: waits for {places}, where {member.name} can't stage: {report.cause}"
+        text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
         plane.tell(Level.WARNING, text)
     elif before and not report.cause:
-        plane.tell(Level.INFO, f"region {plane.region}: what {member.name} stages is taken again")
+        plane.tell(Level.INFO, f"region {plane.region}: the sink of {member.name} accepts rows again")
         if "cut" in plane.due:
             plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
 
 def _waits_to_register(plane: Plane, connection: int, report: Waiting) -> None:
-    """A member is connected, and its sink does not answer: it registers when that does."""
+    """Record a connected member whose sink does not answer: it registers when the sink does."""
     if report.member and connection not in plane.waiting_to_register:
-        text = f"region {plane.region}: waits for {report.sink}, before {report.member} can register: {report.cause}"
+        text = (
+            f"region {plane.region}: waiting for sink {report.sink} before {report.member} can register: {report.cause}"
+        )
         plane.tell(Level.WARNING, text)
     if report.member:
         plane.waiting_to_register[connection] = report
 
 
 def _look_for_lone(plane: Plane) -> None:
-    """What no member holds for long may be read by someone who is not of the region."""
+    """Describe the groups of partitions that no member has held for long: a client outside the region may read them."""
     held = {part for member in plane.members.values() for part in member.handed}
     wanted = {(asked.member, part) for asked in plane.asked for part in asked.parts}
     coming = {part for _, part in wanted}
@@ -481,11 +493,15 @@ def _look_for_lone(plane: Plane) -> None:
 
 
 def group_seen(plane: Plane, event: GroupSeen) -> None:
-    """Someone who is not of the region reads along: what it reads is missing here, so the region stops."""
+    """Stop the region if a client outside it reads in its groups.
+
+    The region lacks the records that this client reads.
+    """
     if not event.outsiders:
         return
     names = "; ".join(
-        f"{one.client_id} at {one.host} holds {', '.join(map(str, one.parts))}" for one in event.outsiders
+        f"{outsider.client_id} at {outsider.host} holds {', '.join(map(str, outsider.parts))}"
+        for outsider in event.outsiders
     )
     recovery.stop(
         plane,

@@ -1,4 +1,4 @@
-"""What can happen to a control plane, and what is to be done about it."""
+"""Events of a control plane, and the effects that it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kohort.region.records import Contribution, Fact, Manifest, Position
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Something came in on a connection; whose it is, its `Register` has said."""
+    """A message on a connection; its `Register` message has named the member."""
 
     connection: int
     report: Report
@@ -20,32 +20,32 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A connection has ended."""
+    """The event that a connection has ended."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """A process is gone, for certain, and whatever members were in it."""
+    """The event that a process has ended for certain, and with it all members in it."""
 
     process: str
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Facts that were to be saved are committed."""
+    """The event that requested facts are committed."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommitEnded:
-    """The outcome of a commit is known.
+    """The event that the outcome of a commit is known.
 
     Attributes:
-        refused: members whose offsets were not taken, with the coordinator's reason; empty: all is committed.
-        gone: of those, the ones that the coordinator does not know any more.
+        refused: members whose offsets were refused, with the coordinator's reason; empty: all is committed.
+        gone: those among them that the coordinator does not know any more.
     """
 
     cut: Cut
@@ -55,7 +55,7 @@ class CommitEnded:
 
 @dataclass(frozen=True, slots=True)
 class Outsider:
-    """Someone in a group who is not of the region, in a stable group, holds partitions."""
+    """A client outside the region that holds partitions in a stable group."""
 
     group: str
     client_id: str
@@ -65,7 +65,7 @@ class Outsider:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """What the coordinator says of a group that was looked at."""
+    """The coordinator's description of a group."""
 
     group: str
     outsiders: tuple[Outsider, ...]
@@ -73,26 +73,26 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class StopMember:
-    """A person has a member leave, with the next complete sequence."""
+    """An operator's request that a member leaves with the next complete sequence."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A person lets a stopped region go on."""
+    """An operator's request that a stopped region continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """The event that time has passed."""
 
 
 Event = Heard | Disconnected | ProcessEnded | Saved | CommitEnded | GroupSeen | StopMember | Resumed | Tick
 
 
 class Level(IntEnum):
-    """As in the standard library's logging."""
+    """Log levels with the numbers of the standard library's logging."""
 
     DEBUG = 10
     INFO = 20
@@ -102,7 +102,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """To the member on this connection."""
+    """A message to the member on this connection."""
 
     connection: int
     order: Order
@@ -110,14 +110,14 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a connection, when what was said on it is sent."""
+    """The end of a connection, after its queued messages are sent."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write facts in one transaction; `Saved` when they are committed. Tried again until it works or a term is over."""
+    """A transaction that writes facts, retried until it succeeds or the term ends; `Saved` reports it."""
 
     token: int
     facts: tuple[Fact, ...]
@@ -125,7 +125,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """What is committed for one member: its own partitions, under its own place in the group."""
+    """The offsets committed for one member: those of its own partitions, under its own group membership."""
 
     member: str
     group: str
@@ -135,7 +135,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit point of a cut: one transaction. `CommitEnded` only when the outcome is known."""
+    """The commit point of a checkpoint: one transaction. `CommitEnded` follows only when the outcome is known."""
 
     cut: Cut
     manifest: Manifest
@@ -145,7 +145,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class LookAt:
-    """Describe a group: somebody reads partitions that no member holds."""
+    """A request to describe a group: somebody may read partitions that no member holds."""
 
     group: str
     parts: tuple[Part, ...]
@@ -153,14 +153,14 @@ class LookAt:
 
 @dataclass(frozen=True, slots=True)
 class LookAtProcess:
-    """A member's connection has ended: `ProcessEnded` if its process has ended too, and else nothing."""
+    """A request to check the process of a disconnected member; `ProcessEnded` follows only if it has ended."""
 
     process: str
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """For the log."""
+    """A log record."""
 
     level: Level
     text: str

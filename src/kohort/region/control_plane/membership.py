@@ -1,11 +1,11 @@
-"""Members come, come back, move, leave and are lost."""
+"""Membership of a region: members register, reconnect, move, leave and are lost."""
 
 from __future__ import annotations
 
 from kohort.region.agreement import compare
 from kohort.region.control_plane import checkpoints, recovery, starts
 from kohort.region.control_plane.events import Disconnected, Heard, Level, LookAtProcess, ProcessEnded, StopMember
-from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, Phase, Plane, Registered, Why
+from kohort.region.control_plane.state import NOWHERE, SOMEWHERE, MemberPhase, Plane, RegisteredMember, Why
 from kohort.region.messages import (
     Checkpoint,
     Drain,
@@ -28,22 +28,22 @@ _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, R
 
 
 def register(plane: Plane, event: Heard) -> None:
-    """A member comes, or comes back; a second of a name fences the earlier, but not if it has only slept so long."""
+    """Register a new or returning member. A second member of a name fences the first, unless it has only slept."""
     report = event.report
     assert isinstance(report, Register)
     plane.waiting_to_register.pop(event.connection, None)
     known = plane.members.get(report.name)
     if known is not None and known.incarnation == report.incarnation:
-        _come_back(plane, known, report, event.connection)
+        _reconnect(plane, known, report, event.connection)
         if not _is_of_another_history(plane, report):
-            offer_publish(plane)  # it may not have heard of it
+            offer_publish(plane)  # it may have missed the order
         return
     if known is not None and 0 <= report.epoch < known.epoch:
         _wake(plane, known, event.connection)
         return
     if known is not None:
         _fence(plane, known)
-    member = Registered(
+    member = RegisteredMember(
         report.name, report.incarnation, report.group, report.identity, event.connection, report.sink, report.shares,
         report.of, report.sources, report.pinned, report.process, letters=report.letters,
     )  # fmt: skip
@@ -52,8 +52,8 @@ def register(plane: Plane, event: Heard) -> None:
     _inherit(plane, member)
     if report.epoch >= 0:
         _take_on(plane, member, report)
-    for one in plane.siblings(member):
-        member.leaves, member.stop = member.leaves or one.leaves, member.stop or one.stop
+    for sibling in plane.siblings(member):
+        member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
     plane.miss_siblings(member)
     plane.expected.pop(member.name, None)
     plane.say_all(Members(plane.term, plane.names()))
@@ -70,7 +70,7 @@ def register(plane: Plane, event: Heard) -> None:
 
 
 def _is_of_another_history(plane: Plane, report: Register) -> bool:
-    """Stop the region if a member's place does not show what the topic says, before anything is published there."""
+    """Stop the region if a sink disagrees with the region's topic, before anything is published there."""
     for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
         found = compare(plane.region, place, shows, plane.bounds(place))
         if found is not None:
@@ -80,26 +80,30 @@ def _is_of_another_history(plane: Plane, report: Register) -> bool:
     return False
 
 
-def _inherit(plane: Plane, member: Registered) -> None:
-    """What an earlier release staged, and did not say for which sink, is published by who comes first with one."""
+def _inherit(plane: Plane, member: RegisteredMember) -> None:
+    """Give keys that an earlier release staged, without naming a sink, to the first member that has a sink."""
     if member.sink and SOMEWHERE in plane.owed:
         plane.owed[member.sink] = plane.owed.pop(SOMEWHERE)
         plane.places.add(member.sink)
 
 
-def _is_refused(plane: Plane, member: Registered) -> bool:
-    """Whether it begins anew in a group that it can't share: its state, or another's there, does not move.
+def _is_refused(plane: Plane, member: RegisteredMember) -> bool:
+    """Refuse a new member that can't share its group, because its state or another member's there does not move.
 
-    That other may be away, and its state waits. Who was there before and comes back with what it holds is never
-    refused.
+    The other member may be away while its state waits. A member that was there before and returns with its partitions
+    is never refused.
     """
-    if member.epoch >= 0 and member.phase is Phase.READING:
+    if member.epoch >= 0 and member.phase is MemberPhase.READING:
         return False
-    there = [one for one in plane.members.values() if one is not member and one.group == member.group and not one.left]
-    alone = [one for one in (member, *there) if not one.shares]
-    owners = _whose_state_would_miss_it(plane, member)
+    there = [
+        other
+        for other in plane.members.values()
+        if other is not member and other.group == member.group and not other.left
+    ]
+    alone = [candidate for candidate in (member, *there) if not candidate.shares]
+    owners = _owners_of_reserved_state(plane, member)
     if there and alone:
-        others = ", ".join(one.name for one in there)
+        others = ", ".join(other.name for other in there)
         why = (
             f"group {member.group!r} is read by {others}, and the state of {alone[0].name} does not move when a "
             "partition does: its results would be wrong"
@@ -111,8 +115,8 @@ def _is_refused(plane: Plane, member: Registered) -> bool:
             "is kept also while it is away: its results would be wrong"
         )
         remedy = (
-            f"start {owners} instead, or give {member.name} a group of its own; to forget that state, have all begin "
-            f"anew: `kohort region reset {plane.region} --to-initial --empty-sinks --execute`"
+            f"start {owners} instead, or give {member.name} a group of its own; to forget that state, restart from "
+            f"the beginning: `kohort region reset {plane.region} --to-initial --empty-sinks --execute`"
         )
     else:
         return False
@@ -123,47 +127,57 @@ def _is_refused(plane: Plane, member: Registered) -> bool:
     return True
 
 
-def _whose_state_would_miss_it(plane: Plane, member: Registered) -> str:
-    """Whose the group of a member is: who is away, and of pinned queries also who is there."""
+def _owners_of_reserved_state(plane: Plane, member: RegisteredMember) -> str:
+    """Return the owners of a group's reserved state.
+
+    Members that are away, and of pinned queries also connected ones.
+    """
     return ", ".join(
         sorted(
             name
-            for name, one in plane.reserved.items()
+            for name, reservation in plane.reserved.items()
             if name != member.name
-            and (one.pinned or name not in plane.members or plane.members[name].left)
-            and one.group == member.group
-            and (not one.pinned or one.pinned != member.pinned)
+            and (reservation.pinned or name not in plane.members or plane.members[name].left)
+            and reservation.group == member.group
+            and (not reservation.pinned or reservation.pinned != member.pinned)
         )
     )
 
 
-def _refuse_who_can_not_share(plane: Plane) -> None:
-    """Who was there before the takeover comes first, then whose state waits for it, then who registered first."""
-    newcomers = [one for one in plane.members.values() if one.epoch < 0 or one.phase is Phase.GOING_BACK]
+def _refuse_members_that_cannot_share(plane: Plane) -> None:
+    """Refuse members that can't share a group.
+
+    Earlier members win, then owners of waiting state, then by registration.
+    """
+    newcomers = [
+        newcomer
+        for newcomer in plane.members.values()
+        if newcomer.epoch < 0 or newcomer.phase is MemberPhase.GOING_BACK
+    ]
     newcomers.reverse()
-    for member in sorted(newcomers, key=lambda one: (one.epoch, one.name in plane.reserved)):
+    for member in sorted(newcomers, key=lambda newcomer: (newcomer.epoch, newcomer.name in plane.reserved)):
         _is_refused(plane, member)
 
 
-def _fence(plane: Plane, known: Registered) -> None:
+def _fence(plane: Plane, known: RegisteredMember) -> None:
     why = f"another member of region {plane.region!r} has registered as {known.name!r}"
-    for one in plane.siblings(known):
-        plane.say(one, Refused(plane.term, why))
-    gone(plane, known, f"{known.name} was started again, or twice")
+    for sibling in plane.siblings(known):
+        plane.say(sibling, Refused(plane.term, why))
+    gone(plane, known, f"{known.name} was restarted, or started twice")
 
 
-def _wake(plane: Plane, known: Registered, connection: int) -> None:
-    """Who was taken for dead, and whose place another has taken since, ends: nothing of what it did counts."""
+def _wake(plane: Plane, known: RegisteredMember, connection: int) -> None:
+    """Refuse a member that was considered dead and whose name another has taken: nothing of its work counts."""
     why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
     plane.say_to(connection, Refused(plane.term, why))
     plane.close(connection)
 
 
-def _take_on(plane: Plane, member: Registered, report: Register) -> None:
-    """Who worked under an earlier control plane, with what it holds, or is sent back alone."""
+def _take_on(plane: Plane, member: RegisteredMember, report: Register) -> None:
+    """Accept a member of an earlier control plane with its partitions, or let it reset alone."""
     counts = report.contributed == plane.sequence and plane.counts(report.name, report.epoch)
     begins = report.ends if counts else ()
-    held: dict[Part, int] = {part_of(one): one.offset for one in (*report.holds, *begins)}
+    held: dict[Part, int] = {part_of(position): position.offset for position in (*report.holds, *begins)}
     starts_now = {part: plane.start_of(part) for part in held}
     sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
     alone = all(plane.holder_of(part) is None for part in held)
@@ -171,12 +185,12 @@ def _take_on(plane: Plane, member: Registered, report: Register) -> None:
     if plane.floor <= report.epoch <= plane.epoch and sound and alone:
         member.handed = held
     else:
-        member.phase = Phase.GOING_BACK
+        member.phase = MemberPhase.GOING_BACK
 
 
-def admit(plane: Plane, member: Registered) -> None:
-    """Have it work: in a new epoch, if it has just started or must go back alone."""
-    if member.epoch >= 0 and member.phase is Phase.READING:
+def admit(plane: Plane, member: RegisteredMember) -> None:
+    """Let a member work: in a new epoch if it has just started or must reset alone."""
+    if member.epoch >= 0 and member.phase is MemberPhase.READING:
         plane.say(member, welcome(plane, member))
         return
     plane.epoch += 1
@@ -186,7 +200,7 @@ def admit(plane: Plane, member: Registered) -> None:
         if plane.members.get(member.name) is not member or epoch < plane.floor:
             return
         if member.epoch != before:
-            return  # it was told with all others
+            return  # a reset of all members has sent it
         fresh, member.epoch = member.epoch < 0, epoch
         order = welcome(plane, member, fresh=True) if fresh else going_back(plane, member)
         plane.say(member, order)
@@ -196,8 +210,8 @@ def admit(plane: Plane, member: Registered) -> None:
     plane.save([Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)], saved)
 
 
-def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome:
-    """What a member is told that is registered."""
+def welcome(plane: Plane, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
+    """Return the welcome message of a registered member."""
     state = plane.states.get(member.name) if fresh else None
     cutting = plane.cutting
     cut = cutting.cut if cutting is not None and member.name in cutting.names else None
@@ -205,13 +219,13 @@ def welcome(plane: Plane, member: Registered, *, fresh: bool = False) -> Welcome
     return Welcome(plane.term, member.epoch, plane.sequence, plane.names(), state, cut, counts)
 
 
-def going_back(plane: Plane, member: Registered) -> Reset:
-    """What a member is told that goes back."""
+def going_back(plane: Plane, member: RegisteredMember) -> Reset:
+    """Return the reset order of a member."""
     return Reset(plane.term, member.epoch, plane.sequence, plane.states.get(member.name))
 
 
-def _come_back(plane: Plane, member: Registered, report: Register, connection: int) -> None:
-    """The same one, on another connection: it hears again what it may have missed, and asks again."""
+def _reconnect(plane: Plane, member: RegisteredMember, report: Register, connection: int) -> None:
+    """Attach a known member's new connection: send again what it may have missed, and expect its requests again."""
     if member.connection not in (NOWHERE, connection):
         plane.by_connection.pop(member.connection, None)
         plane.close(member.connection)
@@ -219,23 +233,23 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
     member.waits_for = ""  # one that still waits says so again: what it said last may have been lost
     plane.by_connection[connection] = member.name
     plane.due.pop(f"lost {member.name}", None)
-    plane.asked = [one for one in plane.asked if one.member != member.name]
+    plane.asked = [request for request in plane.asked if request.member != member.name]
     member.identity, member.process = report.identity, report.process
-    held = {part_of(one) for one in report.holds}
+    held = {part_of(position) for position in report.holds}
     checkpoints.let_go(plane, member, [part for part in member.handed if part not in held])
     member.handed = {part: begin for part, begin in member.handed.items() if part in held}
     if member.epoch < 0 or plane.state in (RegionState.FORMING, RegionState.STOPPED):
         return
-    if member.phase is Phase.GOING_BACK:
+    if member.phase is MemberPhase.GOING_BACK:
         if member.epoch >= plane.floor:
             plane.say(member, going_back(plane, member))
         return
     plane.say(member, welcome(plane, member, fresh=report.epoch < 0))
     cutting = plane.cutting
     if cutting is not None and member.name in cutting.names:
-        if plane.state is RegionState.DRAINING and member.phase is Phase.READING:
+        if plane.state is RegionState.DRAINING and member.phase is MemberPhase.READING:
             plane.say(member, Drain(plane.term, cutting.cut))
-        elif plane.state is RegionState.CHECKPOINTING and member.phase is Phase.DRAINED:
+        elif plane.state is RegionState.CHECKPOINTING and member.phase is MemberPhase.DRAINED:
             plane.say(member, Checkpoint(plane.term, cutting.cut, cutting.names))
         elif member.name in cutting.unidentified:
             plane.say(member, Identify(plane.term, cutting.cut))
@@ -243,19 +257,19 @@ def _come_back(plane: Plane, member: Registered, report: Register, connection: i
 
 
 def form(plane: Plane) -> None:
-    """Everyone that is expected has registered, or is dead: begin."""
-    _miss_who_has_ended(plane)
+    """Begin when every expected member has registered or is dead."""
+    _drop_expected_that_ended(plane)
     if plane.expected or not plane.members:
         return
     plane.due.pop("forming", None)
-    _refuse_who_can_not_share(plane)
-    old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is Phase.READING]
+    _refuse_members_that_cannot_share(plane)
+    old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is MemberPhase.READING]
     plane.state = RegionState.RUNNING
     if plane.pending is not None:
         recovery.begin_pending(plane)
         return
     if not old:
-        plane.floor = plane.epoch + 1  # what anyone staged before is void
+        plane.floor = plane.epoch + 1  # earlier staged rows are discarded
     for member in list(plane.members.values()):
         admit(plane, member)
     checkpoints.schedule(plane)
@@ -263,19 +277,19 @@ def form(plane: Plane) -> None:
     checkpoints.begin_if_due(plane)
 
 
-def _miss_who_has_ended(plane: Plane) -> None:
-    """Nobody waits for those whose process has ended, if there are others who work.
+def _drop_expected_that_ended(plane: Plane) -> None:
+    """Stop waiting for members whose process has ended, if others are working.
 
-    If nobody does, nothing is lost when all of them are waited for: whoever starts them again starts them together.
+    If none is, waiting for all loses nothing: whoever starts them again starts them together.
     """
     dead = sorted(name for name, process in plane.expected.items() if process in plane.ended)
-    if dead and len(dead) == len(plane.expected) and any(one.epoch >= 0 for one in plane.members.values()):
+    if dead and len(dead) == len(plane.expected) and any(member.epoch >= 0 for member in plane.members.values()):
         plane.expected.clear()
         recovery.ask(plane, Why.DEAD, f"{', '.join(dead)}: the process has ended")
 
 
 def offer_publish(plane: Plane) -> None:
-    """Have what the last sequence staged published, in each place by someone who is there and writes to it."""
+    """Order the publication of the last sequence, for each sink by a connected member that writes to it."""
     for place, keys in plane.owed.items():
         publisher = plane.publisher(place)
         if publisher is not None:
@@ -284,7 +298,7 @@ def offer_publish(plane: Plane) -> None:
 
 
 def moved(plane: Plane, event: Heard) -> None:
-    """Its place in the group has changed, or it has let partitions go."""
+    """Handle a member's changed group membership, or its release of partitions."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Moved)
     if member is None:
@@ -299,7 +313,7 @@ def moved(plane: Plane, event: Heard) -> None:
 
 
 def leave(plane: Plane, event: Heard) -> None:
-    """It wants to go."""
+    """Handle a member's request to leave."""
     assert isinstance(event.report, Leave)
     member = plane.member_on(event.connection)
     if member is not None:
@@ -307,23 +321,23 @@ def leave(plane: Plane, event: Heard) -> None:
 
 
 def stop_member(plane: Plane, event: StopMember) -> None:
-    """A person wants it to go."""
+    """Handle an operator's request that a member leaves."""
     member = plane.members.get(event.name)
     if member is None:
         plane.tell(Level.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
         return
-    for one in plane.siblings(member):
-        one.stop = True
+    for sibling in plane.siblings(member):
+        sibling.stop = True
     _goes(plane, member)
 
 
-def _goes(plane: Plane, member: Registered) -> None:
+def _goes(plane: Plane, member: RegisteredMember) -> None:
     those, cutting = plane.siblings(member), plane.cutting
-    for one in those:
-        one.leaves = True
+    for sibling in those:
+        sibling.leaves = True
     plane.miss_siblings(member)
-    is_cut = cutting is not None and any(one.name in cutting.names for one in those)
-    holds = any(one.handed for one in those) or not plane.is_whole(member)
+    is_cut = cutting is not None and any(sibling.name in cutting.names for sibling in those)
+    holds = any(sibling.handed for sibling in those) or not plane.is_whole(member)
     if holds or (is_cut and plane.state is RegionState.COMMITTING):
         if plane.state in _HERE:
             checkpoints.want(plane)
@@ -334,17 +348,17 @@ def _goes(plane: Plane, member: Registered) -> None:
     go_on(plane)
 
 
-def _let_all_leave(plane: Plane, those: list[Registered]) -> None:
-    left = any(_alone_can_publish(plane, one) for one in those)
-    for one in those:
-        one.left = left
-        one.handed.clear()
+def _let_all_leave(plane: Plane, those: list[RegisteredMember]) -> None:
+    left = any(_alone_can_publish(plane, sibling) for sibling in those)
+    for sibling in those:
+        sibling.left = left
+        sibling.handed.clear()
         if not left:
-            let_leave(plane, one)
+            let_leave(plane, sibling)
 
 
-def _alone_can_publish(plane: Plane, member: Registered) -> bool:
-    """Whether one of its places would show too little, or what all go back behind, if it went now."""
+def _alone_can_publish(plane: Plane, member: RegisteredMember) -> bool:
+    """Return whether the member must stay: one of its sinks would not show a sequence that it needs to show."""
     if member.lost_ms is not None:
         return False
     others = [other for other in plane.members.values() if other is not member and other.lost_ms is None]
@@ -352,8 +366,8 @@ def _alone_can_publish(plane: Plane, member: Registered) -> bool:
     return any(plane.needs(place) for place in member.places if place not in elsewhere)
 
 
-def let_leave(plane: Plane, member: Registered) -> None:
-    """It is registered no more, and nothing is missed."""
+def let_leave(plane: Plane, member: RegisteredMember) -> None:
+    """Unregister a member that leaves in order."""
     stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
     plane.say(member, Stop(plane.term, *stopped))
     plane.tell(Level.INFO, f"region {plane.region}: {member.name} has left")
@@ -362,7 +376,7 @@ def let_leave(plane: Plane, member: Registered) -> None:
 
 
 def disconnected(plane: Plane, event: Disconnected) -> None:
-    """It has so long to come back as after a takeover, unless its process is seen to have ended."""
+    """Start the reconnect deadline of a member, as after a takeover, and check whether its process has ended."""
     plane.waiting_to_register.pop(event.connection, None)
     member = plane.member_on(event.connection)
     if member is None:
@@ -376,9 +390,9 @@ def disconnected(plane: Plane, event: Disconnected) -> None:
 
 
 def process_ended(plane: Plane, event: ProcessEnded) -> None:
-    """Who was in it can't come back. What one of them has said last may still be on its way: it is told of later."""
+    """Remove the members of an ended process. A last message of one may still be on its way."""
     for member in list(plane.members.values()):
-        there = plane.members.get(member.name) is member  # it may be gone with a sibling
+        there = plane.members.get(member.name) is member  # a sibling's end may have removed it
         if there and member.lost_ms is not None and member.process == event.process:
             gone(plane, member, f"{member.name}: its process has ended")
     if event.process in plane.expected.values():
@@ -387,15 +401,15 @@ def process_ended(plane: Plane, event: ProcessEnded) -> None:
 
 
 def look_for_lost(plane: Plane) -> None:
-    """Who has not come back in time is dead."""
+    """Remove members that have not reconnected in time."""
     for member in list(plane.members.values()):
-        there = plane.members.get(member.name) is member  # it may be gone with a sibling
+        there = plane.members.get(member.name) is member  # a sibling's end may have removed it
         if there and member.lost_ms is not None and plane.now_ms >= member.lost_ms + plane.config.register_ms:
-            gone(plane, member, f"{member.name} did not come back after its connection ended")
+            gone(plane, member, f"{member.name} did not reconnect in time")
 
 
 def look_for_missing(plane: Plane) -> None:
-    """Who has not registered with a new control plane in time is dead."""
+    """Remove members that have not registered with a new control plane in time."""
     if plane.now_ms >= plane.due.get("forming", plane.now_ms + 1):
         names = ", ".join(plane.expected)
         plane.expected.clear()
@@ -405,33 +419,35 @@ def look_for_missing(plane: Plane) -> None:
 
 
 def look_for_siblings(plane: Plane) -> None:
-    """A query of which a member has not registered in time is dead, if it was given anything."""
+    """Remove a query of which a member has not registered in time, if it has read anything."""
     late = [
-        one for one in plane.members.values() if plane.now_ms >= plane.due.get(f"siblings {one.of}", plane.now_ms + 1)
+        registered
+        for registered in plane.members.values()
+        if plane.now_ms >= plane.due.get(f"siblings {registered.of}", plane.now_ms + 1)
     ]
     for member in late:
         those = plane.siblings(member)
         plane.due.pop(f"siblings {member.of}", None)
         if plane.members.get(member.name) is not member:
-            continue  # it is gone with another
-        if all(one.leaves for one in those):
+            continue  # removed with another
+        if all(sibling.leaves for sibling in those):
             _let_all_leave(plane, those)
             go_on(plane)
-        elif any(one.handed for one in those):
+        elif any(sibling.handed for sibling in those):
             gone(plane, member, f"{member.name} reads with {member.sources - 1} more, and not all have registered")
 
 
-def gone(plane: Plane, member: Registered, cause: str) -> None:
-    """It is dead, and its siblings with it: what they did since the last sequence is lost with it."""
+def gone(plane: Plane, member: RegisteredMember, cause: str) -> None:
+    """Remove a dead member and its siblings: their work since the last sequence is lost."""
     those, cutting = plane.siblings(member), plane.cutting
-    held = any(one.handed for one in those)
-    for one in those:
-        plane.drop(one)
-        if one.connection != NOWHERE:
-            plane.close(one.connection)  # who is alive comes back, and is sent back with the others
+    held = any(sibling.handed for sibling in those)
+    for sibling in those:
+        plane.drop(sibling)
+        if sibling.connection != NOWHERE:
+            plane.close(sibling.connection)  # a live member reconnects, and resets with the others
     offer_publish(plane)
     if plane.state is RegionState.RESETTING or not held:
-        if cutting is not None and any(one.name in cutting.names for one in those):
+        if cutting is not None and any(sibling.name in cutting.names for sibling in those):
             checkpoints.begin_again(plane, cause)
         go_on(plane)
     else:
@@ -439,7 +455,7 @@ def gone(plane: Plane, member: Registered, cause: str) -> None:
 
 
 def go_on(plane: Plane) -> None:
-    """There may be one less to wait for."""
+    """Continue what may have waited for a member that is gone."""
     if plane.state is RegionState.RESETTING:
         recovery.end_if_all_are_back(plane)
     starts.serve(plane)

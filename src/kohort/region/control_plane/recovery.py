@@ -1,4 +1,4 @@
-"""A reset: all members go back to the last complete sequence, or to the initial state.
+"""Resets: all members return to the last complete sequence, or to the initial state.
 
 Source: spec 5.7, "Reset processing".
 """
@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from kohort.region.control_plane import checkpoints, membership, starts
 from kohort.region.control_plane.events import Heard, Level, Resumed
-from kohort.region.control_plane.state import Pending, Phase, Plane, Why
+from kohort.region.control_plane.state import MemberPhase, Pending, Plane, Why
 from kohort.region.messages import AskReset, CantGoOn, Stop, WasReset
 from kohort.region.records import Epoch, Fact, Manifest, Stopped
 from kohort.region.states import RegionState
 
 
 def _waits(plane: Plane) -> bool:
-    """Whether a reset waits: until it is known who is there, or how a commit that is out ends."""
+    """Return whether a reset must wait: until all members have registered, or until a pending commit has an outcome."""
     if plane.state is RegionState.COMMITTING:
         return is_out(plane)
     return plane.state is RegionState.FORMING
 
 
 def is_out(plane: Plane) -> bool:
-    """Whether a commit is out; none is while one that was refused waits for a generation."""
+    """Return whether a commit is pending; a refused one that waits for a generation is not."""
     cutting = plane.cutting
     return cutting is not None and cutting.manifest is not None and not cutting.unidentified
 
 
 def asked(plane: Plane, event: Heard) -> None:
-    """A member, what is behind it, or a person wants all to go back."""
+    """Handle a request for a reset, from a member, its application or an operator."""
     report = event.report
     assert isinstance(report, AskReset)
     member = plane.member_on(event.connection)
@@ -37,7 +37,7 @@ def asked(plane: Plane, event: Heard) -> None:
 
 
 def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = False, initial: bool = False) -> None:
-    """Begin a reset, or have it wait; during one, the next attempt begins at once."""
+    """Begin a reset, or defer it; during one, the next attempt begins at once."""
     wanted = Pending(why, cause, member, forced, initial)
     if plane.state is RegionState.STOPPED:
         return
@@ -50,14 +50,14 @@ def ask(plane: Plane, why: Why, cause: str, member: str = "", *, forced: bool = 
 
 
 def begin_pending(plane: Plane) -> None:
-    """What had to wait."""
+    """Begin the deferred reset."""
     wanted, plane.pending = plane.pending, None
     if wanted is not None:
         _begin(plane, wanted)
 
 
 def fail(plane: Plane, why: Why, cause: str) -> None:
-    """A cut has failed, its outcome is known: nothing of it is there."""
+    """Begin a reset after a failed checkpoint, of which nothing was written."""
     wanted, plane.pending = plane.pending, None
     plane.cutting = None
     _begin(plane, wanted or Pending(why, cause))
@@ -71,7 +71,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
         return
     plane.figures.resets[wanted.why] += 1
     plane.figures.cut_ended(plane.now_ms, complete=False)
-    plane.tell(Level.WARNING, f"region {plane.region} goes back to sequence {plane.sequence}: {wanted.cause}")
+    plane.tell(Level.WARNING, f"region {plane.region} resets to sequence {plane.sequence}: {wanted.cause}")
     plane.epoch += 1
     plane.floor = epoch = plane.epoch
     plane.cutting, plane.state, plane.wanted = None, RegionState.RESETTING, False
@@ -81,7 +81,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
     plane.due["reset"] = plane.now_ms + plane.config.reset_ms
     for member in plane.members.values():
         member.handed.clear()
-        member.phase = Phase.GOING_BACK if member.epoch >= 0 else Phase.READING
+        member.phase = MemberPhase.GOING_BACK if member.epoch >= 0 else MemberPhase.READING
     facts: list[Fact] = [Epoch(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)]
     initial = _to_initial(plane) if wanted.initial else None
     if initial is not None:
@@ -96,7 +96,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
             return
         for member in plane.members.values():
             if member.epoch > epoch:
-                continue  # it has started since, and holds nothing
+                continue  # it has started after the reset, and holds nothing
             fresh, member.epoch = member.epoch < 0, epoch
             plane.say(
                 member,
@@ -108,7 +108,7 @@ def _begin(plane: Plane, wanted: Pending) -> None:
 
 
 def _to_initial(plane: Plane) -> Manifest:
-    """A sequence in which everything is where it was begun, and sinks are empty: all that the region ever wrote to."""
+    """Return a manifest with all partitions at their initial offsets, and all sinks ever written to empty."""
     written = plane.places.union(*(member.places for member in plane.members.values()))
     places = written if plane.sequence > 0 else set()
     return Manifest(
@@ -127,7 +127,7 @@ def _to_initial(plane: Plane) -> Manifest:
 
 
 def _is_initial(plane: Plane, manifest: Manifest) -> None:
-    """The topic has it: the sinks are emptied from now on, and not before."""
+    """Update the state after the commit of a reset to the initial state: only now are the sinks emptied."""
     plane.sequence, plane.empties, plane.made_as = manifest.sequence, manifest.empties, 0
     plane.positions, plane.states, plane.waiting, plane.contributors = {}, {}, {}, {}
     plane.reserved = {}
@@ -137,14 +137,14 @@ def _is_initial(plane: Plane, manifest: Manifest) -> None:
 
 
 def was_reset(plane: Plane, event: Heard) -> None:
-    """A member is back: with all, or alone.  Of a reset that another has overtaken it tells nothing."""
+    """Handle a member that has reset, with all others or alone; ignore an answer to an earlier reset."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, WasReset)
-    if member is None or member.phase is not Phase.GOING_BACK or report.epoch != member.epoch:
+    if member is None or member.phase is not MemberPhase.GOING_BACK or report.epoch != member.epoch:
         return
     if member.epoch < plane.floor:
         return
-    member.phase = Phase.READING
+    member.phase = MemberPhase.READING
     if plane.state is RegionState.RESETTING:
         end_if_all_are_back(plane)
     else:
@@ -152,10 +152,10 @@ def was_reset(plane: Plane, event: Heard) -> None:
 
 
 def end_if_all_are_back(plane: Plane) -> None:
-    """The region runs again, and not before the topic has the reset: also where nobody is left, who has read by it."""
+    """Run again when all members have reset and the topic has the reset, even if no member is left."""
     if plane.saved_floor < plane.floor:
         return
-    if any(one.phase is Phase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+    if any(member.phase is MemberPhase.GOING_BACK or member.epoch < plane.floor for member in plane.members.values()):
         return
     plane.due.pop("reset", None)
     plane.state = RegionState.RUNNING
@@ -165,39 +165,39 @@ def end_if_all_are_back(plane: Plane) -> None:
 
 
 def look_for_late(plane: Plane) -> None:
-    """Who does not go back in time has all begin again."""
+    """Restart the reset if a member misses the deadline."""
     if plane.now_ms >= plane.due.get("reset", plane.now_ms + 1):
-        late = sorted(one.name for one in plane.members.values() if one.phase is Phase.GOING_BACK)
+        late = sorted(member.name for member in plane.members.values() if member.phase is MemberPhase.GOING_BACK)
         plane.due.pop("reset")
-        ask(plane, Why.LATE, f"{', '.join(late)} did not go back in time", late[0] if late else "")
+        ask(plane, Why.LATE, f"{', '.join(late)} did not reset in time", late[0] if late else "")
 
 
 def stop(plane: Plane, cause: str, member: str, remedy: str) -> None:
-    """Nothing goes on without a person."""
+    """Stop the region, which then waits for an operator."""
     plane.tell(Level.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
     plane.cutting = plane.cutting if is_out(plane) else None
     plane.stopped, plane.state, plane.stopping = cause, RegionState.STOPPED, True
     plane.pending, plane.wanted = None, False
-    plane.waiting_to_register.clear()  # who waits says so again
+    plane.waiting_to_register.clear()  # waiting members report it again
     plane.due.clear()
 
     def saved() -> None:
         plane.stopping = False
-        for each in list(plane.members.values()):
-            plane.say(each, Stop(plane.term, cause, remedy))
-            plane.drop(each)
+        for member in list(plane.members.values()):
+            plane.say(member, Stop(plane.term, cause, remedy))
+            plane.drop(member)
         go_on_if_settled(plane)
 
     plane.save([Stopped(plane.region, cause, member, remedy, plane.now_ms)], saved)
 
 
 def how_to_resume(plane: Plane) -> str:
-    """The command that lets a stopped region go on."""
+    """Return the command that resumes a stopped region."""
     return f"`kohort region resume {plane.region} --execute`, and start its members"
 
 
 def cant_go_on(plane: Plane, event: Heard) -> None:
-    """A member has met what no reset mends."""
+    """Stop the region after an error of a member that no reset repairs."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, CantGoOn)
     if member is not None:
@@ -205,20 +205,20 @@ def cant_go_on(plane: Plane, event: Heard) -> None:
 
 
 def refuse(plane: Plane, event: Heard) -> None:
-    """The region has stopped: who comes is told why."""
+    """Refuse a member of a stopped region, with the cause."""
     plane.say_to(event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {how_to_resume(plane)}"))
     plane.close(event.connection)
 
 
 def resume(plane: Plane, event: Resumed) -> None:
-    """A person lets it go on: as after a takeover, and nobody is missed."""
+    """Resume on an operator's request: as after a takeover, but no member is expected."""
     del event
     plane.resumes = True
     go_on_if_settled(plane)
 
 
 def go_on_if_settled(plane: Plane) -> None:
-    """Not before it is known from which sequence, and those of before have been told to end."""
+    """Resume when it is known from which sequence, and the earlier members have been stopped."""
     if not plane.resumes or plane.stopping or plane.cutting is not None:
         return
     plane.resumes, plane.stopped, plane.consecutive = False, "", 0

@@ -1,4 +1,4 @@
-"""Where partitions are read from: handed out here alone, each to one member at a time.
+"""Start offsets of partitions: only the control plane hands them out, each partition to one member at a time.
 
 Source: spec 5.4, 5.5, 5.8, 5.12.
 """
@@ -6,7 +6,7 @@ Source: spec 5.4, 5.5, 5.8, 5.12.
 from __future__ import annotations
 
 from kohort.region.control_plane.events import Heard
-from kohort.region.control_plane.state import Asked, Phase, Plane, Registered
+from kohort.region.control_plane.state import Asked, MemberPhase, Plane, RegisteredMember
 from kohort.region.messages import AskStarts, Looked, Starts
 from kohort.region.parts import Part, part_of
 from kohort.region.records import Began, Fact, Initial
@@ -14,7 +14,7 @@ from kohort.region.states import RegionState
 
 
 def ask(plane: Plane, event: Heard) -> None:
-    """A member was assigned partitions."""
+    """Handle a member's request for the start offsets of assigned partitions."""
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, AskStarts)
     if member is not None and report.parts:
@@ -23,82 +23,101 @@ def ask(plane: Plane, event: Heard) -> None:
         serve(plane)
 
 
-def forget(plane: Plane, member: Registered, parts: tuple[Part, ...]) -> None:
-    """The member does not want these any more."""
+def forget(plane: Plane, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
+    """Remove partitions from the member's requests."""
     for asked in plane.asked:
         if asked.member == member.name:
             asked.parts = tuple(part for part in asked.parts if part not in parts)
             asked.looking -= frozenset(parts)
-    plane.asked = [one for one in plane.asked if one.parts]
+    plane.asked = [request for request in plane.asked if request.parts]
 
 
 def serve(plane: Plane) -> None:
-    """Hand out what is free: nobody else has it, or is looking where it begins.
+    """Hand out the partitions that are free: no other member holds one, or looks up its start offset.
 
-    Only while the region runs: who was given a partition contributes it, so that no start comes between what a member
-    has contributed and the sequence.
+    This happens only while the region runs. A member contributes every partition that it was given, so no start may
+    come between its contribution and the sequence.
     """
     if plane.state is not RegionState.RUNNING:
         return
     for asked in plane.asked:
         member = plane.members[asked.member]
-        if member.phase is Phase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
+        if member.phase is MemberPhase.GOING_BACK or member.epoch < 0 or member.left or not plane.is_whole(member):
             continue
         free = [part for part in asked.parts if part not in asked.looking and _is_free(plane, member, part)]
         if free:
             _hand_out(plane, asked, member, free)
-    plane.asked = [one for one in plane.asked if one.parts]
+    plane.asked = [request for request in plane.asked if request.parts]
 
 
-def _is_free(plane: Plane, member: Registered, part: Part) -> bool:
+def _is_free(plane: Plane, member: RegisteredMember, part: Part) -> bool:
     if any(part in other.looking for other in plane.asked if other.member != member.name):
         return False
     return plane.holder_of(part) in (None, member)
 
 
-def _hand_out(plane: Plane, asked: Asked, member: Registered, free: list[Part]) -> None:
+def _hand_out(plane: Plane, asked: Asked, member: RegisteredMember, free: list[Part]) -> None:
     known = [position for part in free if (position := plane.start_of(part)) is not None]
     unknown = [part for part in free if plane.start_of(part) is None]
     added = tuple(part for part in unknown if _came_later(plane, part))
     first = tuple(part for part in unknown if part not in added)
     asked.looking |= frozenset(unknown)
-    asked.parts = tuple(part for part in asked.parts if part not in {part_of(one) for one in known})
+    asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
     for position in known:
         member.handed[part_of(position)] = position.offset
     plane.say(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
 
 def _came_later(plane: Plane, part: Part) -> bool:
-    """Whether a partition came when its group had begun: with its topic, which may have been made again, or to it."""
+    """Return whether a partition was added after its group had begun: with its topic, perhaps recreated, or to it."""
     if any((before.group, before.topic) == (part.group, part.topic) for before in plane.initial):
         return True
     return part.group in plane.began and part.topic not in plane.began[part.group]
 
 
 def looked(plane: Plane, event: Heard) -> None:
-    """Where partitions begin that nobody has read: in the topic before a record of them goes out."""
+    """Save the start offsets that a member has looked up.
+
+    They are in the topic before a record of them is handed out.
+    """
     report, member = event.report, plane.member_on(event.connection)
     assert isinstance(report, Looked)
     asked = next(
-        (one for one in plane.asked if member is not None and (one.member, one.number) == (member.name, report.number)),
+        (
+            request
+            for request in plane.asked
+            if member is not None and (request.member, request.number) == (member.name, report.number)
+        ),
         None,
     )
     if member is None or asked is None:
         return
-    found = [one for one in report.found if part_of(one) in asked.looking and part_of(one) not in plane.begun]
+    found = [
+        position
+        for position in report.found
+        if part_of(position) in asked.looking and part_of(position) not in plane.begun
+    ]
     plane.begun.update(map(part_of, found))
     facts: list[Fact] = [
-        Initial(plane.region, one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
-        for one in found
+        Initial(
+            plane.region,
+            position.group,
+            position.topic,
+            position.topic_id,
+            position.partition,
+            position.offset,
+            position.leader_epoch,
+        )
+        for position in found
     ]
     if report.topics and member.group not in plane.began:
         plane.began[member.group] = report.topics
         facts.append(Began(plane.region, member.group, report.topics))
 
     def saved() -> None:
-        for one in found:
-            plane.initial[part_of(one)] = one
-        asked.looking -= {part_of(one) for one in report.found}
+        for position in found:
+            plane.initial[part_of(position)] = position
+        asked.looking -= {part_of(position) for position in report.found}
         serve(plane)
 
     plane.save(facts, saved)

@@ -1,4 +1,4 @@
-"""What a control plane knows: the durable facts of its region, and its members as they are now."""
+"""The state of a control plane: the durable facts of its region, and its current members."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from kohort.region.records import Contribution, Epoch, Fact, Initial, Manifest, 
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 
-# -- How a region behaves. All times in ms
+# -- Configuration of a region. All times in ms
 
 
 @dataclass(frozen=True, slots=True)
 class RegionConfig:
-    """Knobs of a control plane.
+    """The settings of a control plane.
 
     Attributes:
-        checkpoint_every_ms: between two cuts; None: members or persons ask for them.
-        register_ms: so long after a takeover, and after its connection ended, a member may take to register again.
-        drain_ms: so long a cut may take from its beginning until all have contributed: a member's longest piece of
-            work, with room. Below `max.poll.interval.ms`, so that a cut ends before the group loses patience.
-        reset_ms: so long an attempt at a reset may take.
-        resets_most: so many in a row stop the region; forced ones and those before a complete sequence don't count.
-        lone_sequences: a partition that a stable group has given to nobody of the region for so many sequences is
-            looked after.
+        checkpoint_every_ms: interval between two checkpoints; None: only members or operators request them.
+        register_ms: time for a member to register again, after a takeover and after its connection ended.
+        drain_ms: time for a checkpoint from its beginning until all have contributed: a member's longest batch, with
+            a margin. Below `max.poll.interval.ms`, so that a checkpoint ends before the group removes the member.
+        reset_ms: time for one attempt at a reset.
+        resets_most: number of resets in a row that stops the region; forced ones and those before a complete sequence
+            don't count.
+        lone_sequences: after this many sequences in which no member held a partition, its group is described.
     """
 
     checkpoint_every_ms: int | None = 5_000
@@ -43,13 +43,13 @@ class RegionConfig:
 
 
 NOWHERE = -1
-"""The connection of a member that has none."""
+"""Connection of a member that has none."""
 SOMEWHERE = ""
-"""The place of what an earlier release wrote, when a region had one sink and did not say which."""
+"""Sink name for keys of an earlier release, when a region had one sink and did not name it."""
 
 
-class Phase(Enum):
-    """Where a member is in what all do together, as its control plane knows it."""
+class MemberPhase(Enum):
+    """A member's progress in checkpoints and resets, as its control plane knows it."""
 
     READING = "it reads, or may"
     DRAINED = "drained for the present cut"
@@ -58,7 +58,7 @@ class Phase(Enum):
 
 
 class Why(Enum):
-    """Why all go back."""
+    """The cause of a reset."""
 
     ASKED = "a person, or what is behind a member"
     PARTITIONS = "partitions that were read were revoked or lost"
@@ -70,7 +70,7 @@ class Why(Enum):
 
 
 class Figures:
-    """What a control plane counts since it took over. Times in ms; -1: none yet."""
+    """Counters and times since a control plane took over. Times are in ms; -1: not measured yet."""
 
     def __init__(self) -> None:
         self.resets: Counter[Why] = Counter()
@@ -78,12 +78,12 @@ class Figures:
         self._began_ms = -1
 
     def cut_began(self, now_ms: int) -> None:
-        """A cut begins; one that begins again goes on."""
+        """Record the beginning of a checkpoint; an attempt that restarts keeps the first time."""
         if self._began_ms < 0:
             self._began_ms = now_ms
 
     def cut_ended(self, now_ms: int, *, complete: bool) -> None:
-        """It is complete, or came to nothing."""
+        """Record the end of a checkpoint, complete or abandoned."""
         if complete and self._began_ms >= 0:
             self.sequence_ms = now_ms - self._began_ms
             self.longest_ms = max(self.longest_ms, self.sequence_ms)
@@ -91,25 +91,25 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Registered:
-    """One member.
+class RegisteredMember:
+    """A registered member.
 
     Attributes:
-        handed: where its next contribution begins, of each partition that it was given to read and has not let go.
-        epoch: that it works in; -1: it has just started, and was not told yet.
+        handed: offset where its next contribution begins, for each partition that it was given and has not released.
+        epoch: the epoch in which it works; -1: it has just started, and does not know its epoch yet.
         lost_ms: since when it has no connection; None: it has one.
-        leaves: it goes with the next complete sequence.
-        stop: what it is told then, when it was not its own wish.
-        left: it has gone with the last sequence, and stays to publish it, since nobody else can.
-        sink: the place that it writes to; empty: none.
+        leaves: it leaves with the next complete sequence.
+        stop: an operator has stopped it; it learns this when it leaves.
+        left: it has left with the last sequence, and stays to publish it, because no other member can.
+        sink: the name of the sink that it writes to; empty: none.
         shares: False: it must be alone in its group.
-        of: the same for all members of one query; empty: it is one of its own.
-        sources: how many they are.
-        pinned: all queries of its group, where each partition is one of theirs for ever.
-        process: its process's name; empty: whether that has ended can't be seen from here.
-        waits_for: why its sink does not take what it has submitted; empty: the sink does.
-        letters: the place of its dead letters; empty: it has none.
-        dead_letters: how many complete sequences of this term have.
+        of: the name of its query, common to the query's members; empty: it is not part of a query.
+        sources: the number of members of its query.
+        pinned: all queries of its group, when each partition belongs to one of them for ever.
+        process: the name of its process; empty: this host can't see whether that has ended.
+        waits_for: why its sink refuses what it has submitted; empty: the sink accepts it.
+        letters: the name of its dead-letter sink; empty: none.
+        dead_letters: the number of its dead letters in complete sequences of this term.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Registered:
     pinned: tuple[str, ...] = ()
     process: str = ""
     epoch: int = -1
-    phase: Phase = Phase.READING
+    phase: MemberPhase = MemberPhase.READING
     handed: dict[Part, int] = field(default_factory=dict)
     lost_ms: int | None = None
     leaves: bool = False
@@ -136,16 +136,16 @@ class Registered:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All places that it writes to, and can publish in."""
+        """All sinks that it writes to, and can publish to."""
         return tuple(place for place in (self.sink, self.letters) if place)
 
 
 @dataclass(slots=True)
 class Asked:
-    """Starts that a member waits for.
+    """A member's request for start offsets.
 
     Attributes:
-        looking: parts whose start position it was told to look up.
+        looking: partitions whose start position it is looking up.
     """
 
     member: str
@@ -156,11 +156,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Cutting:
-    """A cut under way.
+    """A checkpoint in progress.
 
     Attributes:
         names: the members that were registered when it began.
-        again: someone holds partitions back, or wants to go, since after it began: another cut follows.
+        again: another checkpoint follows, because a member has held back partitions or asked to leave since this one
+            began.
     """
 
     cut: Cut
@@ -184,23 +185,23 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The durable facts that a control plane begins with.
+    """The durable facts with which a control plane begins.
 
     Attributes:
-        epoch: the newest.
-        floor: that of the last reset: what was staged in earlier ones is void.
-        expected: members that hold something, as far as the topic tells: who does not register again is dead.
-        keys: what the last sequence staged, published or not, by the place that it was staged for.
-        states: what the members' operators saved with it, and those that wait for members who are away.
-        empties: the last sequence is one that is published by emptying the sinks.
-        made_as: the number that the last sequence had before a person adopted a sink that is ahead; 0: the same.
-        places: all that the region has published to.
-        waiting: whose state waits if they go away, or does, each with the sequence that has it.
-        contributors: who contributed to the last sequence, each with the epoch that it worked in.
-        reserved: of those, the ones whose group nobody else may read meanwhile.
-        processes: where those were who contributed to the last sequence, as far as that can be seen from somewhere.
-        shown: by place, the last sequence that it is known to show.
-        began: by group, the topics that its pattern found when it began.
+        epoch: the newest epoch.
+        floor: the minimum valid epoch, that of the last reset; what was staged in earlier ones is discarded.
+        expected: members that hold partitions, according to the topic. A member that does not register again is dead.
+        keys: the keys staged for the last sequence, published or not, by sink.
+        states: the states that members saved with it, and those that wait for absent members.
+        empties: the last sequence is published by emptying the sinks.
+        made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
+        places: all sinks to which the region has published.
+        waiting: members whose state waits while they are absent, each with the sequence that has the state.
+        contributors: members that contributed to the last sequence, each with the epoch in which it worked.
+        reserved: those among them whose group no other member may read meanwhile.
+        processes: the processes of the contributors to the last sequence, if known.
+        shown: the last sequence that each sink is known to show.
+        began: for each group, the topics that its pattern matched when it began.
     """
 
     region: str
@@ -227,7 +228,7 @@ class Known:
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def owed(self) -> dict[str, tuple[StagedKey, ...]]:
-        """Keys of the last sequence for places that are not known to show it; none of a place: it is to be emptied."""
+        """Return the unpublished keys of the last sequence by sink. A sink without keys is to be emptied."""
         keys = dict.fromkeys(self.places or (SOMEWHERE,), ()) if self.empties else self.keys
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
 
@@ -240,43 +241,47 @@ class Known:
         return Last(self.sequence, self.empties, self.made_as)
 
     def bounds(self, place: str) -> Bounds:
-        """Which sequences a place may show."""
+        """Return the range of sequences that a sink may show."""
         owed = self.owed()
         owed |= dict.fromkeys((place,), ()) if SOMEWHERE in owed else {}
         return bounds_of(place, self.last(), owed, self.shown)
 
 
 class Plane:
-    """The data that all handlers work with, and the few verbs that all of them need.
+    """The state of a control plane, with the operations that its handlers share.
 
     Attributes:
-        now_ms: of the event that is handled.
-        positions: of the last complete sequence, of every partition that the region has read.
-        initial: where partitions were begun, for a reset to the initial state.
-        begun: those whose beginning is saved, or about to be: it is saved once.
-        began: by group, the topics that its pattern found when it began; saved, or about to be.
-        members: registered, by name.
-        expected: who has not registered since the takeover, each with its process's name; empty: nobody knows it.
-        ended: of their processes, those that are gone.
-        asked: members that wait for starts, in order.
-        cutting: the cut under way; None: none.
-        wanted: a cut is to begin as soon as it can.
-        pending: a reset that waits.
-        stopping: it has stopped, and the topic has that not yet.
-        resumes: a person lets it go on, as soon as the topic has all that was on its way there when it stopped.
-        saved_floor: the floor that the topic has. One that is not there yet may never be, if another has taken over:
-            what others stage before it may still count.
-        places: all that the region has published to since they were last emptied.
-        owed: what the last sequence staged and is not published yet, by place; nothing of a place: it is to be emptied.
-        unshown: why the last sequence could not be published yet, by place.
-        emptying: resets to the initial state that the topic has not yet: then their places are owed.
-        made_as: the number that the last sequence had before a person adopted a sink that is ahead; 0: the same.
-        published: the sequence up to which all that was staged is published, everywhere.
-        shown: by place, the last sequence that it is known to show; and as the topic had it when this term began.
-        emptied: places that were emptied in this term.
-        due: when what is to happen at the latest, by name.
-        lone: for how many sequences nobody has held a partition.
-        waiting_to_register: by connection, members whose sink does not answer before they can register.
+        now_ms: the time of the current event.
+        positions: the positions of the last complete sequence, for each partition that the region has read.
+        initial: the initial offsets of partitions, for a reset to the initial state.
+        begun: partitions whose initial offset is saved, or about to be: it is saved once.
+        began: for each group, the topics that its pattern matched when it began; saved, or about to be.
+        members: the registered members, by name.
+        expected: members that have not registered since the takeover, each with the name of its process; empty: not
+            known.
+        ended: those of their processes that have ended.
+        asked: requests for start offsets, in order.
+        cutting: the checkpoint in progress; None: none.
+        wanted: a checkpoint is to begin as soon as possible.
+        pending: a deferred reset.
+        stopping: the region has stopped, and the topic does not have that yet.
+        resumes: an operator has resumed the region; it continues when the topic has all that was pending when it
+            stopped.
+        saved_floor: the minimum valid epoch in the topic. A newer one may never arrive there, if another control
+            plane has taken over: what other members stage before it may still count.
+        places: all sinks to which the region has published since they were last emptied.
+        owed: the unpublished keys of the last sequence, by sink; a sink without keys is to be emptied.
+        unshown: why the last sequence could not be published yet, by sink.
+        emptying: resets to the initial state that the topic does not have yet; then their sinks must be emptied.
+        made_as: the number of the last sequence before `adopt` renumbered it; 0: it was not renumbered.
+        published: the sequence up to which all that was staged is published in all sinks.
+        shown: the last sequence that each sink is known to show; `shown_before`: as the topic had it when this term
+            began.
+        emptied: sinks that were emptied in this term.
+        due: deadlines, by name.
+        lone: for how many sequences no member has held a partition.
+        waiting_to_register: connected members whose sink does not answer, so that they can't register yet, by
+            connection.
     """
 
     def __init__(self, known: Known, config: RegionConfig, now_ms: int) -> None:
@@ -288,15 +293,17 @@ class Plane:
         self.stopped = known.stopped
         self.now_ms = now_ms
         self.initial = {
-            part_of(one): Position(one.group, one.topic, one.topic_id, one.partition, one.offset, one.leader_epoch)
-            for one in known.initial
+            part_of(initial): Position(
+                initial.group, initial.topic, initial.topic_id, initial.partition, initial.offset, initial.leader_epoch
+            )
+            for initial in known.initial
         }
         self.begun, self.began = set(self.initial), dict(known.began)
-        self.positions = {part_of(one): one for one in known.positions}
+        self.positions = {part_of(position): position for position in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)
         self.reserved = dict(known.reserved)
-        self.members: dict[str, Registered] = {}
+        self.members: dict[str, RegisteredMember] = {}
         self.by_connection: dict[int, str] = {}
         self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
         self.ended: set[str] = set()
@@ -323,15 +330,15 @@ class Plane:
         self.unshown: dict[str, str] = {}
         self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
 
-    # -- what comes of it
+    # -- effects
 
-    def say(self, member: Registered, order: Order) -> None:
-        """To a member, if it is there; who comes back is told anew."""
+    def say(self, member: RegisteredMember, order: Order) -> None:
+        """Send an order to a member, if it is connected; a member that reconnects gets its orders again."""
         if member.connection != NOWHERE:
             self.effects.append(Say(member.connection, order))
 
     def say_to(self, connection: int, order: Order) -> None:
-        """To whoever is on a connection."""
+        """Send an order on a connection."""
         self.effects.append(Say(connection, order))
 
     def say_all(self, order: Order) -> None:
@@ -345,7 +352,7 @@ class Plane:
         self.effects.append(Told(level, text))
 
     def save(self, facts: Iterable[Fact], then: Callable[[], None]) -> None:
-        """Go on with `then` when these are committed."""
+        """Write facts; call `then` when they are committed."""
         self._tokens += 1
         save = Save(self._tokens, tuple(facts))
         floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
@@ -353,80 +360,83 @@ class Plane:
         self.effects.append(save)
 
     def saved(self, token: int) -> None:
-        """Facts are committed."""
+        """Handle the commit of facts."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
             self.saved_floor = max(self.saved_floor, floor)
             then()
 
-    # -- what it knows
+    # -- queries
 
-    def member_on(self, connection: int) -> Registered | None:
-        """Who speaks on a connection."""
+    def member_on(self, connection: int) -> RegisteredMember | None:
+        """Return the member on a connection."""
         name = self.by_connection.get(connection)
         return None if name is None else self.members[name]
 
     def names(self) -> tuple[str, ...]:
-        """All that are registered."""
+        """Return the names of all registered members."""
         return tuple(sorted(self.members))
 
     def start_of(self, part: Part) -> Position | None:
-        """Where reading of a partition goes on: by the last complete sequence, else where it was begun."""
+        """Return where reading of a partition continues: at the last complete sequence, else at its initial offset."""
         return self.positions.get(part) or self.initial.get(part)
 
-    def holder_of(self, part: Part) -> Registered | None:
-        """Who may be reading a partition."""
+    def holder_of(self, part: Part) -> RegisteredMember | None:
+        """Return the member that may be reading a partition."""
         return next((member for member in self.members.values() if part in member.handed), None)
 
     def all_positions(self) -> dict[Part, Position]:
-        """Of every partition that the region has read or begun."""
+        """Return the position of every partition that the region has read or begun."""
         return {**self.initial, **self.positions}
 
     def counts(self, name: str, epoch: int) -> bool:
-        """Whether the last sequence has what a member contributed in this epoch, and not another of its name."""
+        """Return whether the last sequence has what this member contributed in this epoch, not another of its name."""
         return self.contributors.get(name) == epoch
 
     def cutters(self) -> tuple[str, ...]:
-        """Who takes part in a cut that begins now: not who was given nothing, and waits for its siblings."""
+        """Return the participants of a checkpoint that begins now.
+
+        A member that holds nothing and waits for siblings is none.
+        """
         able = ((name, self.members[name]) for name in self.names())
-        return tuple(name for name, one in able if not one.left and (one.handed or self.is_whole(one)))
+        return tuple(name for name, member in able if not member.left and (member.handed or self.is_whole(member)))
 
-    def siblings(self, member: Registered) -> list[Registered]:
-        """The members of its query that are registered: they are cut, leave and die together."""
-        return [one for one in self.members.values() if one is member or (one.of and one.of == member.of)]
+    def siblings(self, member: RegisteredMember) -> list[RegisteredMember]:
+        """Return the registered members of its query: they checkpoint, leave and die together."""
+        return [other for other in self.members.values() if other is member or (other.of and other.of == member.of)]
 
-    def is_whole(self, member: Registered) -> bool:
-        """Whether all of its query are registered."""
+    def is_whole(self, member: RegisteredMember) -> bool:
+        """Return whether all members of its query are registered."""
         return not member.of or len(self.siblings(member)) >= member.sources
 
-    def miss_siblings(self, member: Registered) -> None:
-        """Who is there of its query waits so long for the others."""
+    def miss_siblings(self, member: RegisteredMember) -> None:
+        """Start the deadline for the missing members of its query, or cancel it if none is missing."""
         if self.is_whole(member) or not self.siblings(member):
             self.due.pop(f"siblings {member.of}", None)
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
-    def publisher(self, place: str) -> Registered | None:
-        """Who publishes for all that write to a place: the first by name that is there."""
+    def publisher(self, place: str) -> RegisteredMember | None:
+        """Return the member that publishes to a sink for all its writers: the first connected one by name."""
         able = [
             member for _, member in sorted(self.members.items()) if place in member.places and member.lost_ms is None
         ]
         return able[0] if able else None
 
     def needs(self, place: str) -> bool:
-        """Whether someone must publish in a place, or empty it once the topic has the reset that waits or is coming."""
+        """Return whether a sink must be published to, or emptied after a reset that is deferred or being written."""
         if self.pending is not None and self.pending.initial and self.sequence > 0:
             return True
         return place in self.owed or any(place in manifest.places for manifest in self.emptying)
 
     def owe(self, keys: Mapping[str, tuple[StagedKey, ...]]) -> None:
-        """The last sequence is to be published in these places."""
+        """Set the unpublished keys of the last sequence."""
         self.owed = dict(keys)
         if not self.owed:
             self.published = self.sequence
 
     def bounds(self, place: str) -> Bounds:
-        """Which sequences a place may show that was looked at after this term had begun."""
+        """Return the range of sequences that a sink may show that was read after this term had begun."""
         owed = self.owed if SOMEWHERE not in self.owed else {*self.owed, place}
         now = bounds_of(place, self.last(), owed, self.shown)
         then = bounds_of(place, self.last(), owed, self.shown_before)
@@ -437,39 +447,39 @@ class Plane:
         return Last(self.sequence, self.empties, self.made_as)
 
     def number_in(self, place: str) -> int:
-        """The number under which a place shows the last sequence."""
+        """Return the number under which a sink shows the last sequence."""
         return self.last().number_in(self.shown.get(place))
 
     def paid(self, place: str) -> None:
-        """The last sequence is published in this place, and the topic has that."""
+        """Record that the last sequence is published to this sink, according to the topic."""
         self.owed.pop(place, None)
         self.unshown.pop(place, None)
         if not self.owed:
             self.published = self.sequence
 
-    def drop(self, member: Registered) -> None:
-        """It is registered no more."""
+    def drop(self, member: RegisteredMember) -> None:
+        """Unregister a member."""
         del self.members[member.name]
         self.by_connection.pop(member.connection, None)
-        self.asked = [one for one in self.asked if one.member != member.name]
+        self.asked = [request for request in self.asked if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
         self.miss_siblings(member)
         self.say_all(Members(self.term, self.names()))
 
 
-# -- A control plane as people see it
+# -- Description for operators
 
 WAITS = "waits for its sink before it registers"
 
 
 def seen(plane: Plane) -> RegionSeen:
-    """The region as it is now."""
+    """Return the description of the region."""
     waits = {report.member: report for report in plane.waiting_to_register.values()}
     members = [
         MemberSeen(
             member.name,
             member.group,
-            "has just started" if member.epoch < 0 and member.phase is Phase.READING else member.phase.value,
+            "has just started" if member.epoch < 0 and member.phase is MemberPhase.READING else member.phase.value,
             member.epoch,
             tuple(sorted(member.handed)),
             member.lost_ms is None,

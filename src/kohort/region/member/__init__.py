@@ -1,1 +1,1 @@
-"""PURE. One member of a region: what it does about its group, its control plane and its own progress."""
+"""PURE. The state machine of one member: its reactions to its group, its control plane and its own progress."""

@@ -1,4 +1,4 @@
-"""What can happen to a member, and what is to be done about it."""
+"""Events of a member, and the effects that its machine returns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """There is a connection to a control plane; the one before has ended.
+    """The event that a connection to a control plane exists; the one before has ended.
 
     Attributes:
-        process: this one's name, if the control plane can see whether it has ended; else empty.
-        shows: the last sequence that the member's sink shows, looked at since; -1: it has none.
-        letters_show: the same of the place of its dead letters.
+        process: this process's name, if the control plane can see whether it has ended; else empty.
+        shows: the last sequence that the member's sink shows, read on this connection; -1: it has no sink.
+        letters_show: the same for its dead-letter sink.
     """
 
     process: str = ""
@@ -27,14 +27,14 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """The control plane said something."""
+    """An order of the control plane."""
 
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What the group has given to this member, all of it."""
+    """The event that the group has assigned partitions; `parts` is the full assignment."""
 
     identity: Identity
     parts: tuple[Part, ...]
@@ -42,33 +42,33 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The group wants partitions back; they are the member's until `Release`."""
+    """The event that the group revokes partitions, which the member keeps until `Release`."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Partitions are someone else's already."""
+    """The event that partitions were lost; another consumer may own them already."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Records have come."""
+    """The event that records were fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Nothing is in flight, and what was submitted is committed."""
+    """The event that no table is in progress, and the offsets of submitted records are committed."""
 
     cut: Cut
 
 
 @dataclass(frozen=True, slots=True)
 class NotQuiet:
-    """The drain failed."""
+    """The event that the drain failed."""
 
     cut: Cut
     cause: str
@@ -76,13 +76,14 @@ class NotQuiet:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """The operator's state is there, and all that was submitted is staged.
+    """The event that the application's state is saved, and all submitted rows are staged.
 
     Attributes:
-        ends: next offsets of all that the member was given to read; of what it has finished, if it reads on meanwhile.
-        keys: of what these ends cover, and the sequences before do not.
-        letter_keys: the same of its dead letters.
-        dead_letters: how many these are.
+        ends: the next offsets of all partitions that the member was given; if it reads on meanwhile, of what it has
+            finished.
+        keys: keys of the rows that these ends cover, and the sequences before do not.
+        letter_keys: the same for its dead letters.
+        dead_letters: the number of dead letters.
     """
 
     cut: Cut
@@ -95,17 +96,17 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """Queue and drain buffer are empty, and the operator has gone back."""
+    """The event that the queue and the drain buffer are empty, and the application has reset."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """Start positions were found.
+    """The event that start positions were found.
 
     Attributes:
-        topics: all that the member's pattern finds now; empty: it reads topics by name.
+        topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 
     number: int
@@ -115,11 +116,11 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class PublishEnded:
-    """An attempt to publish what a sequence staged has ended.
+    """The event that an attempt to publish a sequence has ended.
 
     Attributes:
-        cause: why not yet; empty: it is.
-        place: where, as it was ordered.
+        cause: why it failed; empty: it succeeded.
+        place: the sink of the order.
     """
 
     sequence: int
@@ -129,26 +130,26 @@ class PublishEnded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWanted:
-    """The operator has counted its records."""
+    """The application's request for a checkpoint, after a number of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetWanted:
-    """What is behind the member can't go on from here."""
+    """The application's request for a reset."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class SinkWaits:
-    """The sink does not take what is to be staged, which is tried again; with an empty cause, it has."""
+    """The event that the sink refuses rows, which are retried; with an empty cause, it has accepted them."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What no reset mends."""
+    """The event of an error that no reset repairs."""
 
     cause: str
     remedy: str
@@ -156,7 +157,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The application has closed the member."""
+    """The event that the application has closed the member."""
 
 
 Event = (
@@ -182,17 +183,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """To the control plane; lost when there is none."""
+    """A message to the control plane; it is lost if there is none."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Fetch.
+    """An order to fetch records.
 
     Attributes:
-        slowly: one poll in 100 ms (spec 5.11).
+        slowly: poll once in 100 ms (spec 5.11).
     """
 
     slowly: bool = False
@@ -200,10 +201,10 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class StopPolling:
-    """Fetch nothing more, and submit nothing more of what is queued.
+    """An order to fetch no more, and to submit nothing more of the queue.
 
     Attributes:
-        clear: throw away what is queued.
+        clear: discard the queue.
     """
 
     clear: bool = False
@@ -211,9 +212,9 @@ class StopPolling:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Stop polling, put the queue into the drain buffer, finish what is in flight, commit: then `Quiet`.
+    """An order to stop polling, finish the table in progress and commit, then post `Quiet`.
 
-    Who does not stop for a cut says so at once, and reads on.
+    The queue becomes the drain buffer. A member that does not stop for a checkpoint posts it at once, and reads on.
     """
 
     cut: Cut
@@ -221,7 +222,7 @@ class Quiesce:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Stage what was submitted, have the operator save its state: then `StateSaved`."""
+    """An order to stage the submitted rows and save the application's state, then post `StateSaved`."""
 
     cut: Cut
     names: tuple[str, ...]
@@ -229,15 +230,15 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Submit again: first what is in the drain buffer."""
+    """An order to submit again, first from the drain buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Empty queue and drain buffer, forget positions, have the operator go back: then `WentBack`.
+    """An order to empty queue and drain buffer, forget positions and reset the application, then post `WentBack`.
 
     Attributes:
-        sequence: 0: the initial state.
+        sequence: the sequence to return to; 0: the initial state.
     """
 
     epoch: int
@@ -247,7 +248,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The member works in this epoch; its operator begins with a state that another of its name has saved."""
+    """An order to work in this epoch; the application starts with a state that an earlier member of its name saved."""
 
     epoch: int
     sequence: int
@@ -256,10 +257,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """Read partitions from here.
+    """An order to read partitions from these positions.
 
     Attributes:
-        commit: have the group's offsets say so too: they may be ahead.
+        commit: commit the positions to the group too: its offsets may be ahead.
     """
 
     positions: tuple[Position, ...]
@@ -268,11 +269,11 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find where partitions begin: then `LookedUp`.
+    """An order to look up start offsets, then post `LookedUp`.
 
     Attributes:
-        first: by the start position.
-        added: at their beginning.
+        first: partitions that begin at the start position.
+        added: partitions that begin at their earliest offset.
     """
 
     number: int
@@ -282,18 +283,18 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let partitions go that the group wants back: nothing of them is queued, read or submitted any more."""
+    """An order to release revoked partitions: none of their records is queued, read or submitted any more."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """A sequence is complete.
+    """An order that a sequence is complete.
 
     Attributes:
-        retired: those up to this one are given up.
-        counts: it has what this member contributed last; otherwise that is contributed again.
+        retired: the sequences up to this one can no longer be returned to.
+        counts: it has what this member contributed last; otherwise the member contributes that again.
     """
 
     sequence: int
@@ -303,12 +304,12 @@ class Retire:
 
 @dataclass(frozen=True, slots=True)
 class PublishKeys:
-    """Publish what a sequence staged, again and again until it is: then `PublishEnded`.
+    """An order to publish what a sequence staged, retrying until it succeeds; `PublishEnded` follows each attempt.
 
     Attributes:
-        floor: what was staged in an earlier epoch, and is not of this sequence, never counts.
+        floor: the minimum valid epoch: rows staged in an earlier one, and not of this sequence, never count.
         empties: empty the sink instead.
-        place: the member's sink, or that of its dead letters; empty: its sink.
+        place: the sink or the dead-letter sink of the member; empty: its sink.
     """
 
     sequence: int
@@ -320,10 +321,10 @@ class PublishKeys:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The member is over.
+    """The end of the member.
 
     Attributes:
-        cause: empty: the application wanted it.
+        cause: empty: the application asked for it.
     """
 
     cause: str = ""

@@ -1,4 +1,4 @@
-"""A member of a region as a state machine, `step(event) -> effects`, and its table.
+"""The state machine of a region member, `step(event) -> effects`, and its transition table.
 
 Source: spec 5.6-5.12.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kohort.region import messages as told
-from kohort.region.member import events as happens
+from kohort.region import messages
+from kohort.region.member import events
 from kohort.region.member.events import Effect, Event, Ordered
 from kohort.region.member.state import (
     CHECKPOINTED,
@@ -24,16 +24,14 @@ from kohort.region.parts import Part, part_of
 from kohort.region.records import Contribution, Span
 from kohort.region.states import MemberState, Row
 
-# -- What each event does to a member; in which state, the table says
-#
-# Source: spec 5.6-5.12.
+# Handlers of the events; the table says in which state each applies.
 
 # -- the control plane
 
 
-def connected(member: Member, event: happens.Connected) -> None:
+def connected(member: Member, event: events.Connected) -> None:
     member.say(
-        told.Register(
+        messages.Register(
             member.name,
             member.incarnation,
             member.group,
@@ -55,11 +53,11 @@ def connected(member: Member, event: happens.Connected) -> None:
     )
 
 
-def welcome(member: Member, order: told.Welcome) -> None:
+def welcome(member: Member, order: messages.Welcome) -> None:
     member.names = order.names
     if member.epoch < 0:
         member.epoch, member.sequence = order.epoch, order.sequence
-        member.do(happens.Begin(order.epoch, order.sequence, order.state), happens.Poll())
+        member.do(events.Begin(order.epoch, order.sequence, order.state), events.Poll())
     else:
         complete(member, order.sequence, 0, counts=order.counts)
         if member.cut is not None and member.cut != order.cut:
@@ -69,59 +67,59 @@ def welcome(member: Member, order: told.Welcome) -> None:
 
 
 def say_again(member: Member) -> None:
-    """What the control plane may not have heard."""
+    """Send again what the control plane may not have received."""
     if member.state is PENDING and not member.going_back:
-        member.say(told.AskReset("partitions were given up", forced=True))
+        member.say(messages.AskReset("partitions were released", forced=True))
     if member.failure is not None:
         member.say(member.failure)
     if member.wants_back is not None:
         member.say(member.wants_back)
     if member.closing:
-        member.say(told.Leave())
+        member.say(messages.Leave())
     if member.held:
-        member.say(told.Holding())
-    member.say(told.Moved(member.identity))
+        member.say(messages.Holding())
+    member.say(messages.Moved(member.identity))
     member.ask_starts()
 
 
-def members(member: Member, order: told.Members) -> None:
+def members(member: Member, order: messages.Members) -> None:
     member.names = order.names
 
 
-def end(member: Member, order: told.Refused | told.Stop) -> None:
-    if isinstance(order, told.Refused):
-        member.do(happens.StopPolling(clear=True), happens.End(order.why, order.remedy))
+def end(member: Member, order: messages.Refused | messages.Stop) -> None:
+    if isinstance(order, messages.Refused):
+        member.do(events.StopPolling(clear=True), events.End(order.why, order.remedy))
     else:
-        member.do(happens.StopPolling(clear=True), happens.End(order.cause, order.remedy))
+        member.do(events.StopPolling(clear=True), events.End(order.cause, order.remedy))
 
 
 # -- the group
 
 
-def assigned(member: Member, event: happens.Assigned) -> None:
+def assigned(member: Member, event: events.Assigned) -> None:
     member.identity = event.identity
     gone = tuple(part for part in member.assigned if part not in event.parts)
     member.drop(gone)
     member.assigned = dict.fromkeys(event.parts)
-    member.say(told.Moved(member.identity, gone))
+    member.say(messages.Moved(member.identity, gone))
     member.ask_starts()
 
 
-def revoked_unread(member: Member, event: happens.Revoked) -> None:
+def revoked_unread(member: Member, event: events.Revoked) -> None:
     member.let_go(event.parts)
 
 
-def revoked(member: Member, event: happens.Revoked) -> None:
+def revoked(member: Member, event: events.Revoked) -> None:
     if not any(part in member.begins for part in event.parts):
         member.let_go(event.parts)
     elif member.how.holds_back:
         member.held |= dict.fromkeys(event.parts)
-        member.say(told.Holding())
+        member.say(messages.Holding())
     else:
         pend(member, "partitions were revoked", event.parts)
 
 
-def lost(member: Member, event: happens.Lost) -> None:
+def lost(member: Member, event: events.Lost) -> None:
     if any(part in member.begins for part in event.parts):
         pend(member, "partitions were lost", event.parts)
     else:
@@ -129,80 +127,82 @@ def lost(member: Member, event: happens.Lost) -> None:
 
 
 def pend(member: Member, cause: str, parts: tuple[Part, ...]) -> None:
-    """All must go back: what was read of these is in what was staged."""
-    member.do(happens.StopPolling(clear=True))
-    member.say(told.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
+    """Request a reset: records of these partitions are among what was staged."""
+    member.do(events.StopPolling(clear=True))
+    member.say(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
     member.cut, member.contributed, member.ends = None, 0, {}
     member.be(PENDING)
     member.let_go([*parts, *member.held])
 
 
-def fetched(member: Member, event: happens.Fetched) -> None:
+def fetched(member: Member, event: events.Fetched) -> None:
     del event
     if member.state is RESET_COMPLETE:
-        member.do(happens.Poll())
+        member.do(events.Poll())
     member.be(RECORDS_FETCHED)
 
 
-def fetched_in_cut(member: Member, event: happens.Fetched) -> None:
+def fetched_in_cut(member: Member, event: events.Fetched) -> None:
     del event
     member.resting = RECORDS_FETCHED
 
 
-def starts(member: Member, order: told.Starts) -> None:
-    found = [one for one in order.found if part_of(one) in member.assigned and part_of(one) not in member.begins]
-    for one in found:
-        member.begins[part_of(one)] = one.offset
+def starts(member: Member, order: messages.Starts) -> None:
+    found = [
+        start for start in order.found if part_of(start) in member.assigned and part_of(start) not in member.begins
+    ]
+    for position in found:
+        member.begins[part_of(position)] = position.offset
     if found:
-        member.do(happens.Seek(tuple(found), commit=member.went_back))
+        member.do(events.Seek(tuple(found), commit=member.went_back))
     first = tuple(part for part in order.first if part in member.assigned)
     added = tuple(part for part in order.added if part in member.assigned)
     if first or added:
-        member.do(happens.LookUp(order.number, first, added))
+        member.do(events.LookUp(order.number, first, added))
 
 
-def looked_up(member: Member, event: happens.LookedUp) -> None:
-    member.say(told.Looked(event.number, event.found, event.topics))
+def looked_up(member: Member, event: events.LookedUp) -> None:
+    member.say(messages.Looked(event.number, event.found, event.topics))
 
 
-# -- a cut
+# -- checkpoints
 
 
-def drain(member: Member, order: told.Drain) -> None:
+def drain(member: Member, order: messages.Drain) -> None:
     if member.epoch < 0 or member.going_back or member.wants_back is not None:
         return
     member.cut = order.cut
-    member.do(happens.Quiesce(order.cut))
+    member.do(events.Quiesce(order.cut))
 
 
-def drain_again(member: Member, order: told.Drain) -> None:
+def drain_again(member: Member, order: messages.Drain) -> None:
     if member.state is CHECKPOINTED:
         member.contributed, member.ends = 0, {}
     member.cut = order.cut
     member.state = DRAINED
-    member.say(told.Drained(order.cut))
+    member.say(messages.Drained(order.cut))
 
 
-def quiet(member: Member, event: happens.Quiet) -> None:
+def quiet(member: Member, event: events.Quiet) -> None:
     if event.cut == member.cut:
         member.state = DRAINED
-        member.say(told.Drained(event.cut))
+        member.say(messages.Drained(event.cut))
 
 
-def not_quiet(member: Member, event: happens.NotQuiet) -> None:
+def not_quiet(member: Member, event: events.NotQuiet) -> None:
     if event.cut == member.cut:
-        member.say(told.DrainFailed(event.cut, event.cause))
+        member.say(messages.DrainFailed(event.cut, event.cause))
 
 
-def checkpoint(member: Member, order: told.Checkpoint) -> None:
+def checkpoint(member: Member, order: messages.Checkpoint) -> None:
     if order.cut == member.cut:
-        member.do(happens.SaveState(order.cut, order.names))
+        member.do(events.SaveState(order.cut, order.names))
 
 
-def state_saved(member: Member, event: happens.StateSaved) -> None:
+def state_saved(member: Member, event: events.StateSaved) -> None:
     if event.cut != member.cut:
         return
-    ends = {part_of(one): one for one in event.ends if part_of(one) in member.begins}
+    ends = {part_of(position): position for position in event.ends if part_of(position) in member.begins}
     spans = tuple(
         Span(part.group, part.topic, part.topic_id, part.partition, begin, ends[part].offset, ends[part].leader_epoch)
         for part, begin in sorted(member.begins.items())
@@ -230,31 +230,31 @@ def state_saved(member: Member, event: happens.StateSaved) -> None:
     )
     member.contributed, member.ends, member.covered = event.cut.sequence, ends, dict(member.held)
     member.state, member.given = CHECKPOINTED, given
-    member.say(told.Contributed(event.cut, given))
+    member.say(messages.Contributed(event.cut, given))
 
 
-def contribute_again(member: Member, order: told.Checkpoint) -> None:
+def contribute_again(member: Member, order: messages.Checkpoint) -> None:
     if order.cut == member.cut and member.given is not None:
-        member.say(told.Contributed(order.cut, member.given))
+        member.say(messages.Contributed(order.cut, member.given))
 
 
-def identify(member: Member, order: told.Identify) -> None:
+def identify(member: Member, order: messages.Identify) -> None:
     del order
-    member.say(told.Moved(member.identity))
+    member.say(messages.Moved(member.identity))
 
 
-def completed(member: Member, order: told.Completed) -> None:
+def completed(member: Member, order: messages.Completed) -> None:
     if complete(member, order.sequence, order.retired, counts=order.counts) and member.cut is not None:
         member.go_on()
 
 
 def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bool:
-    """What it contributed counts, or not; gives whether the sequence is news."""
+    """Handle a complete sequence, which may have the member's contribution; return whether the sequence is new."""
     if sequence <= member.sequence:
         return False
     counts = counts and member.contributed == sequence
     member.sequence, member.went_back = sequence, False
-    member.do(happens.Retire(sequence, retired, counts=counts))
+    member.do(events.Retire(sequence, retired, counts=counts))
     if counts:
         for part, end in member.ends.items():
             if part in member.begins:
@@ -265,93 +265,95 @@ def complete(member: Member, sequence: int, retired: int, *, counts: bool) -> bo
     return True
 
 
-# -- a reset
+# -- resets
 
 
-def reset(member: Member, order: told.Reset) -> None:
+def reset(member: Member, order: messages.Reset) -> None:
     if order.epoch == member.epoch:
-        if not member.going_back:  # it was said again, for a connection had ended
-            member.say(told.WasReset(order.epoch))
+        if not member.going_back:  # a repeated order, after a reconnect
+            member.say(messages.WasReset(order.epoch))
             say_again(member)
         return
     member.cut, member.contributed, member.ends, member.failure = None, 0, {}, None
     member.epoch, member.sequence, member.wants_back = order.epoch, order.sequence, None
     member.went_back = member.going_back = True
     member.begins.clear()
-    member.do(happens.StopPolling(clear=True))
+    member.do(events.StopPolling(clear=True))
     if member.held:
         member.let_go(tuple(member.held))
     member.be(PENDING)
-    member.do(happens.GoBack(order.epoch, order.sequence, order.state))
+    member.do(events.GoBack(order.epoch, order.sequence, order.state))
 
 
-def went_back(member: Member, event: happens.WentBack) -> None:
+def went_back(member: Member, event: events.WentBack) -> None:
     if event.epoch != member.epoch or not member.going_back:
         return
     member.going_back = False
     member.be(RESET_COMPLETE)
-    member.say(told.WasReset(event.epoch))
+    member.say(messages.WasReset(event.epoch))
     if member.closing:
-        member.say(told.Leave())
+        member.say(messages.Leave())
         if not _is_told_to_end(member):
-            member.do(happens.End())
+            member.do(events.End())
         return
-    member.do(happens.GoOn(), happens.Poll(slowly=True))
+    member.do(events.GoOn(), events.Poll(slowly=True))
     member.ask_starts()
 
 
 # -- the application
 
 
-def publish(member: Member, order: told.Publish) -> None:
-    member.do(happens.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
+def publish(member: Member, order: messages.Publish) -> None:
+    member.do(events.PublishKeys(order.sequence, order.keys, order.floor, order.empties, order.place))
 
 
-def publish_ended(member: Member, event: happens.PublishEnded) -> None:
-    failed = told.PublishFailed(event.sequence, event.cause, event.place)
-    member.say(failed if event.cause else told.Published(event.sequence, event.place))
+def publish_ended(member: Member, event: events.PublishEnded) -> None:
+    failed = messages.PublishFailed(event.sequence, event.cause, event.place)
+    member.say(failed if event.cause else messages.Published(event.sequence, event.place))
 
 
-def sink_waits(member: Member, event: happens.SinkWaits) -> None:
-    member.say(told.Waiting(event.cause))
+def sink_waits(member: Member, event: events.SinkWaits) -> None:
+    member.say(messages.Waiting(event.cause))
 
 
-def checkpoint_wanted(member: Member, event: happens.CheckpointWanted) -> None:
+def checkpoint_wanted(member: Member, event: events.CheckpointWanted) -> None:
     del event
-    member.say(told.AskCheckpoint())
+    member.say(messages.AskCheckpoint())
 
 
-def reset_wanted(member: Member, event: happens.ResetWanted) -> None:
-    member.wants_back = told.AskReset(event.cause)
+def reset_wanted(member: Member, event: events.ResetWanted) -> None:
+    member.wants_back = messages.AskReset(event.cause)
     member.say(member.wants_back)
 
 
-def failed(member: Member, event: happens.Failed) -> None:
-    member.failure = told.CantGoOn(event.cause, event.remedy)
+def failed(member: Member, event: events.Failed) -> None:
+    member.failure = messages.CantGoOn(event.cause, event.remedy)
     member.say(member.failure)
 
 
-def closing(member: Member, event: happens.Closing) -> None:
+def closing(member: Member, event: events.Closing) -> None:
     del event
     member.closing = True
     if member.epoch < 0:
-        member.do(happens.StopPolling(clear=True), happens.End())
+        member.do(events.StopPolling(clear=True), events.End())
         return
     if member.begins:
-        member.say(told.Leave())
+        member.say(messages.Leave())
         return
-    if gone := tuple(member.assigned):  # starts may be on their way, of which it will read nothing
+    if gone := tuple(member.assigned):  # start offsets may be on their way
         member.drop(gone)
-        member.say(told.Moved(member.identity, gone))
-    member.say(told.Leave())
+        member.say(messages.Moved(member.identity, gone))
+    member.say(messages.Leave())
     if not _is_told_to_end(member):
-        member.do(happens.StopPolling(clear=True), happens.End())
+        member.do(events.StopPolling(clear=True), events.End())
 
 
 def _is_told_to_end(member: Member) -> bool:
-    """Whether it stays until then: it may be the only one who can publish, or empty, what it writes to.
+    """Return whether the member waits for `Stop`.
 
-    What it is needed for may be on its way to the topic, and it has not heard of that. Siblings end together.
+    It may be the only one that can publish to its sinks, or empty them.
+
+    The reason may be on its way to the topic, unknown to this member. Siblings end together.
     """
     return bool(member.sink or member.how.of or member.contributed)
 
@@ -374,126 +376,128 @@ def _everywhere(row: MemberRow, **others: MemberRow) -> Rows:
     return {state: others.get(state.name, row) for state in _ALL}
 
 
-_NOT_ASKED = "no cut is under way that it takes part in"
-_READS_ON = "who does not stop for a cut reads: so it will stand when the cut is over"
-_PENDING = "a reset comes"
+_NOT_ASKED = "it takes part in no checkpoint"
+_READS_ON = "a member that does not stop for a checkpoint reads: its state after the checkpoint"
+_PENDING = "a reset follows"
 
 TABLE: dict[type, Rows] = {
-    happens.Connected: _everywhere(_row("it registers, with what it holds", connected)),
-    told.Welcome: _everywhere(
-        _row("it begins, or goes on", welcome),
-        DRAINED=_row("drained in vain, it goes on; of a cut still under way it stays", welcome, *_READY),
-        CHECKPOINTED=_row("the sequence is complete, or it contributed in vain: it goes on", welcome, *_READY),
+    events.Connected: _everywhere(_row("the member registers, with its partitions", connected)),
+    messages.Welcome: _everywhere(
+        _row("the member begins, or continues", welcome),
+        DRAINED=_row("drained for an abandoned checkpoint, it continues; otherwise it stays drained", welcome, *_READY),
+        CHECKPOINTED=_row("the sequence is complete, or its contribution was discarded: it continues",
+                          welcome, *_READY),
     ),
-    told.Members: _everywhere(_row("noted", members)),
-    told.Refused: _everywhere(_row("it ends", end)),
-    told.Stop: _everywhere(_row("it ends, with what to do", end)),
-    happens.Assigned: _everywhere(
-        _row("it asks where what is new begins", assigned),
-        CR_RESET_PENDING=_row("noted; nothing is sought until it has gone back", assigned),
+    messages.Members: _everywhere(_row("recorded", members)),
+    messages.Refused: _everywhere(_row("the member ends", end)),
+    messages.Stop: _everywhere(_row("the member ends, with a remedy", end)),
+    events.Assigned: _everywhere(
+        _row("the member requests start offsets of new partitions", assigned),
+        CR_RESET_PENDING=_row("recorded; nothing is sought before the reset", assigned),
     ),
-    happens.Revoked: {
-        SUBSCRIBED: _row("let go: it has just subscribed, and nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("queue cleared, polling stopped, all must go back; or held until a sequence is complete",
+    events.Revoked: {
+        SUBSCRIBED: _row("released: the member has just subscribed, and has fetched nothing", revoked_unread),
+        RECORDS_FETCHED: _row("queue cleared, polling stopped, region reset; or held until a sequence is complete",
                               revoked, PENDING),
-        DRAINED: _row("all must go back; or held until the sequence is complete", revoked, PENDING),
-        CHECKPOINTED: _row("all must go back; or held until the sequence is complete", revoked, PENDING),
-        PENDING: _row("let go", revoked_unread),
-        RESET_COMPLETE: _row("let go: it has just gone back, and nothing was fetched", revoked_unread),
+        DRAINED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
+        CHECKPOINTED: _row("the region resets; or held until the sequence is complete", revoked, PENDING),
+        PENDING: _row("released", revoked_unread),
+        RESET_COMPLETE: _row("released: the member has just reset, and has fetched nothing", revoked_unread),
     },
-    happens.Lost: {
-        SUBSCRIBED: _row("let go: nothing was fetched", revoked_unread),
-        RECORDS_FETCHED: _row("all must go back", lost, PENDING),
-        DRAINED: _row("all must go back", lost, PENDING),
-        CHECKPOINTED: _row("all must go back", lost, PENDING),
-        PENDING: _row("let go", revoked_unread),
-        RESET_COMPLETE: _row("let go: nothing was fetched", revoked_unread),
+    events.Lost: {
+        SUBSCRIBED: _row("released: nothing was fetched", revoked_unread),
+        RECORDS_FETCHED: _row("the region resets", lost, PENDING),
+        DRAINED: _row("the region resets", lost, PENDING),
+        CHECKPOINTED: _row("the region resets", lost, PENDING),
+        PENDING: _row("released", revoked_unread),
+        RESET_COMPLETE: _row("released: nothing was fetched", revoked_unread),
     },
-    happens.Fetched: {
-        SUBSCRIBED: _row("it reads", fetched, RECORDS_FETCHED),
+    events.Fetched: {
+        SUBSCRIBED: _row("the member reads", fetched, RECORDS_FETCHED),
         RECORDS_FETCHED: _ignored("it reads already"),
         DRAINED: _row(_READS_ON, fetched_in_cut),
         CHECKPOINTED: _row(_READS_ON, fetched_in_cut),
-        PENDING: _ignored("what came before the reset is thrown away"),
-        RESET_COMPLETE: _row("it reads at full speed", fetched, RECORDS_FETCHED),
+        PENDING: _ignored("records fetched before the reset are discarded"),
+        RESET_COMPLETE: _row("the member reads at full speed", fetched, RECORDS_FETCHED),
     },
-    told.Starts: _everywhere(
-        _row("it reads what it was given from there", starts),
-        CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it asks anew"),
+    messages.Starts: _everywhere(
+        _row("the member reads the partitions from these offsets", starts),
+        CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
-    happens.LookedUp: _everywhere(
-        _row("it tells where they begin", looked_up),
-        CR_RESET_PENDING=_ignored(f"{_PENDING}, and it asks anew"),
+    events.LookedUp: _everywhere(
+        _row("the member reports the offsets", looked_up),
+        CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
-    told.Drain: _everywhere(
-        _row("it stops polling, finishes what is in flight and commits", drain),
-        DRAINED=_row("it is drained", drain_again),
-        CHECKPOINTED=_row("what it contributed is void; it is drained", drain_again, DRAINED),
+    messages.Drain: _everywhere(
+        _row("the member stops polling, finishes the current table and commits", drain),
+        DRAINED=_row("the member is drained", drain_again),
+        CHECKPOINTED=_row("its contribution is discarded; the member is drained", drain_again, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    happens.Quiet: _everywhere(
-        _row("it is drained", quiet, DRAINED),
+    events.Quiet: _everywhere(
+        _row("the member is drained", quiet, DRAINED),
         DRAINED=_ignored("it is drained already"),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    happens.NotQuiet: _everywhere(
-        _row("the cut fails", not_quiet),
+    events.NotQuiet: _everywhere(
+        _row("the checkpoint fails", not_quiet),
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    told.Checkpoint: _everywhere(
+    messages.Checkpoint: _everywhere(
         _ignored(_NOT_ASKED),
-        DRAINED=_row("what was submitted is staged, the operator saves its state", checkpoint),
-        CHECKPOINTED=_row("it says again what it has contributed", contribute_again),
+        DRAINED=_row("submitted rows are staged, the application saves its state", checkpoint),
+        CHECKPOINTED=_row("the member sends its contribution again", contribute_again),
     ),
-    happens.StateSaved: _everywhere(
-        _ignored(_NOT_ASKED), DRAINED=_row("it contributes", state_saved, CHECKPOINTED)
+    events.StateSaved: _everywhere(
+        _ignored(_NOT_ASKED), DRAINED=_row("the member contributes", state_saved, CHECKPOINTED)
     ),
-    told.Identify: _everywhere(
-        _ignored(_NOT_ASKED), CHECKPOINTED=_row("it tells its generation", identify)
+    messages.Identify: _everywhere(
+        _ignored(_NOT_ASKED), CHECKPOINTED=_row("the member reports its generation", identify)
     ),
-    told.Completed: _everywhere(
-        _row("noted", completed),
-        DRAINED=_row("it was complete without it", completed, *_READY),
-        CHECKPOINTED=_row("the next contribution begins where this one ended; it goes on", completed, *_READY),
+    messages.Completed: _everywhere(
+        _row("recorded", completed),
+        DRAINED=_row("the sequence is complete without this member", completed, *_READY),
+        CHECKPOINTED=_row("the next contribution begins where this one ended; the member continues",
+                          completed, *_READY),
     ),
-    told.Publish: _everywhere(_row("it publishes", publish)),
-    happens.PublishEnded: _everywhere(_row("it says so", publish_ended)),
-    told.Reset: _everywhere(
-        _row("everything is thrown away, the operator goes back", reset, PENDING),
-        CR_RESET_PENDING=_row("everything is thrown away, the operator goes back", reset),
+    messages.Publish: _everywhere(_row("the member publishes", publish)),
+    events.PublishEnded: _everywhere(_row("the member reports it", publish_ended)),
+    messages.Reset: _everywhere(
+        _row("everything is discarded, the application resets", reset, PENDING),
+        CR_RESET_PENDING=_row("everything is discarded, the application resets", reset),
     ),
-    happens.WentBack: _everywhere(
-        _ignored("it went back for an earlier reset"),
-        CR_RESET_PENDING=_row("it polls slowly, and asks where all begins", went_back, RESET_COMPLETE),
+    events.WentBack: _everywhere(
+        _ignored("the answer is to an earlier reset"),
+        CR_RESET_PENDING=_row("the member polls slowly, and requests start offsets", went_back, RESET_COMPLETE),
     ),
-    happens.SinkWaits: _everywhere(_row("it says so: the cut waits with it", sink_waits)),
-    happens.CheckpointWanted: _everywhere(
-        _row("it asks for a cut", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
+    events.SinkWaits: _everywhere(_row("the member reports it: the checkpoint waits", sink_waits)),
+    events.CheckpointWanted: _everywhere(
+        _row("the member requests a checkpoint", checkpoint_wanted), CR_RESET_PENDING=_ignored(_PENDING)
     ),
-    happens.ResetWanted: _everywhere(_row("it asks for a reset", reset_wanted)),
-    happens.Failed: _everywhere(_row("the region stops", failed)),
-    happens.Closing: _everywhere(
-        _row("it asks to leave; with the next sequence, or at once if it holds nothing", closing)
+    events.ResetWanted: _everywhere(_row("the member requests a reset", reset_wanted)),
+    events.Failed: _everywhere(_row("the region stops", failed)),
+    events.Closing: _everywhere(
+        _row("the member requests to leave; with the next sequence, or at once if it holds nothing", closing)
     ),
 }  # fmt: skip
-"""By what happens: what it does in each state."""
+"""Transition table: event type, then state."""
 
 
 class UnexpectedError(Exception):
-    """A handler led to a state that the table does not name: a fault of ours."""
+    """The error of a handler that led to a state which the table does not name: a bug."""
 
 
 class MemberMachine(Member):
-    """One member. See the module's text."""
+    """The state machine of one member."""
 
     def step(self, event: Event) -> list[Effect]:
-        """What is to be done about an event, in order."""
+        """Handle an event and return its effects, in order."""
         before = self.state
         if isinstance(event, Ordered):
             if event.order.term < self.term:
-                return []  # of a control plane that was overtaken
+                return []  # from a control plane that was replaced
             self.term = event.order.term
         what: Any = event.order if isinstance(event, Ordered) else event
         row = TABLE[type(what)][before]

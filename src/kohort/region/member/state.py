@@ -1,4 +1,4 @@
-"""What a member knows, and the few verbs that all of its handlers need."""
+"""The state of a member, and the operations that its handlers share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from kohort.region import messages as told
-from kohort.region.member import events as happens
+from kohort.region import messages
+from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.messages import Cut, Identity
 from kohort.region.parts import Part
@@ -21,18 +21,19 @@ PENDING, RESET_COMPLETE = MemberState.CR_RESET_PENDING, MemberState.RESET_COMPLE
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How a member takes part.
+    """A member's way of taking part in checkpoints and groups.
 
     Attributes:
-        holds_back: a revocation waits for a checkpoint, and does not have all go back.
-        reads_on: it does not stop for a cut, and contributes what it has finished. Who carries its effects out says
-            `Fetched` before a piece of work begins, answers `Quiesce` at once, and says `Revoked` between two pieces,
-            after which it begins none with these partitions.
+        holds_back: a revocation waits for a checkpoint, instead of resetting the region.
+        reads_on: the member does not stop for a checkpoint, and contributes what it has finished. Its driver posts
+            `Fetched` before each batch begins and answers `Quiesce` at once. It posts `Revoked` between two batches,
+            and begins none with these partitions afterwards.
         shares: its state moves with partitions, or it has none; otherwise it must be alone in its group.
-        keeps: its state waits for it while it is away; else it begins anew when it comes back.
-        of: the same for all members of one query, its siblings, and for no other; empty: it is one of its own.
-        sources: how many they are.
-        pinned: all queries of its group, where each partition is one of theirs for ever; empty: it is not so.
+        keeps: its state waits while it is away; otherwise it starts anew when it returns.
+        of: the name of its query, common to the query's members (its siblings) alone; empty: it is not part of a
+            query.
+        sources: the number of members of its query.
+        pinned: all queries of its group, when each partition belongs to one of them for ever; empty: not so.
     """
 
     holds_back: bool = False
@@ -48,21 +49,21 @@ BEHAVIOUR = Behaviour()
 
 
 class Member:
-    """One member.
+    """The state of one member.
 
     Attributes:
-        begins: where the next contribution begins, of each partition that the control plane gave to read.
-        assigned: what the group gave.
-        held: what the group wants back, held until a sequence is complete.
-        covered: what of it was held already when it contributed: all that was read of it is in that sequence.
-        names: all members of the region, as last told.
-        cut: that the member drains for, is drained for or has contributed to.
-        contributed: the sequence, `ends` the ends that it gave; until the outcome is known.
-        failure: why it can't go on: said to each control plane, for the first may have died over it.
-        wants_back: what it asked for, until it is told to go back: it takes part in no cut meanwhile, for what it had
-            fetched may be thrown away already.
-        going_back: it was told to, and its operator has not yet.
-        went_back: no sequence was complete since.
+        begins: offset where the next contribution begins, for each partition that the control plane handed out.
+        assigned: the partitions that the group has assigned.
+        held: revoked partitions, held until a sequence is complete.
+        covered: those that were held already when it contributed: all that was read of them is in that sequence.
+        names: all members of the region that the control plane last reported.
+        cut: the checkpoint that the member drains for, is drained for or has contributed to.
+        contributed: the sequence that it contributed to, and `ends` its end positions, until the outcome is known.
+        failure: why it can't continue: sent to each control plane, because the first may have died from it.
+        wants_back: the reset that it requested, until one is ordered. It takes part in no checkpoint meanwhile,
+            because its fetched records may be discarded already.
+        going_back: a reset was ordered, and its application has not reset yet.
+        went_back: no sequence was complete since the last reset.
     """
 
     def __init__(
@@ -76,21 +77,21 @@ class Member:
         *,
         letters: str = "",
     ) -> None:
-        """A member.
+        """Initialise a member.
 
         Args:
-            region: its name.
-            name: of the member.
-            incarnation: of this object.
-            group: its group's id.
-            sink: the place that it writes to; empty: none.
-            how: it takes part.
-            letters: the place of its dead letters; empty: it has none.
+            region: the region's name.
+            name: the member's name.
+            incarnation: the id of this object.
+            group: the id of its consumer group.
+            sink: the name of the sink that it writes to; empty: none.
+            how: its way of taking part.
+            letters: the name of its dead-letter sink; empty: none.
         """
         self.region, self.name, self.incarnation, self.group = region, name, incarnation, group
         self.sink, self.how, self.letters = sink, how, letters
         self.state = SUBSCRIBED
-        self.resting = SUBSCRIBED  # where it stands when no cut is under way
+        self.resting = SUBSCRIBED  # its state when no checkpoint is in progress
         self.identity = Identity()
         self.term, self.epoch, self.sequence = -1, -1, 0
         self.names: tuple[str, ...] = ()
@@ -102,37 +103,37 @@ class Member:
         self.contributed = 0
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
-        self.failure: told.CantGoOn | None = None
-        self.wants_back: told.AskReset | None = None
+        self.failure: messages.CantGoOn | None = None
+        self.wants_back: messages.AskReset | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
         self._asks = 0
 
-    # -- verbs
+    # -- operations
 
     def do(self, *effects: Effect) -> None:
         self.effects += effects
 
-    def say(self, report: told.Report) -> None:
-        self.do(happens.Say(report))
+    def say(self, report: messages.Report) -> None:
+        self.do(events.Say(report))
 
     def be(self, state: MemberState) -> None:
-        """Stand there when no cut is under way."""
+        """Set the state, also that to return to after a checkpoint."""
         self.state = self.resting = state
 
     def holds(self) -> tuple[Position, ...]:
-        """What it was given to read, with where its next contribution begins."""
+        """Return the partitions that it was given, each with the offset where its next contribution begins."""
         return tuple(
             Position(part.group, part.topic, part.topic_id, part.partition, begin)
             for part, begin in sorted(self.begins.items())
         )
 
     def ask_starts(self) -> None:
-        """Of all that the group gave and the control plane has not."""
+        """Request start offsets of assigned partitions that the control plane has not handed out."""
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1
-            self.say(told.AskStarts(self._asks, wanted))
+            self.say(messages.AskStarts(self._asks, wanted))
 
     def drop(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -142,14 +143,14 @@ class Member:
             self.ends.pop(part, None)
 
     def let_go(self, parts: Iterable[Part]) -> None:
-        """Give partitions up, and say so."""
+        """Release partitions, and report it."""
         gone = tuple(parts)
         self.drop(gone)
-        self.do(happens.Release(gone))
-        self.say(told.Moved(self.identity, gone))
+        self.do(events.Release(gone))
+        self.say(messages.Moved(self.identity, gone))
 
     def go_on(self) -> None:
-        """Out of a cut."""
+        """Continue after a checkpoint."""
         self.cut = None
         self.state = self.resting
-        self.do(happens.GoOn(), happens.Poll(slowly=self.resting is RESET_COMPLETE))
+        self.do(events.GoOn(), events.Poll(slowly=self.resting is RESET_COMPLETE))

@@ -1,11 +1,11 @@
-"""What a region asks of a place that it writes to exactly once.
+"""The interface of a region's sinks, which are written to exactly once.
 
-Members stage what they were given, each piece under a key of its own; nothing of it can be seen. When a sequence is
-complete, its manifest names the keys that count, and one member publishes them for all. What was staged by somebody
-who died, slept or went back has a key that no manifest names, and is swept.
+Members stage their rows, each unit under a separate key; staged rows are invisible. When a sequence is complete, its
+manifest names the keys that count, and one member publishes them for all. Rows that were staged by a member that
+died, slept or reset have a key that no manifest names, and are swept.
 
-After the manifest there is no way back: a publish that can never succeed would leave a sequence that can neither go
-on nor be undone. So whatever can fail for good must fail in `check` or in `stage`; `publish` is repeated without end.
+After the manifest there is no way back. If a publication could never succeed, its sequence could neither be completed
+nor undone. Any permanent failure must therefore happen in `check` or in `stage`; `publish` is retried without limit.
 
 Source: spec 5.4, 5.11.
 """
@@ -25,11 +25,11 @@ from kohort.region.staged import StagedKey
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What a sweep must leave.
+    """The staged rows that a sweep must keep.
 
     Attributes:
-        floor: the oldest epoch in which somebody may still stage: all of it, and of newer ones, stays.
-        keys: what a manifest names that may still have to be published.
+        floor: the oldest epoch in which a member may still stage; everything of it and of newer epochs is kept.
+        keys: keys in a manifest that may still have to be published.
     """
 
     floor: int
@@ -37,98 +37,107 @@ class Keep:
 
 
 class Sink(Protocol):
-    """A place that is written to exactly once. All methods may be called from several threads and processes at once.
+    """A destination that is written to exactly once. Several threads and processes may call its methods at once.
 
-    A sink can be pickled: Spark's executors stage too. An `OSError` or a `RetriableError` says that the same call may
-    succeed later, with nothing changed by then but the disk; any other error is final.
+    A sink can be pickled: Spark's executors stage too. An `OSError` or a `RetriableError` means that the same call
+    may succeed later, when only the disk has changed. Any other error is final.
     """
 
     @property
     def place(self) -> str:
-        """Names the place, before and after `bind`: the same text for all members that write there, another for no two.
+        """The name of the destination, before and after `bind`: equal for all members that write there, and unique.
 
-        Such as `parquet:/data/out`; people read it, so it holds no password. What a sequence staged for a place is
-        published by one of the members that say it. The place keeps the first name that it was written under, and
-        `check` and `published` refuse another one.
+        An example is `parquet:/data/out`. Humans read the name, so it contains no password. One of the members with
+        this name publishes for all of them. The destination keeps the first name under which it was written; `check`
+        and `published` refuse another one.
         """
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """The same place as this region writes to it. Every other method needs that first. Touches nothing."""
+        """Return this sink, bound to a region. Every other method needs that first. The destination is not accessed."""
 
     def check(self, schema: pa.Schema) -> None:
-        """See that tables of this schema can be staged and published; make what is missing.
+        """Check that tables of this schema can be staged and published; create what is missing.
 
-        Called by each member before its first record, and any number of times. The first schema is fixed.
+        Each member calls it before its first record, any number of times. The first schema is fixed.
 
         Raises:
-            InvalidInputError: the schema can't be written, or does not fit the one that was fixed; the place belongs to
-                another region; it can't do what exactness needs.
-            NotAuthorizedError: a right is missing.
+            InvalidInputError: the schema can't be written, or does not fit the fixed one; the destination belongs to
+                another region; it lacks what exactly-once writing needs.
+            NotAuthorizedError: a permission is missing.
         """
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Put a table where nobody sees it, durably; also one without rows. Again under one key: the last counts.
+        """Stage a table durably and invisibly, even one without rows.
+
+        For repeated calls with one key the last counts.
 
         Raises:
-            InvalidInputError: the table does not fit the schema; the key is not of this region.
+            InvalidInputError: the table does not fit the schema; or the key is another region's.
             OSError: nothing is staged.
         """
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Show the rows of these keys, all at once, as this sequence; durable when it returns.
 
-        Done once per (region, sequence), however often, by however many, and after whatever interruption it is called.
-        Sequences are published in order: whoever calls for one knows that those before it are done.
+        The effect happens once per (region, sequence), however often, by however many callers and after whatever
+        interruption it is called. Sequences are published in order: a caller knows that the earlier ones are done.
 
         Raises:
-            InvalidInputError: something else has the place of this sequence.
-            CorruptDataError: what a key names is not there, and the sequence is not published.
-            OSError: not now. Nothing is shown, or all of it.
+            InvalidInputError: something else is in the place of this sequence.
+            CorruptDataError: staged rows of a key are missing, and the sequence is not published.
+            OSError: the call failed this time. Nothing is shown, or everything.
         """
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Take out all that was published, as this sequence: of those before it nothing is shown any more, for ever.
+        """Remove all published rows, as this sequence: earlier sequences are never shown again.
 
-        A place that shows this number may hold rows nevertheless: the topic may be from an older copy, and the place
-        has the number from a sequence that the copy lacks. So nothing is to be done only where the place was emptied
-        as this sequence, or shows a later one.
+        A sink that shows this number may contain rows nevertheless. The topic may be an older copy, and the number
+        may come from a sequence that the copy lacks. The call may therefore skip its work only if the sink was
+        emptied as this sequence, or shows a later one.
 
-        What was staged in epochs before `floor` is void; in later ones members stage meanwhile. Durable when it
-        returns, and repeated as `publish` is; also while somebody still publishes a sequence before it, who then may be
-        told that it can't be done, or that it is done.
+        Rows staged in epochs before `floor` are discarded; in later epochs members stage meanwhile. The effect is
+        durable when the call returns, and the call is repeated as `publish` is.
+
+        Another caller may still be publishing an earlier sequence. It may then get an error, or learn that the
+        sequence is done.
 
         Raises:
-            InvalidInputError: something else has the place of a sequence.
-            OSError: not now. Some sequences may be gone, each of them whole.
+            InvalidInputError: something else is in the place of a sequence.
+            OSError: the call failed this time. Some sequences may be removed, each of them completely.
         """
 
     def published(self) -> int:
-        """The last sequence that is published for certain, with or without rows; 0: none yet."""
+        """Return the last sequence that is certainly published, with or without rows; 0: none."""
 
     def adopt(self) -> str:
-        """Write this sink's name into the place, in place of the one that it has: a person says that it has moved.
+        """Write this sink's name into the destination, in place of the earlier one.
 
-        The topic has the new name by then, if the sink also has `known` (see `known_there`).
+        An operator says that it has moved.
+
+        The topic has the new name by then, if the sink also has `known` (`known_there` explains it).
 
         Returns:
-            The name that it had; empty: nothing of the region is there yet.
+            The earlier name; empty: the region has written nothing there yet.
 
         Raises:
-            InvalidInputError: the place belongs to another region.
+            InvalidInputError: the destination belongs to another region.
         """
 
     def sweep(self, keep: Keep) -> None:
-        """Remove what was staged and will never be published, and what crashes left. May run beside all the others."""
+        """Remove staged rows that will never be published, and leftovers of crashes.
+
+        It may run beside all other methods.
+        """
 
 
 def check_rows(sink: Sink, table: pa.Table) -> None:
-    """See that a sink can take each row of a table, of a schema that was checked.
+    """Check that a sink accepts each row of a table whose schema was checked.
 
-    A sink says that in a method `check_rows(table)`, which is asked of each table that is submitted. Without one, a row
-    that can't be taken is refused when it is staged, with the others of its checkpoint.
+    A sink with a method `check_rows(table)` checks each submitted table. Without one, a bad row is refused when it is
+    staged, with all rows of its checkpoint.
 
     Raises:
-        InvalidInputError: it names the first row that can't be taken.
+        InvalidInputError: the first row that the sink refuses, with its position.
     """
     check = getattr(sink, "check_rows", None)
     if check is not None:
@@ -136,20 +145,20 @@ def check_rows(sink: Sink, table: pa.Table) -> None:
 
 
 def known_there(sink: Sink) -> tuple[str, int] | None:
-    """The name that a place has, whatever the sink calls it, and the sequence that it shows; nothing is changed.
+    """Return the name stored in a destination, whatever the sink calls it, and the sequence that it shows.
 
-    A sink says that in a method `known()`, so that a person's `adopt` which is interrupted can be repeated: the topic
-    has the new name before the place has it. None: the sink has no such method.
+    A sink provides this in a method `known()`. It lets an operator repeat an interrupted `adopt`: the topic has the
+    new name before the destination has it. None: the sink has no such method.
     """
     known: Callable[[], tuple[str, int]] | None = getattr(sink, "known", None)
     return None if known is None else known()
 
 
 def place_of(sink: Sink | None) -> str:
-    """Where a member writes to, as its control plane tells sinks apart.
+    """Return the name by which a control plane identifies a member's sink.
 
     Raises:
-        InvalidInputError: the sink does not say.
+        InvalidInputError: the sink has no name.
     """
     if sink is None:
         return ""

@@ -1,4 +1,4 @@
-"""What the sinks of this package have in common: the region that they are bound to, and where they lie."""
+"""Common parts of this package's sinks: the region that they are bound to, and their location."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ class Bound:
     _id: UUID | None = None
     _place: str = ""
     _kept: Any = None
-    """What it has read of its place, which is another's with another region."""
+    """Cached content of the destination; another region does not share it."""
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """Bind the sink to a region, and keep the place's name: another machine may resolve the path otherwise."""
+        """Bind the sink to a region, and keep its name: another host may resolve the path otherwise."""
         bound = type(self).__new__(type(self))
         bound.__dict__.update(self.__dict__, _region=region, _id=region_id, _kept=None, _place=self.place)
         return bound
 
     @property
     def place(self) -> str:
-        """The name of the place: see `Sink`."""
+        """The name of the destination, equal for all members that write there."""
         return self._place or self._named()
 
     def _named(self) -> str:
-        """The name of the place, as this process resolves it now."""
+        """Return the name as this process resolves it now."""
         raise NotImplementedError
 
     def known(self) -> tuple[str, int]:
-        """The name that the place has and the sequence that it shows: see `region.sinks.known_there`."""
+        """Return the name stored in the destination, and the sequence that it shows; `known_there` uses it."""
         name = self._written_name()
         there = type(self).__new__(type(self))
         there.__dict__.update(self.__dict__, _kept=None, _place=name or self.place)
         return name, there.published()
 
     def _written_name(self) -> str:
-        """The name that the place has; empty: nothing of the region is there yet."""
+        """Return the name stored in the destination; empty: the region has written nothing there yet."""
         raise NotImplementedError
 
     def published(self) -> int:
-        """The last sequence that is published: see `Sink`."""
+        """Return the last sequence that is certainly published; 0: none."""
         raise NotImplementedError
 
     def _bound(self) -> UUID:
@@ -75,11 +75,11 @@ class InFolder(Bound):
         return f"{type(self).__name__}({self.path!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        """All but the calls of this process: another one has the system's files."""
+        """Return the state without the file operations of this process: another process uses the system's files."""
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
     def _named(self) -> str:
-        """The folder, wherever links lead."""
+        """Return the path of the folder with all links resolved."""
         return f"{self.KIND}:{os.path.realpath(self.path)}"
 
     def _refuse_other_name(self, claim: Claim) -> None:
@@ -87,7 +87,7 @@ class InFolder(Bound):
             raise owner_marker.other_name(self._region, claim.place, self.place)
 
     def _own_claim(self, folder: str) -> Claim | None:
-        """The owner marker of a folder, which is this region's; None: there is none."""
+        """Return the owner marker of a folder, checked to be this region's; None: there is none."""
         try:
             claim = owner_marker.read_claim(self._files, folder)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class InFolder(Bound):
         return "" if claim is None else claim.place
 
     def _adopt(self, folder: str) -> str:
-        """Write this sink's name into the owner marker of a folder, in place of the one that is there."""
+        """Write this sink's name into the owner marker of a folder, in place of the earlier one."""
         claim = self._own_claim(folder)
         if claim is None:
             return ""

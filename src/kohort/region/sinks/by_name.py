@@ -1,4 +1,4 @@
-"""A sink by the name of its place, as a person gives it: for looking at it, and for adopting it."""
+"""Creation of a sink from the name of its destination, as an operator gives it, to read or to adopt it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kohort.region.sinks.sql_table import SqlTable
 
 
 def sink_of(place: str) -> Sink:
-    """The sink of a place, with the defaults for how it writes.
+    """Return the sink of a destination, with default options.
 
     Raises:
-        InvalidInputError: no name of a place that this package's sinks have, or that can be reached by its name.
+        InvalidInputError: the name is not one of this package's sinks, or can't be resolved to one.
     """
     kind, _, rest = place.partition(":")
     if kind == "parquet" and rest:
@@ -34,7 +34,7 @@ def sink_of(place: str) -> Sink:
 
 
 def _with_options(url: str) -> str:
-    """The URL as libpq takes it, which has no parameter `search_path`."""
+    """Return the URL in libpq's form, which has no parameter `search_path`."""
     if url.startswith("sqlite:"):
         return url
     parts = urlsplit(url)

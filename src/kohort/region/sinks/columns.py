@@ -1,8 +1,8 @@
-"""Columns of tables that are rows of one place, though they come in another order, or without values.
+"""Conversion of tables whose columns come in another order, or without values, to the schema of a sink.
 
-A column without any value has no type: `pa.null()`, also within lists and structs, as `Table.from_pylist` makes it.
-Such a column is of the place's type. Where no table has said the type yet, nobody knows it, and the column is refused:
-a guess would be fixed for ever.
+A column without any value has no type: `pa.null()`, also within lists and structs, as `Table.from_pylist` creates it.
+Such a column gets the sink's type. If no table has fixed the type yet, it is unknown, and the column is refused: a
+guess would be fixed for ever.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kohort.errors import InvalidInputError
 
 
 def arrange(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
-    """The table with the columns of a schema, in its order; None: it has others, or of other types.
+    """Return the table with the columns of a schema, in its order; None: it has others, or of other types.
 
     Args:
-        table: of the same columns in any order; those without values may be of no type.
-        schema: with types that were checked.
+        table: a table of the same columns in any order; those without values may have no type.
+        schema: a schema with checked types.
     """
     if table.schema.equals(schema):
         return table
@@ -34,7 +34,7 @@ def _fits(given: pa.Field[Any], kept: pa.Field[Any]) -> bool:
 
 
 def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
-    """A schema whose columns without a type have that of the place; the others stay as they are."""
+    """Return a schema whose columns without a type have that of the sink; the others are unchanged."""
     return pa.schema(
         [
             field.with_type(filled(field.type, kept.field(field.name).type))
@@ -46,7 +46,7 @@ def filled_schema(given: pa.Schema, kept: pa.Schema) -> pa.Schema:
 
 
 def filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
-    """A type in which what has no type is of the other's."""
+    """Return a type whose untyped parts are replaced by those of the other type."""
     if pa.types.is_null(given):
         return kept
     if isinstance(given, pa.ListType) and isinstance(kept, pa.ListType):
@@ -61,7 +61,7 @@ def filled(given: pa.DataType, kept: pa.DataType) -> pa.DataType:
 
 
 def untyped(kind: pa.DataType) -> bool:
-    """Whether a type, or one within it, is of nothing but null."""
+    """Return whether a type, or one within it, is the null type."""
     if isinstance(kind, pa.ListType):
         return untyped(kind.value_type)
     if isinstance(kind, pa.StructType):
@@ -70,10 +70,10 @@ def untyped(kind: pa.DataType) -> bool:
 
 
 def refuse_untyped(schema: pa.Schema) -> None:
-    """See that each column of a place's first table has a type.
+    """Check that each column of a sink's first table has a type.
 
     Raises:
-        InvalidInputError: one has only nulls.
+        InvalidInputError: a column has only nulls.
     """
     names = [repr(field.name) for field in schema if untyped(field.type)]
     if names:

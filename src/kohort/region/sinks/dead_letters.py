@@ -1,7 +1,7 @@
-"""Dead letters: rows that a sink can't take, each with its record and the reason, as rows of a place of their own.
+"""Dead letters: rows that a sink refuses, each with its record and the reason, as rows of another sink.
 
 A dead letter is staged beside the good rows of its table and published by the same sequence, so it is there exactly
-once. The place is a sink as any other: a folder, a table, or one of the user's own.
+once. Its sink is like any other: a folder, a table, or one of the user's own.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("member", pa.string()),
 ]
 LETTERS: Final = pa.schema(_FIELDS)
-"""The columns of a place of dead letters. `row` is the row as JSON, null where the letter is a record as it came; what
-is of the record is null where the row did not say of which one it was made."""
+"""Columns of a dead-letter sink. `row` is the row as JSON, or null if the letter is an unchanged record. Columns of
+the record are null if the row did not name its record."""
 RECORD: Final = tuple(LETTERS.names[:6])
 SAY_S: Final = 30.0
 """Seconds between two log lines of one member about its dead letters."""
 
 
 def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink | None) -> None:
-    """See that a member can be told so.
+    """Check a member's options for bad records and dead letters.
 
     Raises:
-        InvalidInputError: it says what to do.
+        InvalidInputError: the options are invalid; the message says what to do.
     """
     if on_bad_record not in (FAIL, DEAD_LETTER):
         raise InvalidInputError(f"on_bad_record={on_bad_record!r}: say {FAIL!r} or {DEAD_LETTER!r}")
@@ -76,10 +76,10 @@ def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink
 
 
 def divide(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
-    """The rows of a table that a sink can take, and of the others why not, by their index in the table.
+    """Return the rows of a table that a sink accepts, and for the others why not, by their index in the table.
 
     Raises:
-        InvalidInputError: the sink says something else against the table.
+        InvalidInputError: the sink rejects the table with another error.
     """
     refused: dict[int, str] = {}
     rest, at = table, list(range(table.num_rows))
@@ -105,14 +105,15 @@ def letters_of(
     records: pa.Table | None = None,
     read: pa.Table | None = None,
 ) -> pa.Table:
-    """The dead letters of some rows of a table.
+    """Return the dead letters of some rows of a table.
 
     Args:
-        table: with the rows.
-        reasons: by the rows' index.
-        member: that submitted them.
-        records: of which the rows were made, one by one; None: the rows say it, if they have the source's columns.
-        read: records in which those of the rows are looked up then.
+        table: the table with the rows.
+        reasons: the reasons, by the rows' index.
+        member: the member that submitted them.
+        records: the records of the rows, one by one; None: the rows name their records, if they have the source's
+            columns.
+        read: the records in which those of the rows are then looked up.
     """
     rows = list(reasons)
     bad = table.take(pa.array(rows, pa.int64()))
@@ -129,7 +130,10 @@ def letters_of(
 
 
 def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
-    """The dead letters of records that do not decode: structs of the record's columns and the reason, or null."""
+    """Return the dead letters of records that do not decode.
+
+    Structs of the record's columns and the reason, or null.
+    """
     found = letters.drop_null()
     columns = [pc.struct_field(found, name).cast(LETTERS.field(name).type) for name in (*RECORD, "reason")]
     rows, names = pa.nulls(len(found), pa.string()), pa.array([member] * len(found), pa.string())
@@ -137,12 +141,12 @@ def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
 
 
 def _without_zeros(texts: Any) -> Any:
-    """Texts of errors, which may quote a value: PostgreSQL keeps no zero byte, and would refuse the letter for ever."""
+    """Escape zero bytes in error texts, which may quote a value: PostgreSQL would refuse such a letter for ever."""
     return pc.replace_substring(texts, "\0", "\\0")
 
 
 def _is_record(rows: pa.Table) -> bool:
-    """Whether the rows are records as the source gives them."""
+    """Return whether the rows are unchanged records of the source."""
     return _says_its_record(rows) and all(
         rows.column_names.count(name) == 1 and rows.schema.field(name).type.equals(pa.binary())
         for name in ("key", "value")
@@ -157,7 +161,7 @@ def _says_its_record(rows: pa.Table) -> bool:
 
 
 def _as_record(rows: pa.Table) -> dict[str, Any]:
-    """The columns of the record as far as the rows have them; `offset` and the others as the source names them."""
+    """Return the columns of the record that the rows have, named as the source names them."""
     found: dict[str, Any] = {}
     for name in RECORD:
         kind = LETTERS.field(name).type
@@ -178,7 +182,7 @@ def _is_alike(given: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _looked_up(bad: pa.Table, read: pa.Table) -> dict[str, Any]:
-    """The records of rows that say topic, partition and offset."""
+    """Return the records of rows that name topic, partition and offset."""
     near = read.filter(pc.is_in(read.column("offset"), bad.column("offset").cast(pa.int64())))
     where = {record: row for row, record in enumerate(_names_of(near))}
     rows = pa.array([where.get(record) for record in _names_of(bad)], pa.int64())
@@ -190,7 +194,7 @@ def _names_of(rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _row_text(table: pa.Table, row: int) -> str:
-    """A row as JSON; what JSON has no form for is text."""
+    """Return a row as JSON; a value that JSON can't express becomes text."""
     values = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
@@ -217,14 +221,14 @@ def _plain(value: Any) -> Any:
 
 
 class LetterLog:
-    """A line in the log now and then for the dead letters of a member."""
+    """The throttled log of a member's dead letters."""
 
     def __init__(self, member: str, place: str) -> None:
         self._member, self._place = member, place
         self._count, self._said_s = 0, -SAY_S
 
     def add(self, count: int, reason: str = "see the column reason there") -> None:
-        """Count rows, and say so unless it was said a moment ago."""
+        """Count rows, and log the count unless that was done a moment ago."""
         self._count += count
         if time.monotonic() >= self._said_s + SAY_S:
             log.warning(

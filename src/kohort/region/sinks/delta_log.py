@@ -1,8 +1,9 @@
-"""A Delta table's log as a region writes to it: a sequence is in it once, whoever tries, and however often.
+"""The log of a Delta table as a region writes it: each sequence is in it once, however often it is tried.
 
-A commit carries the region's uuid as the id of a transaction and the sequence as its version. It is tried for the very
-next version of the table that was read, and not again by itself: so whoever commits has read that the sequence is not
-there, and nobody was in between. Who comes second is refused by the log, reads again, and finds it there.
+A commit carries the region's uuid as the id of a transaction and the sequence as its version. It is tried only for
+the version after the one that was read, without automatic retries. A successful writer has therefore read that the
+sequence was missing, and nobody wrote in between. The log refuses the second writer, which reads again and finds the
+sequence.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class DeltaLog:
         self._folder = f"{path}/_delta_log"
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Return whether the table exists."""
         return bool(deltalake.DeltaTable.is_deltatable(self._path))
 
     def load(self) -> deltalake.DeltaTable:
-        """The table in its newest version.
+        """Load the newest version of the table.
 
         Raises:
-            InvalidInputError: there is none.
-            RetriableError: it can't be read now.
+            InvalidInputError: the table does not exist.
+            RetriableError: the table can't be read now.
         """
         try:
             with _told(self._path):
@@ -51,7 +52,7 @@ class DeltaLog:
             raise InvalidInputError(f"{self._path} is no Delta table: {str(error).splitlines()[0]}") from error
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
-        """A new table, or the one that another has made meanwhile; durable."""
+        """Create the table durably, or load the one that another writer has created meanwhile."""
         with contextlib.suppress(RetriableError), _told(self._path):
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
@@ -63,19 +64,19 @@ class DeltaLog:
         return table
 
     def last(self, table: deltalake.DeltaTable) -> int:
-        """The last sequence with rows in this version of the table; 0: none."""
+        """Return the last sequence with rows in this version of the table; 0: none."""
         return table.transaction_version(self._app) or 0
 
     def has(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Whether the sequence, or a later one, is in this version of the table."""
+        """Return whether the sequence, or a later one, is in this version of the table."""
         return self.last(table) >= sequence
 
     def counted(self, table: deltalake.DeltaTable) -> int:
-        """How many rows the region has added to this version of the table."""
+        """Return how many rows the region has added to this version of the table."""
         return table.transaction_version(f"{self._app}:rows") or 0
 
     def is_emptied(self, table: deltalake.DeltaTable, sequence: int) -> bool:
-        """Whether this version of the table was emptied as the sequence, or has a later one."""
+        """Return whether this version of the table was emptied as the sequence, or has a later one."""
         return self.last(table) > sequence or table.transaction_version(f"{self._app}:emptied") == sequence
 
     def commit(
@@ -86,14 +87,14 @@ class DeltaLog:
         rows: int,
         empties: bool = False,
     ) -> bool:
-        """Make the next version of the table; False: another has made one.
+        """Commit the next version of the table; return False if another writer has committed it.
 
         Args:
-            table: in the version before.
-            sequence: that it shows from now on.
-            actions: the files that come and go.
-            rows: as `counted` says it from now on.
-            empties: as `is_emptied` says it from now on.
+            table: the table in the version before.
+            sequence: the sequence of the commit.
+            actions: the files that are added and removed.
+            rows: the new value of `counted`.
+            empties: whether `is_emptied` becomes true.
         """
         with _told(self._path):
             try:
@@ -106,7 +107,10 @@ class DeltaLog:
         return True
 
     def merge(self, table: deltalake.DeltaTable, sequence: int, rows: pa.Table, keys: Sequence[str]) -> bool:
-        """Make the next version of the table, with these rows in place of those of their keys; as `commit`."""
+        """Commit the next version of the table, in which these rows replace those of the same keys.
+
+        Return as `commit`.
+        """
         same = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in keys)
         with _told(self._path):
             said = self._properties(sequence)
@@ -128,11 +132,11 @@ class DeltaLog:
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
     def settle(self, newest: int, synced: re.Pattern[str]) -> None:
-        """Make the region's last commit up to this version survive a power loss: the library leaves that to us.
+        """Make the region's last commit up to this version survive a power loss, which the library does not do.
 
         Args:
             newest: the version where the search begins.
-            synced: paths of files whose bytes are safe already.
+            synced: the pattern of files that are durable already.
         """
         files = self._files
         for version in range(newest, -1, -1):
@@ -142,9 +146,9 @@ class DeltaLog:
             except FileNotFoundError:  # it was cleaned away, long after it was written
                 break
             sync_file(files, path)
-            if any(one.get("txn", {}).get("appId") == self._app for one in said):
-                added = [unquote(one["add"]["path"]) for one in said if "add" in one]
-                self._settle_files([f"{self._path}/{each}" for each in added if not synced.fullmatch(each)])
+            if any(action.get("txn", {}).get("appId") == self._app for action in said):
+                added = [unquote(action["add"]["path"]) for action in said if "add" in action]
+                self._settle_files([f"{self._path}/{file}" for file in added if not synced.fullmatch(file)])
                 break
         sync_folder(files, self._path)
         sync_folder(files, self._folder)
@@ -159,7 +163,7 @@ class DeltaLog:
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """What the library says, in our words."""
+    """Translate the library's errors."""
     try:
         yield
     except (CommitFailedError, TableNotFoundError):
@@ -171,12 +175,12 @@ def _told(path: str) -> Iterator[None]:
 
 
 def schema_of(table: deltalake.DeltaTable) -> pa.Schema:
-    """Its columns in Arrow's types."""
+    """Return the table's columns in Arrow's types."""
     return _arrow(table.schema())
 
 
 def arrow_of(schema: pa.Schema) -> pa.Schema:
-    """The types in which a table with these columns would be read; whatever the library says against them."""
+    """Return the types in which a table with these columns would be read; raise any error of the library."""
     return _arrow(deltalake.Schema.from_arrow(schema))
 
 
@@ -186,12 +190,12 @@ def _arrow(schema: deltalake.Schema) -> pa.Schema:
 
 
 def files_of(table: deltalake.DeltaTable) -> list[dict[str, Any]]:
-    """The files whose rows are the table's, as the log has them."""
+    """Return the table's current files, according to the log."""
     return pa.table(table.get_add_actions(flatten=False)).to_pylist()
 
 
 def removal(file: Mapping[str, Any]) -> RemoveAction:
-    """What takes one of them out."""
+    """Return the action that removes a file from the table."""
     parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
     return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)
 

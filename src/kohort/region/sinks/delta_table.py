@@ -8,15 +8,16 @@
     table/_kohort/REGION-ID/staged/_done-…    what is published of it, for the sweep
     table/eEPOCH-REGION-ID-ATTEMPT-0.parquet  the same file under a second name, once it is published
 
-Names of data files have letters, digits, `-` and `.` alone: the log keeps them as parts of a URL, and its readers do
-not agree on how the rest is written there. So the key, which may hold `~`, is not in them.
-Readers and VACUUM pass over names that begin with `_`. Other regions and other writers may write into the same table.
+Names of data files have letters, digits, `-` and `.` alone. The log stores them as parts of a URL, and its readers do
+not agree on the encoding of other characters. The names therefore do not contain the key, which may have `~`. Readers
+and VACUUM skip names that begin with `_`. Other regions and other writers may write into the same table.
 
-The commit carries the region's uuid as the id of a transaction and the sequence as its version: see `delta_log`. A
-second transaction id counts the region's rows, by which `empty` sees whether others wrote files anew (OPTIMIZE).
+The commit carries the region's uuid as the id of a transaction and the sequence as its version; `delta_log` has the
+details. A second transaction id counts the region's rows. `empty` uses it to detect whether others have rewritten
+files (OPTIMIZE).
 
-Durable before what: staged files and their names before `stage` returns; second names before the commit; the commit's
-file and what it names before `published-N` and before anything staged is removed.
+The order of durability: staged files and their names before `stage` returns. Second names before the commit. The
+commit's file and the files that it names before `published-N`, and before anything staged is removed.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ from kohort.region.sinks.rows import (
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
 
-# -- Which rows a Delta table takes, which tables a region can write to exactly, and what the log is told of a file
+# -- Supported rows and tables, and the statistics of a file
 
 TEXT_MAX: Final = 32
-"""Characters of a text in a file's statistics; longer ones are left out."""
+"""Maximum number of characters of a text in a file's statistics; longer ones are left out."""
 COLUMNS_MAX: Final = 32
-"""The first columns have statistics, as Delta's own writers do it."""
+"""Number of columns with statistics: the first ones, as in Delta's own writers."""
 _FEATURES: Final = frozenset({
     "appendOnly", "changeDataFeed", "deletionVectors", "domainMetadata", "invariants", "timestampNtz",
     "vacuumProtocolCheck", "v2Checkpoint",
@@ -87,10 +88,10 @@ _SETTINGS: Final = {
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """The types in which a Delta table keeps these columns.
+    """Return the types in which a Delta table stores these columns.
 
     Raises:
-        InvalidInputError: it can't keep them as they are; it names the columns.
+        InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
     """
     kept, refused = [], []
     for given, field in zip(schema, plain(schema), strict=True):
@@ -117,10 +118,10 @@ def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """See that these columns can part the files.
+    """Check that these columns can partition the files.
 
     Raises:
-        InvalidInputError: it says which can.
+        InvalidInputError: a column can't; the message says which can.
     """
     for name in partition_by:
         kind = schema.field(name).type
@@ -131,10 +132,10 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
-    """See that a table is one whose files may be written by a program that knows Delta's plain form.
+    """Check that a table uses no Delta feature beyond those that this package can write.
 
     Raises:
-        InvalidInputError: it says what stands against it.
+        InvalidInputError: it uses one; the message names it.
     """
     settings: Mapping[str, str | None] = table.metadata().configuration
     protocol = table.protocol()
@@ -155,7 +156,7 @@ def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
 
 
 def statistics(table: pa.Table) -> str:
-    """What the log says of a file's rows, so that readers may pass it over."""
+    """Return a file's statistics for the log, with which readers can skip the file."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -190,7 +191,7 @@ def _said(value: object) -> int | str | None:
 
 
 def parted(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition, without the columns that say which it is. An empty text is null, as Delta has it."""
+    """Return the rows of each partition, without the partition columns. An empty text is null, as in Delta."""
     if not table.num_rows:
         return []
     if not partition_by:
@@ -221,17 +222,17 @@ except ImportError as error:
     raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
 
 COMMITS_MAX: Final = 30
-"""Others may commit between reading and writing: so often in a row they don't."""
+"""Limit on attempts to commit; others may commit between reading and writing."""
 _PIECE: Final = ".json"
 _DONE: Final = "_done-"
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
-"""Another's probe may take this one's files for left-overs: so often in a row it does not."""
+"""Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
 _DATA: Final = re.compile(r"e([0-9]+)-([0-9a-f]{32})-[0-9a-f]{16}-[0-9]+\.parquet")
 
 
 class _File(msgspec.Struct, frozen=True):
-    """A staged file, as the log is to know it."""
+    """A staged file, as the log will describe it."""
 
     name: str
     size: int
@@ -241,24 +242,26 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """`KEY.json`."""
+    """The content of `KEY.json`."""
 
     files: tuple[_File, ...]
 
 
 class DeltaTable(InFolder):
-    """A Delta table as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+    """A Delta table as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    The table lies in a folder that all members see, on a file system with hard links; it is made if it is not there.
-    Rows are added, and with `mode="update"` a row replaces the one of the same keys. Of two rows of one key in a
-    sequence the later counts: by epoch, unit and member of the staged keys, then by the order in the table.
+    The table is in a folder that all members see, on a file system with hard links; it is created if missing. Rows
+    are appended; with `mode="update"` a row replaces the one with the same keys.
+
+    If a sequence has two rows of one key, the later counts. The order is by epoch, unit and member of the staged keys,
+    then by the order in the table.
 
     Attributes:
-        path: absolute, by the working directory when it was made.
+        path: the absolute path, from the working directory when it was made.
         mode: append or update.
         keys: the columns by which rows replace one another, for `update`.
-        partition_by: the columns by which the files are parted, if the table is made here.
-        compression: of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+        partition_by: the columns that partition the files, if the table is created here.
+        compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
     """
 
     KIND = "delta"
@@ -284,7 +287,7 @@ class DeltaTable(InFolder):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """See `Sink`."""
+        """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.partition_by, "partition_by")
         schema = self._typed(schema)
@@ -299,7 +302,7 @@ class DeltaTable(InFolder):
         check_fits(self.path, self._claim().rows(), given)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """The schema with a type for each column: the table's, where a column has no value."""
+        """Return the schema with a type for each column: the table's, where a column has no value."""
         if any(untyped(field.type) for field in schema):
             if self._is_claimed():
                 schema = filled_schema(schema, self._claim().rows())
@@ -334,7 +337,7 @@ class DeltaTable(InFolder):
             )
 
     def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
-        """The table, made if it is not there."""
+        """Return the table; create it if it is missing."""
         try:
             return self._log.load()
         except InvalidInputError:
@@ -346,7 +349,7 @@ class DeltaTable(InFolder):
         return self._log.create(schema, self.partition_by)
 
     def _probe(self) -> None:
-        """See that a staged file can become the table's, and that the log can be written."""
+        """Check that a staged file can be linked into the table, and that the log can be written."""
         folders = (self._staging, self.path, f"{self.path}/_delta_log")
         for again in reversed(range(_PROBES)):
             for folder in folders:
@@ -376,9 +379,9 @@ class DeltaTable(InFolder):
                 ) from error
             raise
         finally:
-            for each in (staged, *seconds):
+            for path in (staged, *seconds):
                 with contextlib.suppress(OSError):
-                    remove(files, each)
+                    remove(files, path)
 
     @property
     def _log(self) -> DeltaLog:
@@ -410,7 +413,7 @@ class DeltaTable(InFolder):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be taken; gives the rows as they are staged."""
+        """Refuse the first row that can't be written; return the rows as they are staged."""
         claim = self._claim()
         kept = claim.rows()
         check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
@@ -424,7 +427,7 @@ class DeltaTable(InFolder):
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """See `Sink`."""
+        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
         claim, table = self._claim(), self.check_rows(table)
         files, staging, name = self._files, self._staging, key.text()
@@ -460,7 +463,7 @@ class DeltaTable(InFolder):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """See `Sink`."""
+        """Show the rows of these keys as this sequence: one commit in the log."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         self._claim()
@@ -477,7 +480,7 @@ class DeltaTable(InFolder):
             self._forget(key.text())
 
     def _bring(self, sequence: int, staged: list[_File], lost: str) -> None:
-        """Commit the sequence, unless somebody else has."""
+        """Commit the sequence, unless another process has."""
 
         def commit(table: deltalake.DeltaTable) -> bool:
             nonlocal lost
@@ -487,7 +490,7 @@ class DeltaTable(InFolder):
                 write = self._merge if self.mode == "update" else self._add
                 return write(table, sequence, staged)
             except FileNotFoundError as error:
-                lost = str(error)  # because another has published and swept it: the log says so
+                lost = str(error)  # because another process has published and swept it: the log shows it
                 return False
 
         self._until_there(lambda table: self._log.has(table, sequence), commit)
@@ -495,12 +498,12 @@ class DeltaTable(InFolder):
     def _until_there(
         self, is_there: Callable[[deltalake.DeltaTable], bool], commit: Callable[[deltalake.DeltaTable], bool]
     ) -> None:
-        """Try until a commit of the sequence is in the log and durable, whoever made it."""
+        """Retry until a commit of the sequence is in the log and durable, whichever process made it."""
         for _ in range(COMMITS_MAX):
             table = self._log.load()
             if is_there(table):
                 return self._log.settle(table.version(), _DATA)
-            before = table.version()  # a merge has the table itself move on
+            before = table.version()  # a merge updates the table object
             if commit(table):
                 return self._log.settle(before + 1, _DATA)
         raise RetriableError(f"{self.path} is written by others all the time: {COMMITS_MAX} commits were too late")
@@ -535,7 +538,7 @@ class DeltaTable(InFolder):
         return pa.Table.from_arrays(columns, schema=kept)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """See `Sink`. One commit takes the region's files out and says so under the sequence."""
+        """Remove the region's rows: one commit removes its files and records that under the sequence."""
         if not self._is_claimed():
             return
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
@@ -547,53 +550,56 @@ class DeltaTable(InFolder):
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
-        """What takes this region's rows out, and no others."""
+        """Return the actions that remove this region's rows, and no others."""
         there = files_of(table)
         if self.mode == "update":
             ours = there
             whole = self._claim().alone and len(names_in(self._files, f"{self.path}/_kohort")) == 1
         else:
-            ours = [each for each in there if self._is_ours(each["path"])]
-            whole = sum(each["num_records"] or 0 for each in ours) == self._log.counted(table)
+            ours = [file for file in there if self._is_ours(file["path"])]
+            whole = sum(file["num_records"] or 0 for file in ours) == self._log.counted(table)
         if there and not whole:
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "
                 "anew (OPTIMIZE, DELETE, UPDATE), or there were others' rows before its own. Delete all rows of the "
                 "table by hand; the region goes on by itself"
             )
-        return [removal(each) for each in ours]
+        return [removal(file) for file in ours]
 
     def _is_ours(self, path: str) -> bool:
         found = _DATA.fullmatch(path)
         return found is not None and found[2] == self._bound().hex
 
-    # -- what is done, and what is over
+    # -- progress and cleanup
 
     def _is_marked(self, sequence: int) -> bool:
         return staged_files.is_marked(self._files, self._own, sequence)
 
     def published(self) -> int:
-        """See `Sink`."""
+        """Return the last sequence that is certainly published; 0: none."""
         self._bound()
         if not self._is_claimed():
             return 0
         marked = staged_files.last_marked(self._files, self._own)
         table = self._log.load()
         last = self._log.last(table)
-        if last > marked:  # whoever published it ended before it was marked
+        if last > marked:  # its publisher ended before it was marked
             self._log.settle(table.version(), _DATA)
             staged_files.mark(self._files, self._own, last)
         return max(last, marked)
 
     def adopt(self) -> str:
-        """Take this sink's name for the place: see `Sink`."""
+        """Write this sink's name into the place of the table, and return the earlier one."""
         return self._adopt(self._own)
 
     def _written_name(self) -> str:
         return self._written_in(self._own)
 
     def sweep(self, keep: Keep) -> None:
-        """See `Sink`. What is beside the log and in no commit is VACUUM's, as always with Delta."""
+        """Remove staged rows that will never be published.
+
+        Files beside the log that no commit names are left to VACUUM.
+        """
         self._bound()
         if not self._is_claimed():
             return
@@ -609,11 +615,11 @@ class DeltaTable(InFolder):
                 remove(self._files, f"{self._staging}/{name}")
 
     def _forget(self, name: str) -> None:
-        """Give a staged piece to the sweep: its data first, so that who is killed here can be followed.
+        """Give a staged piece to the sweep: its data first, so that another process can finish after a crash here.
 
         A file system takes a hundred times as long to free a file as to rename it, and a sequence waits for this.
         """
         piece = self._piece(name)
-        for each in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
+        for file_name in (*(file.name for file in piece.files), name + _PIECE) if piece else ():
             with contextlib.suppress(FileNotFoundError):
-                self._files.rename(f"{self._staging}/{each}", f"{self._staging}/{_DONE}{each}")
+                self._files.rename(f"{self._staging}/{file_name}", f"{self._staging}/{_DONE}{file_name}")

@@ -1,4 +1,4 @@
-"""Whose a place is, and what its rows are: one small file, written once."""
+"""The owner marker of a folder: its region and the schema of its rows, in one small file that is written once."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kohort.region.files import FileCalls, read_file, remove, sync_folder, write
 
 CLAIM = "region.json"
 UNFINISHED = ".part"
-"""The ending of what is not written to its end."""
+"""Suffix of files that are not written to the end."""
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`region.json`.
+    """The content of `region.json`.
 
     Attributes:
-        format: 1.
-        region: its name, for people.
-        id: what counts.
-        schema: of all the rows, as Arrow says it, in base64.
+        format: the format's version, 1.
+        region: the region's name, for humans.
+        id: the region's id, which identifies it.
+        schema: the schema of all rows, serialised by Arrow, in base64.
         keys: the columns by which rows replace one another; empty: they don't.
-        partition_by: the columns by which the rows are parted.
-        alone: the place held no rows when the region came.
-        place: the name by which the region knows the place: no other name reaches it.
+        partition_by: the columns that partition the rows.
+        alone: the table had no rows before the region's.
+        place: the name by which the region knows the sink: no other name is accepted.
     """
 
     format: int
@@ -43,20 +43,20 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""
 
     def rows(self) -> pa.Schema:
-        """The schema of all the rows."""
+        """Return the schema of all rows."""
         return schema_of(self.schema)
 
 
 def text_of(schema: pa.Schema) -> str:
-    """A schema as text, without what it says about itself."""
+    """Return a schema as text, without its metadata."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
 def schema_of(text: str) -> pa.Schema:
-    """The schema of a text.
+    """Return the schema in a text.
 
     Raises:
-        CorruptDataError: it is none.
+        CorruptDataError: the text has no schema.
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
@@ -65,12 +65,12 @@ def schema_of(text: str) -> pa.Schema:
 
 
 def read_claim(files: FileCalls, folder: str) -> Claim:
-    """What is written in a folder.
+    """Read the owner marker of a folder.
 
     Raises:
-        FileNotFoundError: nothing yet.
-        InvalidInputError: it was written by a newer kohort.
-        CorruptDataError: it can't be read.
+        FileNotFoundError: there is no marker yet.
+        InvalidInputError: a newer kohort has written it.
+        CorruptDataError: the marker can't be read.
     """
     data = read_file(files, f"{folder}/{CLAIM}")
     try:
@@ -84,7 +84,7 @@ def read_claim(files: FileCalls, folder: str) -> Claim:
 
 
 def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
-    """Write it, unless another was faster; its name does not survive a power loss yet."""
+    """Write the marker, unless another process was faster; its name does not survive a power loss yet."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
         write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
@@ -96,7 +96,7 @@ def write_claim(files: FileCalls, folder: str, claim: Claim) -> None:
 
 
 def replace_claim(files: FileCalls, folder: str, claim: Claim) -> None:
-    """Write the marker in place of the one that is there, durably."""
+    """Replace the marker durably."""
     temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
     try:
         write_file(files, temporary, msgspec.json.format(msgspec.json.encode(claim), indent=1))
@@ -109,7 +109,7 @@ def replace_claim(files: FileCalls, folder: str, claim: Claim) -> None:
 
 
 def other_name(region: str, known: str, given: str) -> InvalidInputError:
-    """Error for a member that reaches a place of its region by another name than the region's."""
+    """Return the error for a member that reaches a sink of its region by another name than the region's."""
     return InvalidInputError(
         f"{given} is the place that region {region!r} knows as {known}: rows staged under two names would be lost. "
         "Give all members the name that the region knows; if the place has moved there for good, end the region's "
@@ -118,7 +118,7 @@ def other_name(region: str, known: str, given: str) -> InvalidInputError:
 
 
 def refusal(place: str, owner: tuple[str, UUID], mine: tuple[str, UUID], remedy: str) -> InvalidInputError:
-    """What a region is told that comes to the place of another."""
+    """Return the error for a region that uses the sink of another region."""
     other = f"region {owner[0]!r}"
     if owner[0] == mine[0]:
         other = f"another region of the name {owner[0]!r}, one that was deleted or is on another cluster"

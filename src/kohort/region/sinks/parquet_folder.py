@@ -1,4 +1,4 @@
-"""A folder of Parquet files that is written to exactly once: a sequence is a folder in it, there whole or not at all.
+"""A folder of Parquet files that is written to exactly once: a sequence is a subfolder, complete or absent.
 
     out/_region/region.json            whose folder this is, its name, and the schema of all its rows
     out/_region/published-17           sequence 17 is done (an empty file; a few of the newest are kept)
@@ -8,18 +8,18 @@
     out/sequence=17/_sequence-17-ID    whose it is: the region's id (an empty file, whose bytes need not be synced)
                                        (before a reset to the initial state: renamed away, one after the other)
 
-Readers (Spark, `pyarrow.dataset`, pandas) pass over names that begin with `_`; a glob must say `sequence=*/*.parquet`.
+Readers (Spark, `pyarrow.dataset`, pandas) skip names that begin with `_`; a glob must be `sequence=*/*.parquet`.
 
-What must be durable before what, so that a power loss, too, leaves each sequence whole or absent, and no work twice:
+This is the order of durability. It leaves each sequence complete or absent after a power loss, and repeats no work:
 
 - a staged file's bytes, before it has its name; its name, before `stage` returns, hence before a manifest names it;
 - the names of all files of a sequence, that which says whose it is among them, before the folder has its name;
 - the folder's name, before `published-N` is made: a sequence that is marked needs its staged files no longer;
 - `published-N`, before `publish` or `published` says so to anybody, hence before anything staged is removed.
 
-Correctness needs no clock and no lock: what two may do at once goes through `link` and `rename`, which the kernel
-does for one of them. Temporary names are the attempt's own. A folder that is given up is renamed before it is emptied:
-who was about to publish it finds nothing, instead of a part.
+Correctness needs no clock and no lock: concurrent operations use `link` and `rename`, which the kernel does for one
+of the callers. Temporary names are unique to an attempt. A folder that is abandoned is renamed before it is emptied.
+A process about to publish it then finds nothing, instead of a part.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ _GONE: Final = "gone-"
 _GIVEN_UP: Final = re.compile(_GONE + "[0-9a-f]{32}")
 _PROBE: Final = "_probe-"
 _PROBES: Final = 5
-"""Another's probe may take this one's files for left-overs: so often in a row it does not."""
+"""Limit on attempts to probe; another process's probe may remove this one's files as leftovers."""
 
 
 class ParquetFolder(InFolder):
-    """A folder of Parquet files as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+    """A folder of Parquet files as a region's sink. It can be pickled. `Sink` documents its methods' guarantees.
 
-    The folder lies on a file system with hard links and atomic renames that all members see: a local one, or a shared
-    one that is POSIX enough (`check` tries it). Not an object store.
+    The folder is on a file system with hard links and atomic renames, and all members see it. The file system is a
+    local one, or a shared one that is POSIX enough (`check` tries it). It is not an object store.
 
     Attributes:
-        path: absolute, by the working directory when it was made.
-        compression: of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
-        row_group_size: rows at most in a row group; None: Arrow's default.
+        path: the absolute path, from the working directory when it was made.
+        compression: the compression of Parquet's pages: snappy, zstd, lz4, gzip, brotli or none.
+        row_group_size: the maximum number of rows in a row group; None: Arrow's default.
     """
 
     KIND = "parquet"
@@ -92,7 +92,7 @@ class ParquetFolder(InFolder):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """See `Sink`."""
+        """Check that tables of this schema can be staged and published; create the folder if it is missing."""
         self._bound()
         check_writable(self._typed(schema))
         try:
@@ -103,7 +103,7 @@ class ParquetFolder(InFolder):
         self._fitting(schema)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """The schema with a type for each column: the folder's, where a column has no value."""
+        """Return the schema with a type for each column: the folder's, where a column has no value."""
         if any(untyped(field.type) for field in schema):
             if self._is_owned():
                 schema = filled_schema(schema, self._owned())
@@ -129,7 +129,7 @@ class ParquetFolder(InFolder):
         return False
 
     def _first(self, schema: pa.Schema) -> None:
-        """Make the folder this region's, unless another was faster."""
+        """Make the folder this region's, unless another process was faster."""
         files = self._files
         strangers = sorted(name for name in files.listdir(self.path) if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
@@ -147,7 +147,7 @@ class ParquetFolder(InFolder):
         self._owned()
 
     def _probe(self) -> None:
-        """See that a sequence could be published here: a file linked into a folder, and that renamed."""
+        """Check that a sequence could be published here: link a file into a folder, and rename the folder."""
         for again in reversed(range(_PROBES)):
             for folder in (self.path, f"{self.path}/_staging"):
                 for name in self._files.listdir(folder):
@@ -185,7 +185,7 @@ class ParquetFolder(InFolder):
             ) from error
 
     def _owned(self) -> pa.Schema:
-        """The schema of the folder, which is this region's."""
+        """Return the schema of the folder, checked to be this region's."""
         mine = self._bound()
         if self._kept is None:
             claim = owner_marker.read_claim(self._files, f"{self.path}/_region")
@@ -212,13 +212,13 @@ class ParquetFolder(InFolder):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be taken; gives the rows as they are staged."""
+        """Refuse the first row that can't be written; return the rows as they are staged."""
         kept = self._fitting(table.schema)
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
         return conformed(table, kept)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """See `Sink`."""
+        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
         table = self.check_rows(table)
         name = key.text()
@@ -236,7 +236,7 @@ class ParquetFolder(InFolder):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """See `Sink`."""
+        """Show the rows of these keys as this sequence: link their files into a folder, and rename that."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         self._owned()
@@ -253,7 +253,7 @@ class ParquetFolder(InFolder):
         self._tidy(there, sequence)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """See `Sink`. First what others could still publish from goes, then what they have published."""
+        """Remove all published rows: first the staged files that others could still publish, then the sequences."""
         if not self._is_owned():
             return
         files, staging = self._files, f"{self.path}/_staging"
@@ -266,12 +266,12 @@ class ParquetFolder(InFolder):
             for number in shown:
                 if number <= sequence and self._stands(number):
                     self._give_up(self._folder(number))
-            sync_folder(files, self.path)  # before any file goes: a power loss must not bring back a part
+            sync_folder(files, self.path)  # before any file is removed: a power loss must not restore a part
         self._mark(sequence)
         self._tidy(self._names(), sequence)
 
     def _bring(self, sequence: int, names: list[str]) -> None:
-        """Give the sequence its folder, if it has rows, unless somebody else has."""
+        """Create the folder of the sequence, if it has rows, unless another process has."""
         there = set(self._names())
         full = [name for name in names if name + _ROWS in there]
         lost = [name for name in names if name + _ROWS not in there and name + _EMPTY not in there]
@@ -287,7 +287,7 @@ class ParquetFolder(InFolder):
                     raise
 
     def _excuse(self, sequence: int, lost: str) -> None:
-        """What was staged is gone: because somebody else has published it."""
+        """Raise an error for missing staged files, unless another process has published them."""
         if not self._is_marked(sequence) and not self._stands(sequence):
             raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
 
@@ -308,12 +308,12 @@ class ParquetFolder(InFolder):
             raise
 
     def _stands(self, sequence: int) -> bool:
-        """Whether the sequence has its folder; whatever else has that name is refused."""
+        """Return whether the folder of the sequence exists; refuse anything else of that name."""
         folder, own = self._folder(sequence), self._says(sequence)
         try:
             names = names_in(self._files, folder)
             if names and own not in names:
-                names = names_in(self._files, folder)  # it may have come in between, or been given up
+                names = names_in(self._files, folder)  # it may have been created in between, or abandoned
         except NotADirectoryError as error:
             raise self._taken(folder, str(error)) from error
         if names and own not in names:
@@ -322,7 +322,7 @@ class ParquetFolder(InFolder):
         return bool(names)
 
     def _says(self, sequence: int) -> str:
-        """The name in a sequence's folder that says whose it is."""
+        """Return the name in a sequence's folder that names the owner."""
         return f"{_SAYS}{sequence}-{self._bound().hex}"
 
     def _taken(self, folder: str, why: str) -> InvalidInputError:
@@ -334,10 +334,10 @@ class ParquetFolder(InFolder):
     def _folder(self, sequence: int) -> str:
         return f"{self.path}/sequence={sequence}"
 
-    # -- what is done
+    # -- progress
 
     def published(self) -> int:
-        """See `Sink`."""
+        """Return the last sequence that is certainly published; 0: none."""
         try:
             self._owned()
         except FileNotFoundError:
@@ -345,7 +345,7 @@ class ParquetFolder(InFolder):
         marked = self._last_marked()
         later = [int(found[1]) for name in names_in(self._files, self.path) if (found := _SHOWN.fullmatch(name))]
         last = max((number for number in later if number > marked and self._stands(number)), default=marked)
-        if last > marked:  # whoever published it ended before it was marked
+        if last > marked:  # its publisher ended before it was marked
             sync_folder(self._files, self.path)
             self._mark(last)
         return last
@@ -354,7 +354,7 @@ class ParquetFolder(InFolder):
         return staged_files.last_marked(self._files, f"{self.path}/_region")
 
     def adopt(self) -> str:
-        """Take this sink's name for the place: see `Sink`."""
+        """Write this sink's name into the owner marker, and return the earlier one."""
         return self._adopt(f"{self.path}/_region")
 
     def _written_name(self) -> str:
@@ -366,10 +366,10 @@ class ParquetFolder(InFolder):
     def _mark(self, sequence: int) -> None:
         staged_files.mark(self._files, f"{self.path}/_region", sequence)
 
-    # -- what is over
+    # -- cleanup
 
     def sweep(self, keep: Keep) -> None:
-        """See `Sink`."""
+        """Remove staged rows that will never be published, and leftovers of crashes."""
         try:
             self._owned()
         except FileNotFoundError:
@@ -388,7 +388,7 @@ class ParquetFolder(InFolder):
         return names_in(self._files, f"{self.path}/_staging")
 
     def _tidy(self, names: list[str], published: int) -> None:
-        """Remove what attempts at sequences that are done have left."""
+        """Remove leftovers of attempts at sequences that are done."""
         for name in names:
             going = _GOING.fullmatch(name)
             if going is not None and int(going[1]) <= published:
@@ -397,12 +397,12 @@ class ParquetFolder(InFolder):
                 remove_folder(self._files, f"{self.path}/_staging/{name}")
 
     def _discard(self, temporary: str) -> None:
-        """Take a folder from whoever may still rename it, then empty it."""
+        """Move a folder away from processes that may still rename it, then empty it."""
         with contextlib.suppress(FileNotFoundError):
             remove_folder(self._files, self._give_up(temporary))
 
     def _give_up(self, folder: str) -> str:
-        """Where it is now: nobody sees it."""
+        """Move a folder to where no reader sees it, and return its new path."""
         gone = f"{self.path}/_staging/{_GONE}{uuid.uuid4().hex}"
         self._files.rename(folder, gone)
         return gone

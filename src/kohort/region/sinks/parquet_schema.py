@@ -1,4 +1,4 @@
-"""Which schemas a folder of Parquet files takes, and which of two fit one another."""
+"""Schemas of Parquet folders: which are supported, and which fit one another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 from kohort.errors import InvalidInputError
 
 PARTITION: Final = "sequence"
-"""The column that readers of a partitioned folder make of the folders' names."""
+"""Name of the column that readers of a partitioned folder derive from the folders' names."""
 
 
 def check_writable(schema: pa.Schema) -> None:
-    """See that Parquet takes each column, and that readers of the folder will find it as it was.
+    """Check that Parquet supports each column, and that readers of the folder get it back unchanged.
 
     Raises:
-        InvalidInputError: it names the columns.
+        InvalidInputError: a column is not supported; the message names it.
     """
     if not schema.names:
         raise InvalidInputError("A table without columns has no rows for Parquet's readers: give it a column")
@@ -49,7 +49,7 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
 
 
 def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
-    """Why tables of one schema can't be rows of another; columns in another order and metadata are no reason."""
+    """Return why tables of one schema can't be rows of another. Column order and metadata do not matter."""
     found = []
     for name in kept.names:
         if name not in given.names:
@@ -65,7 +65,7 @@ def misfits(kept: pa.Schema, given: pa.Schema) -> list[str]:
 
 
 def conformed(table: pa.Table, kept: pa.Schema) -> pa.Table:
-    """A table of a schema that fits, with the columns in order and in their types, and no metadata of its own."""
+    """Return a table of a fitting schema with the columns in order, in their types and without metadata."""
     columns = [table.column(field.name) for field in kept]
     filled = [
         column if column.type.equals(field.type) else column.cast(field.type)

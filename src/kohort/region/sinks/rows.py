@@ -1,4 +1,4 @@
-"""Which of a table's rows count, and in what types: what the sinks beside Parquet ask of Arrow."""
+"""Selection and conversion of rows, for sinks other than Parquet."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kohort.region.staged import StagedKey
 Mode: TypeAlias = Literal["append", "update"]
 _MODES: Final = get_args(Mode)
 SOURCE: Final = ("topic", "partition", "offset")
-"""Columns by which a row says of which record it was made."""
+"""Columns by which a row names the record that it was made from."""
 VALUE_CHARS: Final = 200
-"""Bound on a value in an error's text: it may be a whole document."""
+"""Limit on a value in an error's text: the value may be a whole document."""
 
 
 def check_mode(mode: str, keys: Sequence[str]) -> None:
-    """See that rows can be written so.
+    """Check the write mode and the keys of a sink.
 
     Raises:
-        InvalidInputError: it says how they can.
+        InvalidInputError: they are invalid; the message says what to do.
     """
     if mode == "complete":
         raise InvalidInputError(
@@ -45,10 +45,10 @@ def check_mode(mode: str, keys: Sequence[str]) -> None:
 
 
 def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
-    """See that there are columns, each of a name of its own, and those that an option names among them.
+    """Check that there are columns with unique names, and that all columns of an option are among them.
 
     Raises:
-        InvalidInputError: it names the columns.
+        InvalidInputError: a column is missing or not unique; the message names it.
     """
     if not schema.names:
         raise InvalidInputError("A table without columns has no rows: give it a column")
@@ -63,10 +63,10 @@ def check_names(schema: pa.Schema, named: Iterable[str], option: str) -> None:
 
 
 def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
-    """See that rows can be told apart by these columns.
+    """Check that these columns can identify rows.
 
     Raises:
-        InvalidInputError: a column is not there, or of a type whose values are not simply equal or not.
+        InvalidInputError: a column is missing, or its type has no simple equality.
     """
     check_names(schema, keys, "keys=[…]")
     for name in keys:
@@ -76,8 +76,8 @@ def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """The same columns without what is only a form in memory: dictionaries, views and 64-bit lengths."""
-    return pa.schema([pa.field(each.name, _plain(each.type), each.nullable) for each in schema])
+    """Return the schema without types that only differ in memory: dictionaries, views and 64-bit lengths."""
+    return pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in schema])
 
 
 def _plain(kind: Any) -> Any:  # the stubs know types one by one
@@ -88,7 +88,7 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if isinstance(kind, pa.StructType):
-        return pa.struct([pa.field(each.name, _plain(each.type), each.nullable) for each in kind])
+        return pa.struct([pa.field(field.name, _plain(field.type), field.nullable) for field in kind])
     if isinstance(kind, pa.ListType | pa.LargeListType):
         of = kind.value_field
         return pa.list_(pa.field("element", _plain(of.type), of.nullable))
@@ -99,10 +99,10 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
 
 
 def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
-    """See that tables of one schema can be rows of a place.
+    """Check that tables of one schema can be rows of a sink.
 
     Raises:
-        InvalidInputError: it names the columns that differ.
+        InvalidInputError: columns differ; the message names them.
     """
     if not given.equals(kept) and (found := misfits(kept, given)):
         raise InvalidInputError(
@@ -112,10 +112,10 @@ def check_fits(place: str, kept: pa.Schema, given: pa.Schema) -> None:
 
 
 def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
-    """The table with the columns of a place, in its order and its types.
+    """Return the table with the columns of a sink, in its order and its types.
 
     Raises:
-        RowRefusedError: null where none may be, or a value that the type does not hold.
+        RowRefusedError: a value is null where none may be, or does not fit the type.
     """
     refuse_nulls(table, [*keys, *(field.name for field in kept if not field.nullable)])
     try:
@@ -125,14 +125,14 @@ def shaped(table: pa.Table, kept: pa.Schema, keys: Iterable[str]) -> pa.Table:
 
 
 class RowRefusedError(InvalidInputError):
-    """A row that a sink can't take. The message counts rows from 1.
+    """The error of a row that a sink refuses. The message counts rows from 1.
 
     Attributes:
-        row: its index in the table that was submitted, from 0.
-        column: that has the value.
-        offset: of the record, where the table has the source's columns topic, partition and offset; None where not.
-        reasons: why a row is refused, by its index: of this row, and of others that the same check has found. Rows
-            that another check would refuse may be missing.
+        row: its index in the submitted table, from 0.
+        column: the column of the value.
+        offset: of the record, if the table has the source's columns topic, partition and offset; otherwise None.
+        reasons: the reason for each refused row, by its index: this row, and others that the same check has found.
+            Rows that another check would refuse may be missing.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class RowRefusedError(InvalidInputError):
 
 
 def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
-    """The refusal of the first of these rows, which says where its record is, if the table does.
+    """Return the error for the first of these rows, with the position of its record, if the table has it.
 
     Args:
-        reasons: why, by the row's index in the table, from 0.
-        table: that was submitted.
-        column: that has the value.
+        reasons: the reasons, by the row's index in the table, from 0.
+        table: the submitted table.
+        column: the column of the value.
     """
     row = min(reasons)
     where, offset = f"row {row + 1} of {table.num_rows}", None
@@ -165,15 +165,15 @@ def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowR
 
 
 def has_source(table: pa.Table) -> bool:
-    """Whether rows say of which record they were made."""
+    """Return whether the rows name the records that they were made from."""
     return all(table.column_names.count(name) == 1 for name in SOURCE)
 
 
 def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
-    """See that no row has null in these columns.
+    """Check that no row has null in these columns.
 
     Raises:
-        RowRefusedError: the first one that does.
+        RowRefusedError: the error of the first row that has.
     """
     bare = [name for name in dict.fromkeys(names) if table.column(name).null_count]
     if bare:
@@ -182,12 +182,12 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
 
 
 def rows_where(mask: Any) -> list[int]:
-    """The indices of the rows for which a column of booleans says yes."""
+    """Return the indices of the rows for which a column of booleans is true."""
     return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
 
 def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
-    """The rows whose values the type of a column does not hold: of the first such column."""
+    """Return the error for the rows with values that do not fit the type of a column: of the first such column."""
     for field in kept:
         column, found = table.column(field.name), dict[int, str]()
         parts = [(0, len(column))]  # of which at least one value may be bad
@@ -206,7 +206,7 @@ def _uncastable(table: pa.Table, kept: pa.Schema) -> RowRefusedError | None:
 
 
 def value_text(value: Any) -> str:
-    """A value for people."""
+    """Return a value as text for humans."""
     try:
         return str(value.as_py())
     except (OverflowError, ValueError):
@@ -222,16 +222,16 @@ def _casts(column: pa.ChunkedArray[Any], kind: Any) -> bool:
 
 
 def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
-    """In the order in which rows replace one another: of two rows of a sequence the one of the later key counts.
+    """Sort keys in the order in which rows replace one another: for two rows of a sequence, the later key wins.
 
-    By epoch, then by unit, then by member. So of one member the piece that it staged last counts, and of batches that
-    are units of several members the last batch.
+    The order is by epoch, then by unit, then by member. The piece that a member staged last therefore wins, and among
+    batches that are units of several members the last batch.
     """
     return sorted(set(keys), key=lambda key: (key.epoch, key.unit, key.member))
 
 
 def last_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Of rows that have the same key the last one, in the order of the table."""
+    """Return the last row of each key, in the order of the table."""
     at = "".join(table.column_names) + "_"
     numbered = table.select(keys).append_column(at, pa.array(range(table.num_rows), pa.int64()))
     last = numbered.group_by(list(keys)).aggregate([(at, "max")]).column(f"{at}_max")

@@ -1,4 +1,4 @@
-"""What databases say differently: SQLite by `sqlite3`, PostgreSQL by `psycopg`."""
+"""The dialects of SQLite (`sqlite3`) and PostgreSQL (`psycopg`)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 
 Connect: TypeAlias = Callable[[], Any]
-"""Makes a connection, as Python's database API has it."""
+"""Type of a function that opens a connection of Python's database API."""
 ROWS_AT_ONCE: Final = 10_000
-"""Rows that become Python values at the same time."""
+"""Number of rows that are converted to Python values at the same time."""
 _ASCII_UPPER: Final = re.compile("[A-Z]")
 _SEARCH_PATH: Final = re.compile(r"search_path\s*=\s*((?:\\.|\S)+)")
 _SQLITE_WAIT_S: Final = 30.0
-"""For who holds the file, before the call fails and is tried again."""
+"""Time to wait for a locked file, before the call fails and is retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table that is there already.
+    """The description of an existing table.
 
     Attributes:
         columns: names, and whether null is refused.
-        unique: the columns of each rule that lets a value be there once only.
-        against: what may refuse rows later.
-        types: kinds of the columns, where the database tells them apart loosely.
+        unique: the columns of each unique constraint.
+        against: features that may refuse rows later.
+        types: kinds of the columns, if the database distinguishes them loosely.
     """
 
     columns: dict[str, bool]
@@ -44,58 +44,58 @@ class Found:
 
 
 class Dialect(Protocol):
-    """One database's way."""
+    """The interface of a database dialect."""
 
     mark: str
-    """Stands for a value in a statement."""
+    """The placeholder of a value in a statement."""
     begin: tuple[str, ...]
-    """Opens a transaction that may write."""
+    """The statements that open a transaction which may write."""
     locked: str
-    """At the end of a query: its row stays as it is until the transaction ends."""
+    """The suffix of a query that locks its row until the transaction ends."""
     name_bytes_max: int
 
     def prepare(self, connection: Any) -> None:
-        """Transactions are opened by us, and what is committed survives a power loss."""
+        """Configure a connection: explicit transactions, and commits that survive a power loss."""
 
     def type_of(self, kind: pa.DataType) -> str:
-        """The type that keeps such values; empty: none does."""
+        """Return the type that stores such values; empty: there is none."""
 
     def alone(self, cursor: Any, place: str) -> None:
-        """Until the transaction ends nobody else checks this place."""
+        """Prevent concurrent checks of this table until the transaction ends."""
 
     def name(self, table: str) -> str:
-        """One form of all those that name the same table."""
+        """Return the canonical form of a table's name."""
 
     def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """The name with its schema's before it, where a schema is found by a search path: markers lie beside tables."""
+        """Return the name with its schema, if a search path finds the schema: markers are stored beside tables."""
 
     def escaped(self, name: str) -> str:
-        """A quoted name in a statement that has values."""
+        """Escape a quoted name for a statement that has values."""
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """Whether there is a table of this name."""
+        """Return whether a table of this name exists."""
 
     def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
-        """The table of this name (with its schema's before it, or not), if there is one."""
+        """Return the description of a table (its name with or without the schema), if it exists."""
 
     def staging(self, target: str, staging: str) -> str:
-        """Makes a table of the same columns, whose types are as strict."""
+        """Return the statement that creates a table with the same columns, whose types are as strict."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Add rows, values as `value` has made them."""
+        """Add rows, with values converted by `value`."""
 
     def value(self, value: Any) -> object:
-        """As the driver takes it."""
+        """Convert a value for the driver."""
 
     def told(self, error: Exception) -> KafkaError | None:
-        """What an error of the driver says; None: it is none of the driver's."""
+        """Translate an error of the driver; None: it is not the driver's."""
 
 
 def dialect_of(connection: Any) -> Dialect:
-    """The one that a connection speaks.
+    """Return the dialect of a connection.
 
     Raises:
-        InvalidInputError: none that is known here.
+        InvalidInputError: the database is not supported.
     """
     home = type(connection).__module__.partition(".")[0]
     if isinstance(connection, sqlite3.Connection):
@@ -108,27 +108,27 @@ def dialect_of(connection: Any) -> Dialect:
 
 
 def values(dialect: Dialect, table: pa.Table, *more: Callable[[int], object]) -> Iterator[tuple[object, ...]]:
-    """The rows of a table as the driver takes them, each with further values by its number."""
+    """Yield the rows of a table for the driver, each with further values by its number."""
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         columns = [[dialect.value(value) for value in column.to_pylist()] for column in batch.columns]
         for row in zip(*columns, strict=True):
-            yield (*row, *(each(number) for each in more))
+            yield (*row, *(function(number) for function in more))
             number += 1
 
 
 def quoted(*names: str) -> str:
-    """A name, with those before it, as both databases take any."""
+    """Return a quoted name, with its schema, as both databases accept it."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names of columns in a statement."""
+    """Return column names for a statement."""
     return ", ".join(quoted(name) for name in names)
 
 
 class Sqlite:
-    """SQLite: one writer at a time, in one file."""
+    """The dialect of SQLite: one writer at a time, in one file."""
 
     mark = "?"
     begin: tuple[str, ...] = ("BEGIN IMMEDIATE",)
@@ -136,12 +136,15 @@ class Sqlite:
     name_bytes_max = 1000
 
     def prepare(self, connection: Any) -> None:
-        """See `Dialect`."""
+        """Turn off implicit transactions, and make commits survive a power loss."""
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = EXTRA")
 
     def type_of(self, kind: pa.DataType) -> str:
-        """See `Dialect`. Times and decimals are texts: SQLite would round them."""
+        """Return the type that stores such values; empty: there is none.
+
+        Times and decimals are texts: SQLite would round them.
+        """
         if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
         if pa.types.is_floating(kind):
@@ -154,27 +157,27 @@ class Sqlite:
         return "TEXT" if text else ""
 
     def alone(self, cursor: Any, place: str) -> None:
-        """See `Dialect`. Who writes is alone."""
+        """Do nothing: SQLite has one writer at a time."""
 
     def name(self, table: str) -> str:
-        """The name in lower case: SQLite does not tell case apart, of ASCII letters alone."""
+        """Return the name in lower case: SQLite ignores the case of ASCII letters only."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
     def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """See `Dialect`."""
+        """Return the name unchanged: SQLite has no search path."""
         return table
 
     def escaped(self, name: str) -> str:
-        """See `Dialect`."""
+        """Return the name unchanged: SQLite's placeholder can't occur in it."""
         return name
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """See `Dialect`."""
+        """Return whether a table of this name exists."""
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
     def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
-        """See `Dialect`."""
+        """Return the description of the table, if it exists."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
         row = cursor.fetchone()
@@ -185,32 +188,32 @@ class Sqlite:
             against.append("has a CHECK")
         cursor.execute(f"PRAGMA table_xinfo({quoted(name)})")
         info = cursor.fetchall()
-        against += [f"makes the values of {each[1]!r} itself" for each in info if each[6]]
-        unique = [frozenset(each[1] for each in info if each[5])]
+        against += [f"makes the values of {column[1]!r} itself" for column in info if column[6]]
+        unique = [frozenset(column[1] for column in info if column[5])]
         cursor.execute(f"PRAGMA index_list({quoted(name)})")
-        for index in [each for each in cursor.fetchall() if each[2]]:
+        for index in [entry for entry in cursor.fetchall() if entry[2]]:
             cursor.execute(f"PRAGMA index_info({quoted(index[1])})")
-            unique.append(frozenset(str(each[2]) for each in cursor.fetchall()))
+            unique.append(frozenset(str(column[2]) for column in cursor.fetchall()))
             against += [f"has the partial index {index[1]!r}"] if index[4] else []
         cursor.execute(f"PRAGMA foreign_key_list({quoted(name)})")
-        against += [f"refers to {each[2]!r}" for each in cursor.fetchall()]
+        against += [f"refers to {key[2]!r}" for key in cursor.fetchall()]
         cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (name,))
-        against += [f"has the trigger {each[0]!r}" for each in cursor.fetchall()]
-        types = {each[1]: _affinity(each[2]) for each in info}
-        columns = {each[1]: bool(each[3]) for each in info}
-        return Found(columns, tuple(each for each in unique if each), tuple(against), types)
+        against += [f"has the trigger {trigger[0]!r}" for trigger in cursor.fetchall()]
+        types = {column[1]: _affinity(column[2]) for column in info}
+        columns = {column[1]: bool(column[3]) for column in info}
+        return Found(columns, tuple(names for names in unique if names), tuple(against), types)
 
     def staging(self, target: str, staging: str) -> str:
-        """See `Dialect`."""
+        """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """See `Dialect`."""
+        """Add rows, with values converted by `value`."""
         marks = ", ".join("?" for _ in columns)
         cursor.executemany(f"INSERT INTO {table} ({listed(columns)}) VALUES ({marks})", rows)
 
     def value(self, value: Any) -> object:
-        """See `Dialect`."""
+        """Convert times, dates and decimals to text."""
         if isinstance(value, datetime):
             return value.isoformat(" ", "microseconds")
         if isinstance(value, time):
@@ -220,7 +223,7 @@ class Sqlite:
         return f"{value:f}" if isinstance(value, Decimal) else value
 
     def told(self, error: Exception) -> KafkaError | None:
-        """See `Dialect`."""
+        """Translate an error of the driver by its code; None: it is not the driver's."""
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -241,7 +244,7 @@ SQLITE: Final[Dialect] = Sqlite()
 
 
 def _affinity(declared: str) -> str:
-    """How SQLite keeps values of a column, by its rules for the type's name."""
+    """Return the affinity of a column, by SQLite's rules for the type's name."""
     name = declared.upper()
     for parts, kind in ((("INT",), "INTEGER"), (("CHAR", "CLOB", "TEXT"), "TEXT"), (("REAL", "FLOA", "DOUB"), "REAL")):
         if any(part in name for part in parts):
@@ -250,12 +253,12 @@ def _affinity(declared: str) -> str:
 
 
 def sqlite_connect(path: str) -> sqlite3.Connection:
-    """A connection to a file."""
+    """Open a connection to a file."""
     return sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None, check_same_thread=False)
 
 
 class Postgres:
-    """PostgreSQL, by psycopg 3."""
+    """The dialect of PostgreSQL, with psycopg 3."""
 
     mark = "%s"
     begin: tuple[str, ...] = (
@@ -266,11 +269,11 @@ class Postgres:
     name_bytes_max = 63
 
     def prepare(self, connection: Any) -> None:
-        """See `Dialect`."""
+        """Turn off implicit transactions."""
         connection.autocommit = True
 
     def type_of(self, kind: pa.DataType) -> str:
-        """See `Dialect`."""
+        """Return the type that stores such values; empty: there is none."""
         if pa.types.is_timestamp(kind):
             return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"
         if pa.types.is_decimal(kind):
@@ -284,15 +287,15 @@ class Postgres:
         return _POSTGRES_TYPES.get(kind, "")
 
     def alone(self, cursor: Any, place: str) -> None:
-        """See `Dialect`."""
+        """Take an advisory lock until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
     def name(self, table: str) -> str:
-        """See `Dialect`."""
+        """Return the name unchanged: PostgreSQL distinguishes the case of quoted names."""
         return table
 
     def resolved(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
-        """The name with the schema in which the table is found, or else would be made."""
+        """Return the name with the schema in which the table exists, or would be created."""
         if len(table) > 1:
             return table
         cursor.execute(_POSTGRES_SCHEMA, (quoted(*table),))
@@ -300,16 +303,16 @@ class Postgres:
         return table if schema is None else (schema, *table)
 
     def escaped(self, name: str) -> str:
-        """See `Dialect`."""
+        """Double the percent signs, which begin placeholders."""
         return name.replace("%", "%%")
 
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
-        """See `Dialect`."""
+        """Return whether a table of this name exists."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
     def found(self, cursor: Any, table: Sequence[str]) -> Found | None:
-        """See `Dialect`."""
+        """Return the description of the table, if it exists."""
         cursor.execute(
             "SELECT oid, relkind::text, relrowsecurity, has_table_privilege(oid, 'SELECT') AND "
             "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') AND "
@@ -326,28 +329,28 @@ class Postgres:
         against += ["has row security"] if secured else []
         for said, question in _POSTGRES_RULES.items():
             cursor.execute(question, (oid,))
-            against += [f"{said} {each[0]!r}" for each in cursor.fetchall()]
+            against += [f"{said} {rule[0]!r}" for rule in cursor.fetchall()]
         cursor.execute(_POSTGRES_UNIQUE, (oid,))
-        unique = tuple(frozenset(each[0]) for each in cursor.fetchall())
+        unique = tuple(frozenset(constraint[0]) for constraint in cursor.fetchall())
         cursor.execute(_POSTGRES_COLUMNS, (oid,))
         return Found(dict(cursor.fetchall()), unique, tuple(against), {})
 
     def staging(self, target: str, staging: str) -> str:
-        """See `Dialect`."""
+        """Return the statement that creates a table with the same columns."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """See `Dialect`."""
+        """Add rows with COPY."""
         with cursor.copy(f"COPY {table} ({listed(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 
     def value(self, value: Any) -> object:
-        """See `Dialect`."""
+        """Return the value unchanged: psycopg converts all values."""
         return value
 
     def told(self, error: Exception) -> KafkaError | None:
-        """See `Dialect`."""
+        """Translate an error of the driver by its class; None: it is not the driver's."""
         import psycopg
 
         if not isinstance(error, psycopg.Error):
@@ -405,24 +408,24 @@ _POSTGRES_TYPES: Final[dict[pa.DataType, str]] = {
 
 
 class PostgresUrl:
-    """Connects to PostgreSQL by a URL; can be pickled."""
+    """A function that connects to PostgreSQL by a URL; it can be pickled."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def __call__(self) -> Any:
-        """A connection.
+        """Open a connection.
 
         Raises:
-            InvalidInputError: psycopg is not there.
+            InvalidInputError: psycopg is not installed.
         """
         return _psycopg().connect(self.url, autocommit=True)
 
     def home(self) -> str:
-        """The database: host, port and name, without what differs between two connections to it.
+        """Return the database's host, port and name, without what differs between two connections to it.
 
         Raises:
-            InvalidInputError: psycopg is not there, or can't read the URL.
+            InvalidInputError: psycopg is not installed, or can't read the URL.
         """
         psycopg = _psycopg()
         defaults = psycopg.pq.Conninfo.get_defaults()
@@ -457,15 +460,15 @@ def _psycopg() -> Any:
 
 
 class SqliteFile:
-    """Connects to a file of SQLite; can be pickled."""
+    """A function that connects to a file of SQLite; it can be pickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def __call__(self) -> sqlite3.Connection:
-        """A connection."""
+        """Open a connection."""
         return sqlite_connect(self.path)
 
     def home(self) -> str:
-        """The file, wherever links lead."""
+        """Return the URL of the file with all links resolved."""
         return f"sqlite:///{os.path.realpath(self.path)}"

@@ -1,16 +1,16 @@
-"""A table in a database that is written to exactly once: a sequence is one transaction.
+"""A database table that is written to exactly once: a sequence is one transaction.
 
-    flights             the table: it is made if it is not there
+    flights             the table; it is created if it is missing
     flights__staged     its columns, the key under which the row is staged, and its number
     kohort_staged       a row for each staged key, also of one without rows
-    kohort_sequences    a row for each table: whose it is, under which name, its schema, the last sequence published
+    kohort_sequences    a row for each table: the region, the sink's name, the schema, the last sequence published
 
-Publishing takes the table's row in `kohort_sequences` for itself, looks whether the sequence is there, moves the rows
-and writes the sequence down, all in one transaction: who comes second waits for it, and finds it done.
+Publishing happens in one transaction. It locks the table's row in `kohort_sequences`, checks whether the sequence is
+there, moves the rows and records the sequence. A second publisher waits for the lock, and finds the sequence done.
 
-What could refuse rows at that moment for good would hold up the region for ever. So the staging table has the columns'
-own types, and a table with rules of its own (checks, references, triggers, unique columns other than the keys) is
-refused before the first row.
+A row that is permanently refused at that moment would block the region for ever. Therefore the staging table has the
+columns' own types. A table with constraints of its own (checks, references, triggers, unique columns other than the
+keys) is refused before the first row.
 """
 
 from __future__ import annotations
@@ -58,13 +58,16 @@ _TABLES: Final = (
 
 
 class SqlTable(Bound):
-    """A table of SQLite or PostgreSQL as a region's sink. Can be pickled; see `Sink` for what its methods promise.
+    """A table of SQLite or PostgreSQL as a region's sink.
 
-    Rows are added, and with `mode="update"` a row replaces the one of the same keys. Of two rows of one key in a
-    sequence the later counts: by epoch, unit and member of the staged keys, then by the order in the table.
+    It can be pickled. `Sink` documents its methods' guarantees.
+
+    Rows are appended; with `mode="update"` a row replaces the one with the same keys. If a sequence has two rows of
+    one key, the later counts. The order is by epoch, unit and member of the staged keys, then by the order in the
+    table.
 
     Attributes:
-        table: its name, or its schema's and its own with a dot between.
+        table: the table's name, or its schema and its name with a dot between.
         mode: append or update.
         keys: the columns by which rows replace one another, for `update`.
     """
@@ -72,17 +75,17 @@ class SqlTable(Bound):
     _kept: pa.Schema | None
 
     def __init__(self, connect: str | Connect, table: str, *, mode: Mode = "append", keys: Sequence[str] = ()) -> None:
-        """Touches nothing.
+        """Initialise the sink; no connection is opened.
 
         Args:
-            connect: a URL (`sqlite:///file.db`, `sqlite:////absolute/file.db`, `postgresql://user@host/database`), or a
-                function at the top of a module that returns a connection of sqlite3 or psycopg, each time a new one.
-            table: its name, or its schema's and its own with a dot between.
+            connect: a URL (`sqlite:///file.db`, `sqlite:////absolute/file.db`, `postgresql://user@host/database`). Or
+                a function at the top of a module that returns a new connection of sqlite3 or psycopg for each call.
+            table: the table's name, or its schema and its name with a dot between.
             mode: append or update.
             keys: the columns by which rows replace one another, for `update`.
 
         Raises:
-            InvalidInputError: it says what can be given.
+            InvalidInputError: an argument is invalid; the message says what is valid.
         """
         check_mode(mode, keys)
         parts = table.split(".")
@@ -96,7 +99,7 @@ class SqlTable(Bound):
         return f"SqlTable({self._said!r}, {self.table!r})"
 
     def _named(self) -> str:
-        """The database's host, port and name, and the table, in the one form of all those that reach it."""
+        """Return the canonical name of the table: the database's host, port and name, and the table's name."""
         if isinstance(self._connect, SqliteFile):
             return f"sql:{self._connect.home()}#{SQLITE.name(self._names[-1])}"
         home = self._connect.home() if isinstance(self._connect, PostgresUrl) else self._said
@@ -106,7 +109,7 @@ class SqlTable(Bound):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[_Cursor]:
-        """One transaction on a connection of its own; errors are said in our words."""
+        """Run one transaction on a new connection; translate the errors of the driver."""
         dialect: Dialect = SQLITE
         try:
             connection = self._connect()
@@ -121,7 +124,7 @@ class SqlTable(Bound):
         except (KafkaError, OSError):
             raise
         except Exception as error:
-            told = dialect.told(error) or _told_by_any(error)
+            told = dialect.told(error) or _translate_other_error(error)
             if told is None:
                 raise
             raise told from error
@@ -129,7 +132,7 @@ class SqlTable(Bound):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """See `Sink`."""
+        """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.keys, "keys=[…]")
         given = self._typed(plain(schema))
@@ -156,7 +159,7 @@ class SqlTable(Bound):
         check_fits(f"table {self.table}", self._fixed(), given)
 
     def _typed(self, schema: pa.Schema) -> pa.Schema:
-        """The schema with a type for each column: the region's, where a column has no value."""
+        """Return the schema with a type for each column: the region's, where a column has no value."""
         if any(untyped(field.type) for field in schema):
             with self._transaction() as at:
                 owned = self._owner(at) if at.has_sequences() else None
@@ -167,7 +170,7 @@ class SqlTable(Bound):
     def _first(self, at: _Cursor, found: Found | None, schema: pa.Schema, types: dict[str, str]) -> None:
         """Make the table this region's."""
         if found is None:
-            must = {each.name for each in schema if not each.nullable or each.name in self.keys}
+            must = {field.name for field in schema if not field.nullable or field.name in self.keys}
             columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
             columns += [f"PRIMARY KEY ({listed(self.keys)})"] if self.keys else []
             at.run(f"CREATE TABLE {{target}} ({', '.join(columns)})")
@@ -187,19 +190,19 @@ class SqlTable(Bound):
         at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: Found, schema: pa.Schema, types: dict[str, str]) -> None:
-        """See that a table which is there will take every row."""
+        """Check that an existing table will accept every row."""
         wrong = list(found.against)
         wrong += [f"has no column {name!r}" for name in schema.names if name not in found.columns]
         wrong += [
             f"has a column {name!r}, which the rows have not" for name in found.columns if name not in schema.names
         ]
-        wrong += [f"takes no null in {each.name!r}, and the rows may have it" for each in schema
-                  if each.nullable and each.name not in self.keys and found.columns.get(each.name)]  # fmt: skip
+        wrong += [f"takes no null in {field.name!r}, and the rows may have it" for field in schema
+                  if field.nullable and field.name not in self.keys and found.columns.get(field.name)]  # fmt: skip
         wrong += [f"keeps {name!r} as {kind}, and the rows need {types[name]}" for name, kind in found.types.items()
                   if name in types and kind != types[name]]  # fmt: skip
         wanted = frozenset(self.keys)
-        others = [each for each in found.unique if each != wanted]
-        wrong += [f"takes each {', '.join(sorted(each))} once only" for each in others]
+        others = [constraint for constraint in found.unique if constraint != wanted]
+        wrong += [f"takes each {', '.join(sorted(constraint))} once only" for constraint in others]
         if wanted and wanted not in found.unique:
             wrong.append(f"has no unique index on {', '.join(self.keys)}")
         if wrong:
@@ -209,7 +212,10 @@ class SqlTable(Bound):
             )
 
     def _owner(self, at: _Cursor, *, locked: bool = False, written: bool = True) -> tuple[int, pa.Schema] | None:
-        """The last sequence of the table, which is this region's, and its schema; `written`: rows are to come."""
+        """Return the table's last sequence and its schema, checked to be this region's; `written`.
+
+        Rows will be written.
+        """
         row = self._marker(at, locked=locked)
         if row is None:
             return None
@@ -223,7 +229,7 @@ class SqlTable(Bound):
         return row[2], schema_of(row[3])
 
     def _marker(self, at: _Cursor, *, locked: bool) -> Any:
-        """The table's row in `kohort_sequences`, which is this region's; None: there is none."""
+        """Return the table's row in `kohort_sequences`, checked to be this region's; None: there is none."""
         question = "SELECT region, region_id, sequence, row_schema, row_keys, place FROM {sequences} WHERE target = ?"
         row = at.one(question + (at.dialect.locked if locked else ""), at.name)
         mine = self._bound()
@@ -233,7 +239,7 @@ class SqlTable(Bound):
         return row
 
     def adopt(self) -> str:
-        """Take this sink's name for the place: see `Sink`."""
+        """Write this sink's name into the marker, and return the earlier one."""
         self._bound()
         with self._transaction() as at:
             row = self._marker(at, locked=True) if at.has_sequences() else None
@@ -249,7 +255,7 @@ class SqlTable(Bound):
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
-        """The last sequence; nobody else publishes until the transaction ends."""
+        """Return the last sequence, and keep others from publishing until the transaction ends."""
         owned = self._owner(at, locked=True) if at.has_sequences() else None
         if owned is None:
             raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")
@@ -267,13 +273,13 @@ class SqlTable(Bound):
     # -- staging
 
     def check_rows(self, table: pa.Table) -> pa.Table:
-        """Refuse the first row that can't be taken; gives the rows as they are staged."""
+        """Refuse the first row that can't be written; return the rows as they are staged."""
         kept = self._fixed()
         check_fits(f"table {self.table}", kept, filled_schema(plain(table.schema), kept))
         return shaped(table, kept, self.keys)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """See `Sink`."""
+        """Stage a table durably and invisibly; for repeated calls with one key the last counts."""
         self._refuse_others(key)
         table = self.check_rows(table)
         name = key.text()
@@ -292,7 +298,7 @@ class SqlTable(Bound):
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """See `Sink`."""
+        """Show the rows of these keys as this sequence, in one transaction."""
         if sequence < 1:
             raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
         names = [key.text() for key in in_order(keys)]
@@ -314,7 +320,7 @@ class SqlTable(Bound):
             at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
 
     def _moving(self, columns: Sequence[str]) -> str:
-        """The statement that brings the rows of one staged key into the table."""
+        """Return the statement that moves the rows of one staged key into the table."""
         names = listed(columns)
         if not self.keys:
             moved = f"SELECT {names} FROM {{staging}} WHERE kohort_key = ? ORDER BY kohort_row"
@@ -329,7 +335,7 @@ class SqlTable(Bound):
         )
 
     def empty(self, sequence: int, floor: int) -> None:
-        """See `Sink`. All rows of the table go, and the sequence is written down, in one transaction."""
+        """Delete all rows of the table and record the sequence, in one transaction."""
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, locked=True) if at.has_sequences() else None
@@ -339,17 +345,17 @@ class SqlTable(Bound):
             at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
             self._forget(at, floor, ())
 
-    # -- what is done, and what is over
+    # -- progress and cleanup
 
     def published(self) -> int:
-        """See `Sink`."""
+        """Return the last sequence that is published; 0: none."""
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, written=False) if at.has_sequences() else None
             return 0 if owned is None else owned[0]
 
     def sweep(self, keep: Keep) -> None:
-        """See `Sink`."""
+        """Remove staged rows that will never be published."""
         self._bound()
         with self._transaction() as at:
             if at.has_sequences() and self._owner(at, locked=True) is not None:
@@ -381,7 +387,7 @@ class _Cursor:
         }
 
     def run(self, statement: str, *given: object) -> None:
-        """Do it: `?` stands for a value, `{target}` and others for the sink's tables."""
+        """Execute a statement: `?` stands for a value, `{target}` and others for the sink's tables."""
 
         def said(found: re.Match[str]) -> str:
             if found[0] == "?":
@@ -396,22 +402,22 @@ class _Cursor:
             self.cursor.execute(text)
 
     def one(self, statement: str, *given: object) -> Any:
-        """The first row, or None."""
+        """Execute a statement and return the first row, or None."""
         self.run(statement, *given)
         return self.cursor.fetchone()
 
     def has_sequences(self) -> bool:
-        """Whether a region has ever checked a table here."""
+        """Return whether a region has ever checked a table here."""
         return self.dialect.exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
 
     def types(self, schema: pa.Schema) -> dict[str, str]:
-        """The columns' types.
+        """Return the columns' types.
 
         Raises:
-            InvalidInputError: there is none for a column.
+            InvalidInputError: there is no type for a column.
         """
-        found = {each.name: self.dialect.type_of(each.type) for each in schema}
-        refused = [f"column {each.name!r} of type {each.type}" for each in schema if not found[each.name]]
+        found = {field.name: self.dialect.type_of(field.type) for field in schema}
+        refused = [f"column {field.name!r} of type {field.type}" for field in schema if not found[field.name]]
         if refused:
             raise InvalidInputError(
                 f"The table can't keep {'; '.join(refused)}: cast these columns, nested ones to JSON text "
@@ -424,7 +430,7 @@ _PLACE: Final = re.compile(r'"(?:[^"]|"")*"|\?|\{(target|staging|sequences|keys)
 
 
 def _connect(connect: str | Connect) -> tuple[Connect, str]:
-    """What connects, and how it is called where people read it."""
+    """Return the function that connects, and the name of the database for humans."""
     if not isinstance(connect, str):
         home, name = getattr(connect, "__module__", ""), getattr(connect, "__qualname__", "")
         if not callable(connect) or not name or "<" in name:
@@ -443,7 +449,7 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
     if url.scheme in ("postgresql", "postgres"):
         user = f"{url.username}@" if url.username else ""
         host = url.netloc.rpartition("@")[2]
-        said = urlencode([each for each in parse_qsl(url.query) if "pass" not in each[0]], safe="/=")
+        said = urlencode([parameter for parameter in parse_qsl(url.query) if "pass" not in parameter[0]], safe="/=")
         return PostgresUrl(connect), urlunsplit(("postgresql", user + host, url.path, said, ""))
     raise InvalidInputError(
         f"SqlTable does not know {url.scheme or connect!r}: give sqlite:///file.db, postgresql://user@host/database, "
@@ -451,8 +457,8 @@ def _connect(connect: str | Connect) -> tuple[Connect, str]:
     )
 
 
-def _told_by_any(error: Exception) -> KafkaError | None:
-    """What an error says that came before there was a connection, or from a value that the driver does not take."""
+def _translate_other_error(error: Exception) -> KafkaError | None:
+    """Translate an error from before the connection, or from a value that the driver refuses."""
     if type(error).__module__.partition(".")[0] == "psycopg":
         return Postgres().told(error)
     if isinstance(error, pa.ArrowException | OverflowError | ValueError):
@@ -461,7 +467,7 @@ def _told_by_any(error: Exception) -> KafkaError | None:
 
 
 def _check_numbers(table: pa.Table) -> None:
-    """SQLite keeps what is no number as null: see that null may be there."""
+    """Check that NaN occurs only in columns that may be null: SQLite stores it as null."""
     for field in table.schema:
         odd = pa.types.is_floating(field.type) and pc.any(pc.is_nan(table.column(field.name))).as_py()
         if odd and not field.nullable:

@@ -1,4 +1,4 @@
-"""Staged rows as Parquet files in a folder that readers pass over, each under the text of its key."""
+"""Staged rows as Parquet files in a folder that readers skip, each named by its key."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from kohort.region.files import FileCalls, Output, copy_file, names_in, remove, 
 from kohort.region.sinks.owner_marker import UNFINISHED
 from kohort.region.staged import StagedKey
 
-# -- Which sequences are done, said by the names of empty files in a folder: `published-17`
+# -- Marks of sequences that are done: empty files such as `published-17`
 
 MARKS_KEPT: Final = 8
-"""A listing of a folder that changes meanwhile may miss what is renewed: so many publications it may take."""
+"""Number of marks that are kept. A listing of a folder may miss names that change meanwhile; it may last this many
+publications."""
 _MARK: Final = "published-"
 
 
 def marks(files: FileCalls, folder: str) -> list[int]:
-    """The sequences that are marked, in any order: the newest, and a few before it."""
+    """Return the marked sequences, in any order: the newest, and a few before it."""
     names = names_in(files, folder)
     return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
 
 
 def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
-    """Whether the sequence is done."""
+    """Return whether the sequence is done."""
     return max(marks(files, folder), default=0) >= sequence
 
 
 def mark(files: FileCalls, folder: str, sequence: int) -> None:
-    """Say durably that the sequence is done. Who is late can't take back what a newer one says."""
+    """Mark the sequence as done, durably. A late call can't undo a newer mark."""
     if not is_marked(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     sync_folder(files, folder)
@@ -45,7 +46,7 @@ def mark(files: FileCalls, folder: str, sequence: int) -> None:
 
 
 def last_marked(files: FileCalls, folder: str) -> int:
-    """The last sequence that is done, for certain; 0: none yet."""
+    """Return the last sequence that is certainly done; 0: none."""
     last = max(marks(files, folder), default=0)
     if last:
         sync_folder(files, folder)
@@ -57,10 +58,10 @@ _CODECS: Final = get_args(Codec)
 
 
 def check_pages(compression: str, row_group_size: int | None) -> None:
-    """See that Parquet knows how to write so.
+    """Check options for Parquet's pages.
 
     Raises:
-        InvalidInputError: it does not.
+        InvalidInputError: an option is invalid.
     """
     if compression not in _CODECS:
         raise InvalidInputError(f"compression is {compression!r}: choose one of {', '.join(_CODECS)}")
@@ -69,11 +70,11 @@ def check_pages(compression: str, row_group_size: int | None) -> None:
 
 
 def write_parquet(table: pa.Table, output: Output, place: str, compression: Codec, row_group_size: int | None) -> None:
-    """Write a table to its end.
+    """Write a table as a Parquet file.
 
     Raises:
-        InvalidInputError: Parquet does not take it.
-        OSError: the disk does not.
+        InvalidInputError: Parquet does not support the table.
+        OSError: the disk has failed.
     """
     try:
         pq.write_table(table, cast("IO[Any]", output), compression=compression, row_group_size=row_group_size)
@@ -82,7 +83,7 @@ def write_parquet(table: pa.Table, output: Output, place: str, compression: Code
 
 
 def put(files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = "") -> None:
-    """A file that is there whole or not at all, durably, and `instead_of` is there no more."""
+    """Write a file atomically and durably, and remove `instead_of`."""
     temporary = f"{folder}/{name.rpartition('.')[0]}.{uuid.uuid4().hex[:12]}{UNFINISHED}"
     try:
         with contextlib.closing(Output(files, temporary)) as output:
@@ -99,7 +100,7 @@ def put(files: FileCalls, folder: str, name: str, write: Callable[[Output], obje
 
 
 def show(files: FileCalls, staged: str, shown: str) -> None:
-    """A second name for a staged file, or a copy where the system lets nobody link it."""
+    """Link a staged file to a second name, or copy it if the system does not permit the link."""
     try:
         files.link(staged, shown)
     except PermissionError:  # Linux lets nobody link what another user may write alone (protected_hardlinks)
@@ -107,11 +108,11 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
 
 
 def stem_of(name: str) -> str:
-    """The key's text in the name of a staged file, also of an unfinished one."""
+    """Return the key's text in the name of a staged file, also of an unfinished one."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 
 def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
-    """Whether it was staged by this region, in an epoch before this one."""
+    """Return whether a file was staged by this region, in an epoch before `floor`."""
     key = StagedKey.parse(stem)
     return key is not None and key.region_id == region_id and key.epoch < floor
