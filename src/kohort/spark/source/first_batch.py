@@ -22,7 +22,7 @@ from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_i
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kohort.spark.driver_channel import Hearing
+    from kohort.spark.driver_channel import SinkDoneReceiver
 
 log = logging.getLogger("kohort.spark")
 
@@ -34,7 +34,7 @@ BY_HAND = (
 )
 
 
-def initial_positions(hearing: Hearing | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
+def initial_positions(hearing: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
     """Ask the application where the batch begins that ends at `end`.
 
     Raises:

@@ -44,7 +44,7 @@ from kohort.spark.tasks.read import ReadTask, Slice, cut
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
-    from kohort.spark.driver_channel import Contact, Hearing
+    from kohort.spark.driver_channel import Contact, SinkDoneReceiver
     from kohort.spark.source.catalog import Catalog
     from kohort.spark.source.offset_coordinator import Place
     from kohort.spark.source.query import Query
@@ -345,7 +345,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._watch: ParentWatch | None = None
         self._ending: Ending | None = None
         self._contact = contact
-        self._hearing: Hearing | None = None
+        self._hearing: SinkDoneReceiver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_query", "_watch", "_ending", "_contact", "_hearing", "_sole")
@@ -354,7 +354,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _driver(self, identity: str | None = None) -> Query:
         """The query's state, made with the first call: only one of the processes that build this object drives."""
         if self._query is None:
-            from kohort.spark.driver_channel import Hearing
+            from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import Query
 
             self._ending = Ending()
@@ -363,7 +363,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._watch.start()
             self._claim()
             if self._contact is not None:
-                self._hearing = Hearing(self._contact, self.sink_done)
+                self._hearing = SinkDoneReceiver(self._contact, self.sink_done)
             self._query = Query(self._options, identity or self._identity, self._place)
         if identity is not None:
             self._query.identity = identity
