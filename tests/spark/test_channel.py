@@ -236,5 +236,5 @@ def test_contacts_of_two_switchboards_differ(closing: Callable[[Any], Any]) -> N
     stranger = closing(Line(replace(one.contact, token=two.contact.token), Heard().handlers))
     stranger.drives("one")
     stranger.start()
-    until(lambda: stranger._told, "it is refused")
+    until(lambda: stranger._logged, "it is refused")
     assert one.queries() == set()

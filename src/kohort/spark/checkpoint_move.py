@@ -39,7 +39,7 @@ from kohort.spark.source.kafka_offsets import (
 
 Kind: TypeAlias = Literal["kafka", "kohort"]
 Positions: TypeAlias = dict[TopicPartition, int]
-GroupOffsets: TypeAlias = Callable[[str], Mapping[TopicPartition, int]]
+CommittedOffsets: TypeAlias = Callable[[str], Mapping[TopicPartition, int]]
 """Returns all committed offsets of a group."""
 
 BEFORE: Final = ".before-convert"
@@ -145,7 +145,7 @@ class CheckpointLog:
         path = self.folder / "sources" / source / "0"
         return read_initial(path.read_bytes()) if path.exists() else {}
 
-    def convert(self, to: Kind, committed: GroupOffsets) -> Conversion:
+    def convert(self, to: Kind, committed: CommittedOffsets) -> Conversion:
         """Plan the files to write so that the other source can continue the query.
 
         Args:
@@ -188,7 +188,7 @@ class CheckpointLog:
         seen = (seen for batch in self.batches for seen in self.seen(batch) if seen.source == source)
         return {partition.topic for batch in seen for partition in batch.ends}
 
-    def _to_kafka(self, seen: BatchRange, log: LogFile, committed: GroupOffsets) -> BatchRange:
+    def _to_kafka(self, seen: BatchRange, log: LogFile, committed: CommittedOffsets) -> BatchRange:
         line = next(line for line in log.sources if line.name == seen.source)
         batch_offset = BatchOffset.from_json(line.offset)
         if batch_offset.epoch >= 0:
