@@ -144,7 +144,9 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
     found = []
     for number in sorted(numbers(names_in(files, f"{checkpoint}/{STATE}"))):
         folder = f"{checkpoint}/{STATE}/{number}/{METADATA}"
-        noted = [number for number in numbers(names_in(files, f"{folder}/v2")) if batch is None or number <= batch]
+        noted = [
+            noted_at for noted_at in numbers(names_in(files, f"{folder}/v2")) if batch is None or noted_at <= batch
+        ]
         path = f"{folder}/v2/{max(noted)}" if noted else f"{folder}/metadata"
         try:
             text = read_file(files, path).decode(errors="replace")

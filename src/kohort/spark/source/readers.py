@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import Query
-    from kohort.spark.source.single_reader_load_lock import Load, SoleReader
+    from kohort.spark.source.single_reader_lock import Load, SoleReader
     from kohort.spark.values.columns import Column
     from kohort.spark.values.decoding import Values
 
@@ -403,7 +403,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
         """
         from kohort.spark.read_twice import refuse_read_twice
-        from kohort.spark.source.single_reader_load_lock import SoleReader
+        from kohort.spark.source.single_reader_lock import SoleReader
 
         group = self._options.group_id
         if group is not None:
