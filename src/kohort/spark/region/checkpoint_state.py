@@ -144,9 +144,7 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
     found = []
     for number in sorted(numbers(names_in(files, f"{checkpoint}/{STATE}"))):
         folder = f"{checkpoint}/{STATE}/{number}/{METADATA}"
-        noted = [
-            noted_at for noted_at in numbers(names_in(files, f"{folder}/v2")) if batch is None or noted_at <= batch
-        ]
+        noted = [at for at in numbers(names_in(files, f"{folder}/v2")) if batch is None or at <= batch]
         path = f"{folder}/v2/{max(noted)}" if noted else f"{folder}/metadata"
         try:
             text = read_file(files, path).decode(errors="replace")

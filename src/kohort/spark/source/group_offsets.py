@@ -14,7 +14,7 @@ from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Sp
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.data_loss import lose
-from kohort.spark.source.membership import CommitSource, InGroup, Membership, OffsetKeeper, given_away
+from kohort.spark.source.membership import CommitSource, GroupMembership, InGroup, OffsetKeeper, partitions_lost
 from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
@@ -364,7 +364,7 @@ class GroupOffsets:
         self._look()  # a missing topic is an error before joining
         if self._options.assign is not None:
             return OffsetKeeper(self._options)
-        return Membership(self._options, self._heard)
+        return GroupMembership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
@@ -544,7 +544,7 @@ class GroupOffsets:
                 ends = there
 
     def _lost(self, batch: BatchOffset, error: CommitFailedError) -> None:
-        text = given_away(batch.batch, error)
+        text = partitions_lost(batch.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
         log.warning("%s; continuing without them: their new owners read them again", text)
