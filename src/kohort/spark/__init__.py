@@ -45,8 +45,8 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     The application then listens to the session's queries. It tells a source at once when its sink has completed a
     batch. On Spark Connect a source learns that at the query's next trigger instead.
 
-    Call this also in a thread that the program starts, before the thread writes with `format("kohort")`: in an
-    executor's thread of a notebook, or one in `foreachBatch`. Spark looks for the source in the thread's active
+    Call this also in a thread that the program starts, before the thread writes with `format("kohort")`. Examples are
+    an executor's thread of a notebook, or one in `foreachBatch`. Spark looks for the source in the thread's active
     session, and such a thread has none.
 
     In a local session the workers run the Python that runs this program: Spark would take the `python3` of the PATH,

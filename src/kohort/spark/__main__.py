@@ -1,8 +1,8 @@
 """Runner for unchanged PySpark programs: `python -m kohort.spark JOB ARGS` runs `format("kafka")` on kohort.
 
 It lets users try kohort without changing the job. It works with `spark-submit` too, when this file is given in place of
-the job. When the job ends, a summary goes to standard error: what was replaced, how many records the streaming queries
-read, and the offsets of their groups.
+the job. When the job ends, a summary goes to standard error. It says what was replaced, how many records the streaming
+queries read, and the offsets of their groups.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ def resume_at(query: str, committed: Committed | None, reached: Reached | None) 
     batch's commit was merely lost. The second: the group's offset is not before the start of the checkpoint's batch. An
     offset before it is an older commit of the query that somebody has restored.
 
-    An offset that the query committed in the checkpoint's batch or later shows that the batch was not read here: it was
-    left to the group when it should have run again.
+    An offset that the query committed in the checkpoint's batch or later shows that the batch was not read here. The
+    query left it to the group when it should have run again.
     """
     if committed is None:
         return reached.offset if reached is not None else None

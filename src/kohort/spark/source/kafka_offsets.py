@@ -8,8 +8,8 @@
 A batch starts where the previous batch ended. A partition that the previous batch does not name is new, and Spark reads
 it from offset 0.
 
-A query that continues from such a checkpoint reads on at its offsets. It does not go back to a group that is behind:
-the checkpoint belongs to this query, and the group may have had other members since.
+A query that continues from such a checkpoint reads on at its offsets. It does not go back to a group that is behind.
+The checkpoint belongs to this query, and the group may have had other members since.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ class Ending:
     def end(self) -> None:
         """End the process after the reader's `stop`, if Spark has ended the query.
 
-        Otherwise Spark's runner would report the SystemExit to the JVM, or write to a connection that the JVM has
-        closed, and the log would have the traceback. Do nothing if an error is being raised to the query.
+        Otherwise the log would have a traceback: Spark's runner would report the SystemExit to the JVM, or write to a
+        closed connection. Do nothing if an error is being raised to the query.
         """
         if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the end of the connection
             return

@@ -1,9 +1,9 @@
 """The lock that gives each `load()` one query: two sinks of one DataFrame would each silently get half of its records.
 
-Spark makes one source object for each `load()`, and gives a copy to every query that reads it, and to both sides of a
-join with itself. The object's id distinguishes them from two `load()`s, which may share a group. All queries' processes
-run on the driver's machine, so a locked file there says which ids are being read. The operating system releases the
-lock with the process, however that ends.
+Spark makes one source object for each `load()`, and gives a copy to every query that reads it. Both sides of a join
+with itself get one too. The object's id distinguishes them from two `load()`s, which may share a group. All queries'
+processes run on the driver's machine, so a locked file there says which ids are being read. The operating system
+releases the lock with the process, however that ends.
 """
 
 from __future__ import annotations

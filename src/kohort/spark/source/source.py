@@ -1,8 +1,8 @@
 """The data source that Spark knows as "kohort".
 
 Spark builds it in several processes. Options are parsed in each of them. Nothing connects before the first call of a
-reader's method in the process that drives the query. Each method imports only what it needs, so that a process that
-only asks for the columns, or only reads, starts a quarter of a second sooner.
+reader's method in the process that drives the query. Each method imports only what it needs. So a process that only
+asks for the columns, or only reads, starts a quarter of a second sooner.
 """
 
 from __future__ import annotations

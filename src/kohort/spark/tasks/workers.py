@@ -1,8 +1,8 @@
 """The choice of the Python that Spark's workers run.
 
-Spark starts workers, and the process that drives a streaming query, with the command in PYSPARK_PYTHON. Without it
-Spark starts the `python3` of the PATH, not the interpreter that runs the program. kohort must be installed in the
-Python that is started.
+Spark starts workers, and the process that drives a streaming query, with the command in PYSPARK_PYTHON. Without it,
+they run the `python3` of the PATH, not the interpreter of the program. kohort must be installed in the Python that is
+started.
 """
 
 from __future__ import annotations

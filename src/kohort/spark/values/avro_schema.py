@@ -1,7 +1,7 @@
 """Avro schemas: the Spark type of each, and the schema for fastavro without logical types.
 
-The types are those of Spark's `from_avro`. Arrow applies logical types to a column at a time. fastavro reads only the
-plain numbers and bytes beneath them, which is faster, and avoids the limits of Python's dates.
+The types are those of Spark's `from_avro`. Arrow applies logical types to a column at a time. The library fastavro
+reads only the plain numbers and bytes beneath them. This is faster, and avoids the limits of Python's dates.
 """
 
 from __future__ import annotations
