@@ -124,7 +124,7 @@ def test_a_source_learns_late_which_query_it_drives_and_hears_what_was_said_befo
 
 
 def test_a_line_that_breaks_is_made_again(closing: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_channel, "AGAIN_S", 0.01)
+    monkeypatch.setattr(driver_channel, "RECONNECT_DELAY_S", 0.01)
     board = closing(Switchboard())
     lost = threading.Event()
     line = closing(Line(board.contact, Heard().handlers, lost.set))
@@ -236,5 +236,5 @@ def test_contacts_of_two_switchboards_differ(closing: Callable[[Any], Any]) -> N
     stranger = closing(Line(replace(one.contact, token=two.contact.token), Heard().handlers))
     stranger.drives("one")
     stranger.start()
-    until(lambda: stranger._told, "it is refused")
+    until(lambda: stranger._logged, "it is refused")
     assert one.queries() == set()

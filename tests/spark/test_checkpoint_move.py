@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort import Broker
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
-from kohort.spark.checkpoint_move import BEFORE, Checkpoint
+from kohort.spark.checkpoint_move import BEFORE, CheckpointLog
 from kohort.spark.source.batch_offset import BatchOffset, Span
 from kohort.spark.source.kafka_offsets import initial_bytes, read_initial
 
@@ -59,7 +59,7 @@ def source_lines(folder: Path, batch: int) -> list[str]:
 
 def test_batches_of_sparks_source_are_shown_with_their_beginnings(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: {"t": {"0": 3}}, 1: {"t": {"0": 5, "1": 2}}}, 0, {T0: 1})
-    first, second = (list(Checkpoint(folder).seen(batch)) for batch in (0, 1))
+    first, second = (list(CheckpointLog(folder).seen(batch)) for batch in (0, 1))
     assert [(seen.done, seen.source, seen.kind, seen.starts, seen.ends) for seen in (*first, *second)] == [
         (True, "1", "kafka", {T0: 1}, {T0: 3}),
         (False, "1", "kafka", {T0: 3}, {T0: 5, T1: 2}),
@@ -69,14 +69,14 @@ def test_batches_of_sparks_source_are_shown_with_their_beginnings(tmp_path: Path
 
 def test_batches_of_kohort_are_shown_with_their_group(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (1, 3)}, group="etl")}, 0)
-    (seen,) = Checkpoint(folder).seen(0)
+    (seen,) = CheckpointLog(folder).seen(0)
     assert (seen.kind, seen.group, seen.starts, seen.ends) == ("kohort", "etl", {T0: 1}, {T0: 3})
 
 
 def test_a_finished_batch_is_converted_by_its_ends_and_nothing_else_changes(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (0, 0)})}, 5)
     before = source_lines(folder, 5)
-    planned = Checkpoint(folder).convert("kafka", no_group)
+    planned = CheckpointLog(folder).convert("kafka", no_group)
     assert list(planned.files) == [folder / "offsets" / "5"]
     assert source_lines(folder, 5) == before, "planning writes nothing"
     planned.write()
@@ -88,14 +88,14 @@ def test_a_finished_batch_is_converted_by_its_ends_and_nothing_else_changes(tmp_
 
 def test_an_unfinished_batch_is_converted_with_its_beginning(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (1, 4)})}, 4)
-    Checkpoint(folder).convert("kafka", no_group).write()
+    CheckpointLog(folder).convert("kafka", no_group).write()
     assert source_lines(folder, 4)[-1] == '{"t":{"0":2,"1":1}}'
     assert source_lines(folder, 5)[-1] == '{"t":{"0":7,"1":4}}'
 
 
 def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, -1)
-    Checkpoint(folder).convert("kafka", no_group).write()
+    CheckpointLog(folder).convert("kafka", no_group).write()
     assert source_lines(folder, 0)[-1] == '{"t":{"0":7}}'
     assert read_initial((folder / "sources" / "1" / "0").read_bytes()) == {T0: 2}
 
@@ -109,7 +109,7 @@ def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Pat
         asked.append(group)
         return {T0: 9, T1: 6}
 
-    Checkpoint(folder).convert("kafka", committed).write()
+    CheckpointLog(folder).convert("kafka", committed).write()
     assert asked == ["etl"]
     assert source_lines(folder, 5)[-1] == '{"t":{"0":9,"1":6}}'
     if done == 4:
@@ -118,7 +118,7 @@ def test_partitions_that_others_have_read_go_on_where_the_group_is(tmp_path: Pat
 
 def test_an_unfinished_batch_of_a_group_that_has_not_moved_keeps_its_ranges(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, 4)
-    Checkpoint(folder).convert("kafka", lambda group: {T0: 2}).write()
+    CheckpointLog(folder).convert("kafka", lambda group: {T0: 2}).write()
     assert source_lines(folder, 4)[-1] == '{"t":{"0":2}}'
     assert source_lines(folder, 5)[-1] == '{"t":{"0":7}}'
 
@@ -127,8 +127,8 @@ def test_topics_of_the_group_that_no_batch_names_have_to_be_named(tmp_path: Path
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, group="etl")}, 0)
     offsets = {T0: 7, TopicPartition("u", 0): 900, TopicPartition("others", 0): 1}
     with pytest.raises(InvalidInputError, match="has offsets of others, u too.*--topic"):
-        Checkpoint(folder).convert("kafka", lambda group: offsets)
-    Checkpoint(folder, ["t", "u"]).convert("kafka", lambda group: offsets).write()
+        CheckpointLog(folder).convert("kafka", lambda group: offsets)
+    CheckpointLog(folder, ["t", "u"]).convert("kafka", lambda group: offsets).write()
     assert source_lines(folder, 0)[-1] == '{"t":{"0":7},"u":{"0":900}}'
 
 
@@ -136,30 +136,30 @@ def test_topics_of_earlier_batches_count(tmp_path: Path) -> None:
     folder = write(
         tmp_path, {0: ours(1, {TopicPartition("u", 0): (0, 5)}, group="etl"), 1: ours(2, {T0: (2, 7)}, group="etl")}, 1
     )
-    Checkpoint(folder).convert("kafka", lambda group: {T0: 7, TopicPartition("u", 0): 9}).write()
+    CheckpointLog(folder).convert("kafka", lambda group: {T0: 7, TopicPartition("u", 0): 9}).write()
     assert source_lines(folder, 1)[-1] == '{"t":{"0":7},"u":{"0":9}}'
 
 
 def test_a_source_that_has_read_nothing_is_not_converted(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: BatchOffset("q").to_json()}, 0)
     with pytest.raises(InvalidInputError, match="has not read anything yet"):
-        Checkpoint(folder).convert("kafka", no_group)
+        CheckpointLog(folder).convert("kafka", no_group)
 
 
 def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) -> None:
     """The other source had data before: this one has no offset in the entries before."""
     folder = write(tmp_path, {0: "-", 1: {"t": {"0": 5}}}, 0, {T0: 2})
-    (seen,) = Checkpoint(folder).seen(1)
+    (seen,) = CheckpointLog(folder).seen(1)
     assert (seen.starts, seen.ends) == ({T0: 2}, {T0: 5})
-    Checkpoint(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).convert("kohort", no_group).write()
     assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: Span(2, 5)}
 
 
 def test_the_copy_of_the_original_outlives_a_second_conversion(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, 0)
     before = source_lines(folder, 0)
-    Checkpoint(folder).convert("kafka", no_group).write()
-    Checkpoint(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).convert("kafka", no_group).write()
+    CheckpointLog(folder).convert("kohort", no_group).write()
     assert (folder / "offsets" / f".0{BEFORE}").read_text().split("\n") == before
 
 
@@ -168,29 +168,29 @@ def test_a_checkpoint_of_sparks_source_is_written_as_kohorts(tmp_path: Path, don
     batches = {0: {"t": {"0": 3}}, 1: {"t": {"0": 5}}} if done >= 0 else {0: {"t": {"0": 5}}}
     folder = write(tmp_path, batches, done, {T0: 3 if done < 0 else 1})
     last = max(batches)
-    Checkpoint(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).convert("kohort", no_group).write()
     converted = BatchOffset.from_json(json.loads(source_lines(folder, last)[-1]))
     assert converted.spans == {T0: Span(5, 5) if done == 1 else Span(3, 5)}
     assert converted.from_kafka_source
     with pytest.raises(NotFoundError, match="no source to convert to kohort"):
-        Checkpoint(folder).convert("kohort", no_group)
+        CheckpointLog(folder).convert("kohort", no_group)
 
 
 def test_an_unfinished_batch_without_a_beginning_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: {"t": {"0": 5}}}, -1)
     with pytest.raises(InvalidInputError, match="sources/1/0, which says where it begins, is missing"):
-        Checkpoint(folder).convert("kohort", no_group)
+        CheckpointLog(folder).convert("kohort", no_group)
 
 
 def test_a_regions_checkpoint_is_not_converted_alone(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, epoch=3)}, 0)
     with pytest.raises(InvalidInputError, match="belongs to a region"):
-        Checkpoint(folder).convert("kafka", no_group)
+        CheckpointLog(folder).convert("kafka", no_group)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="checkpointLocation"):
-        Checkpoint(tmp_path)
+        CheckpointLog(tmp_path)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.waiting import LAST_RESORT, TOO_SLOW
 
 from kohort.client.group.member import GroupMember
 from kohort.spark.driver_channel import Switchboard
-from kohort.spark.driver_server import RUNS_MAX, Ledger, query_of
+from kohort.spark.driver_server import RUNS_MAX, CompletedBatches, query_of
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.readers import KohortStreamReader
@@ -38,12 +38,12 @@ def test_only_offsets_of_this_source_are_told_and_each_source_of_a_query_is() ->
     assert query_of(text("q1", 1)) == "q1"
     for other in ('{"flights":{"0":5}}', '"kohort"', "7", "None", "", None, '{"query":"q1"}', '{"kohort":1,"query":7}'):
         assert query_of(other) is None
-    told = Ledger().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
+    told = CompletedBatches().progress("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
     assert told == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
 def test_a_source_that_connects_late_is_told_the_last_of_its_query_until_the_run_is_over() -> None:
-    ledger = Ledger()
+    ledger = CompletedBatches()
     assert ledger.known("q1") is None
     ledger.progress("run", [text("q1", 1), text("q2", 1)])
     ledger.progress("run", [text("q1", 2)])
@@ -56,7 +56,7 @@ def test_a_source_that_connects_late_is_told_the_last_of_its_query_until_the_run
 
 
 def test_runs_whose_end_is_never_told_do_not_pile_up() -> None:
-    ledger = Ledger()
+    ledger = CompletedBatches()
     for number in range(RUNS_MAX + 10):
         ledger.progress("first", [text("first", number)])
         ledger.progress(f"run{number}", [text(f"q{number}", 1)])

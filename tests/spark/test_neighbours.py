@@ -15,7 +15,13 @@ from kohort.client.admin.values import GroupDescription, MemberDescription, NewT
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode
 from kohort.spark.options import parse_options
-from kohort.spark.source.membership import LOOKS_MOST, Membership, Neighbours, is_told, warning_of
+from kohort.spark.source.membership import (
+    DESCRIPTIONS_MAX,
+    GroupMembership,
+    SubscriptionCheck,
+    has_subscriptions,
+    warning_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 BOTH = pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -29,14 +35,14 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
-def query(broker: Broker, protocol: str, **what: str) -> Membership:
+def query(broker: Broker, protocol: str, **what: str) -> GroupMembership:
     said = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
         "group.id": "etl",
         "group.protocol": protocol,
         "kafka.heartbeat.interval.ms": "50",
     }
-    return Membership(parse_options(said | (what or {"subscribe": "flights"})))
+    return GroupMembership(parse_options(said | (what or {"subscribe": "flights"})))
 
 
 def neighbour(broker: Broker, protocol: str, topic: str) -> GroupMember:
@@ -54,12 +60,12 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
-def looked(place: Membership, *others: GroupMember) -> bool:
+def looked(place: GroupMembership, *others: GroupMember) -> bool:
     """Whether the query has looked who else is there; the others let go what is wanted."""
     for one in others:
         if one.revocation() is not None:
             one.release()
-    return not place._neighbours._left
+    return not place._subscription_check._left
 
 
 @BOTH
@@ -186,9 +192,9 @@ def test_the_first_few_are_named() -> None:
 
 
 def test_nothing_is_concluded_while_a_classic_group_does_not_tell() -> None:
-    assert is_told(group(member("a", "x"), member("b", "y")), "a")
-    assert not is_told(group(member("a", "x"), member("b", told=False)), "a")
-    assert not is_told(group(member("b", "y")), "a"), "another group has the name by now"
+    assert has_subscriptions(group(member("a", "x"), member("b", "y")), "a")
+    assert not has_subscriptions(group(member("a", "x"), member("b", told=False)), "a")
+    assert not has_subscriptions(group(member("b", "y")), "a"), "another group has the name by now"
 
 
 def test_a_group_that_never_tells_is_asked_a_few_times(broker: Broker) -> None:
@@ -198,9 +204,9 @@ def test_a_group_that_never_tells_is_asked_a_few_times(broker: Broker) -> None:
     )
     with neighbour(broker, "classic", "orders") as other:
         other.wait_assignment(STILL_S * 1000)
-        neighbours = Neighbours(options)
+        neighbours = SubscriptionCheck(options)
         try:
-            assert neighbours.warning("") is None and neighbours._left == LOOKS_MOST, "nothing is asked before"
+            assert neighbours.warning("") is None and neighbours._left == DESCRIPTIONS_MAX, "nothing is asked before"
             until(lambda: neighbours.warning("gone") or not neighbours._left, "it gives up")
             assert neighbours.warning(other.assignment().member_id) is None, "it is over"
         finally:

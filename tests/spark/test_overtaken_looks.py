@@ -28,7 +28,7 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
     query = AvailableNow([place.options(**{"group.protocol": protocol})])
     (reader,) = query.readers
     driven: Any = reader._driver()
-    look, other = driven._look, ExitStack()
+    look, other = driven._plan_ranges, ExitStack()
     looks: list[Held] = []
     last = 1 if at == "with records to read" else 2
 
@@ -39,10 +39,10 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
             settings: dict[str, Any] = {"group_protocol": protocol, "heartbeat_interval_ms": 100}
             member = GroupMember(place.servers, place.group, topics=[place.topic()], **settings)
             other.callback(member.close)
-            until(lambda: not driven._place.still(held), "the group has gone on", STILL_S)
+            until(lambda: not driven._coordinator.still(held), "the group has gone on", STILL_S)
         return spans
 
-    driven._look = slow_look
+    driven._plan_ranges = slow_look
     with other:
         read = query.run()
         assert len(looks) > last and len(looks[last].partitions) < 2, "it looked again, at what it holds now"

@@ -19,7 +19,7 @@ def test_looks_that_go_on_without_an_end_are_told_once(
         now += seconds
 
     monkeypatch.setattr(offset_coordinator, "time", types.SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    again = offset_coordinator.Again()
+    again = offset_coordinator.AssignmentRetry()
     for _ in range(290):
         again.wait()
     assert not caplog.messages
@@ -36,7 +36,7 @@ def test_a_few_looks_that_take_long_are_not_told(
     monkeypatch.setattr(
         offset_coordinator, "time", types.SimpleNamespace(monotonic=lambda: next(now), sleep=lambda seconds: None)
     )
-    again = offset_coordinator.Again()
+    again = offset_coordinator.AssignmentRetry()
     for _ in range(19):
         again.wait()
     assert not caplog.messages

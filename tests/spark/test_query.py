@@ -235,7 +235,7 @@ def test_a_revocation_waits_for_the_word_and_no_longer(stage: Stage, closing: Ca
     query = closing(stage.query())
     first = trigger(query, BatchOffset("q1"))
     with stage.member() as newcomer:
-        group = query._place._group  # type: ignore[attr-defined]
+        group = query._coordinator._group  # type: ignore[attr-defined]
         until(lambda: group._member.revocation() is not None, "the query is asked for partitions")
         assert newcomer.assignment().partitions == ()
         assert query.sink_done(first)

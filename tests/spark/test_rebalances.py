@@ -9,7 +9,7 @@ import pytest
 
 from kohort.client.offsets import Rebalance
 from kohort.ids import TopicPartition
-from kohort.spark.source.progress import Rebalances, Standing
+from kohort.spark.source.progress import MemberProgress, Rebalances
 from kohort.spark.source.query import lag_report
 
 
@@ -90,16 +90,16 @@ def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     rebalances.batch_ended(1_100)
     rebalances.take([of(2, 1_000, 1_400), of(3, 1_400, 1_500)])
     assert [(one.levelname, one.name) for one in caplog.records] == [("INFO", "kohort.spark")] * 2
-    place = "generation 7: 2 partitions held, 1 gained, 3 lost"
+    place = "generation 7: 2 partitions owned, 1 gained, 3 lost"
     assert caplog.messages == [
-        f"group etl: rebalance 2 of member m-1 is over, {place}; the query stood still for 300 ms of 400",
-        f"group etl: rebalance 3 of member m-1 is over, {place}; the query stood still for 100 ms of 100",
+        f"[group etl][member m-1] rebalance 2 completed, {place}; downtime 300 ms of 400",
+        f"[group etl][member m-1] rebalance 3 completed, {place}; downtime 100 ms of 100",
     ]
 
 
 def test_the_progress_is_plain_json() -> None:
     part = TopicPartition("flights", 0)
-    told = lag_report({part: 3}, {part: 5}, 7, "etl", Standing("m-1", 4, 12.6))
+    told = lag_report({part: 3}, {part: 5}, 7, "etl", MemberProgress("m-1", 4, 12.6))
     assert json.loads(json.dumps(told)) == {
         "group": "etl",
         "member": "m-1",
@@ -112,5 +112,5 @@ def test_the_progress_is_plain_json() -> None:
 
 
 def test_a_query_that_is_no_member_has_no_rebalances() -> None:
-    told = lag_report({}, {}, -1, None, Standing())
+    told = lag_report({}, {}, -1, None, MemberProgress())
     assert (told["member"], told["rebalances"], told["lastStandstillMs"]) == (None, 0, None)

@@ -16,7 +16,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
 from kohort.spark.driver_channel import Switchboard
-from kohort.spark.source.single_reader_lock import Claim, Load
+from kohort.spark.source.single_reader_lock import Load, ReaderLock
 from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
@@ -88,7 +88,7 @@ def test_where_ids_can_not_tell_the_same_options_are_warned_of(place: Place, cap
 def test_a_killed_process_has_no_claim(tmp_path: Path) -> None:
     program = (
         "import sys, time, kohort.spark.source.single_reader_lock as s; "
-        "c = s.Claim.of('x'); print(c is not None, flush=True); input()"
+        "c = s.ReaderLock.of('x'); print(c is not None, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],
@@ -98,10 +98,10 @@ def test_a_killed_process_has_no_claim(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "True\n"
-        assert Claim.of("x") is None
+        assert ReaderLock.of("x") is None
         process.send_signal(signal.SIGKILL)
         process.wait(60)
-    claim = Claim.of("x")
+    claim = ReaderLock.of("x")
     assert claim is not None
     claim.release()
     assert list(tmp_path.rglob("*.lock")) == []

@@ -19,7 +19,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.producer.producer import Producer
 from kohort.spark.read_twice import ReadTwice, read_twice
-from kohort.spark.source.single_reader_lock import Claim, Load
+from kohort.spark.source.single_reader_lock import Load, ReaderLock
 from kohort.spark.source.source import KohortDataSource
 
 __all__ = ["own_signals", "place"]
@@ -207,9 +207,9 @@ def test_a_query_that_is_started_again_at_once_is_refused_again() -> None:
     for run in ("first", "second"):
         twice.started(run, loads)
     twice.terminated("first")
-    assert Claim.is_held(name)
+    assert ReaderLock.is_held(name)
     twice.terminated("second")
-    assert not Claim.is_held(name)
+    assert not ReaderLock.is_held(name)
 
 
 @pytest.mark.spark

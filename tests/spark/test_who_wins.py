@@ -41,7 +41,7 @@ def place(servers: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kohort.spark.source.group_offsets.REFRESH_S", 0.1)
+    monkeypatch.setattr("kohort.spark.source.group_offsets.PARTITIONS_REFRESH_S", 0.1)
 
 
 def stamped(place: Place, values: range, letter: str = "a", count: int = 2) -> None:

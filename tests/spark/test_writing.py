@@ -139,7 +139,7 @@ def test_a_producer_outlives_its_task_and_few_are_kept(servers: str) -> None:
     assert write._producers[write._key(tasks[0])] is kept
     for task in tasks[1:]:
         task.write(iter([row]))
-    assert len(write._producers) == write.PRODUCERS
+    assert len(write._producers) == write.PRODUCERS_MAX
     assert kept not in write._producers.values()
 
 

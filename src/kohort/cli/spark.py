@@ -15,7 +15,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from kohort.spark.checkpoint_move import BatchSeen, Checkpoint
+    from kohort.spark.checkpoint_move import BatchRange, CheckpointLog
 
 app = App(name="spark", help="Checkpoints of Spark queries.", result_action="return_value")
 checkpoint = App(name="checkpoint", help="Show a query's checkpoint, or convert it for the other source.")
@@ -88,20 +88,20 @@ def convert(
     return DONE
 
 
-def _opened(directory: Path, topics: Sequence[str] = ()) -> Checkpoint:
-    from kohort.spark.checkpoint_move import Checkpoint
+def _opened(directory: Path, topics: Sequence[str] = ()) -> CheckpointLog:
+    from kohort.spark.checkpoint_move import CheckpointLog
 
     try:
-        return Checkpoint(directory, topics)
+        return CheckpointLog(directory, topics)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
 
 
-def _rows(batches: Sequence[BatchSeen]) -> list[dict[str, Any]]:
+def _rows(batches: Sequence[BatchRange]) -> list[dict[str, Any]]:
     return [row for seen in batches for row in _partition_rows(seen)]
 
 
-def _partition_rows(seen: BatchSeen) -> Iterator[dict[str, Any]]:
+def _partition_rows(seen: BatchRange) -> Iterator[dict[str, Any]]:
     for partition, end in sorted(seen.ends.items()):
         yield {
             "batch": seen.batch,
@@ -115,7 +115,7 @@ def _partition_rows(seen: BatchSeen) -> Iterator[dict[str, Any]]:
         }
 
 
-def _whole(seen: BatchSeen) -> dict[str, Any]:
+def _whole(seen: BatchRange) -> dict[str, Any]:
     return {
         "batch": seen.batch,
         "done": seen.done,

@@ -1,15 +1,16 @@
-"""PySpark's side: `register(spark)` makes `format("kohort")` known to a session.
+"""The PySpark data source: `register(spark)` makes `format("kohort")` known to a session.
 
-A streaming query is a member of its consumer group. `source.py` is what Spark calls; `query.py` decides how much a
-batch reads, and its place (`place.py`) of what, from where, and what follows: `group_place.py`, with `starting.py`, for
-a query that keeps its own offsets, as what `query_member.py` says; `region_place.py` for one whose region does, which
-asks `region/seats.py` in the application. `incarnations.py` knows its topics by ids;
-`reading.py` is all that runs in Spark's workers, and `workers.py` chooses the Python that they run. `listener.py`
-hears in the application when a batch is done; `channel.py` carries that to the source's process, where `hearing.py`
-takes it. `refused.py` says what a query is refused with, `sole.py` keeps two queries from one `load()`, and
-`read_twice.py` keeps a query from a topic that it reads twice in one group. `changed.py` tells what a checkpoint does
-not go with. `sink.py` has the writers, of which `writing.py` runs in the workers, and `tables.py` shows groups, lag and
-topics. `region/` has queries that write exactly once: `SparkRegion`.
+A streaming query is a member of its consumer group.
+
+- `source/` is what Spark calls. `source.py` implements Spark's interface, and `query.py` decides how much a batch
+  reads. `offset_coordinator.py` is the interface to whoever keeps the offsets: `group_offsets.py` for a query that
+  keeps its own, `region_offsets.py` for a query of a region. `membership.py` is the member of the group.
+- `tasks/` runs in Spark's workers: `read.py` reads, `write.py` writes, `workers.py` chooses the Python that they run.
+- `driver_server.py` learns in the application when a batch is done, and `driver_channel.py` carries that to the
+  source's process.
+- `single_reader_lock.py` and `read_twice.py` refuse queries that would read a topic twice in one group.
+- `sink.py` is the sink; `tables.py` shows groups, lag and topics.
+- `region/` runs queries that write exactly once: `SparkRegion`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from kohort.spark.region.spark_region import write_region as write_region
 
 __all__ = ["SparkRegion", "register", "write_region"]
-_HOMES = {"SparkRegion": "kohort.spark.region.spark_region", "write_region": "kohort.spark.region.spark_region"}
+_MODULES = {"SparkRegion": "kohort.spark.region.spark_region", "write_region": "kohort.spark.region.spark_region"}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'kohort.spark' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
@@ -41,21 +42,21 @@ def __getattr__(name: str) -> Any:
 def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
     """Make `format("kohort")` known to a Spark session, classic or Connect.
 
-    The application then listens to the session's queries, and tells a source at once when its sink is done with a
-    batch (not on Spark Connect, where a source learns it at the query's next trigger).
+    The application then listens to the session's queries. It tells a source at once when its sink has completed a
+    batch. On Spark Connect a source learns that at the query's next trigger instead.
 
-    A thread that the program starts, as an executor's in a notebook or one in `foreachBatch`, calls this too before it
-    writes with `format("kohort")`: Spark looks for the source in the thread's active session, and such a thread has
-    none.
+    Call this also in a thread that the program starts, before the thread writes with `format("kohort")`. Examples are
+    an executor's thread of a notebook, or one in `foreachBatch`. Spark looks for the source in the thread's active
+    session, and such a thread has none.
 
-    The workers of a local session are made to run the Python that runs this program: Spark would take the `python3` of
-    the PATH, which need not have kohort. With any other master they run what PYSPARK_PYTHON said when the session was
-    made, on Spark Connect what the server's PYSPARK_PYTHON says; a warning tells where kohort must be installed.
+    In a local session the workers run the Python that runs this program: Spark would take the `python3` of the PATH,
+    which may not have kohort. With any other master the workers run the PYSPARK_PYTHON of the time when the session was
+    made. On Spark Connect they run the server's PYSPARK_PYTHON. A warning says where kohort must be installed.
 
     Args:
         spark: the session.
-        in_place_of_kafka: code of this session that says `format("kafka")` runs on kohort too, without a change and
-            without a jar; `in_place_of_kafka.py` lists what is done. It ends with the session.
+        in_place_of_kafka: run code of this session that uses `format("kafka")` on kohort too, unchanged and without a
+            jar, until the session ends; `in_place_of_kafka.py` lists what is replaced.
     """
     from kohort.spark.driver_server import install
     from kohort.spark.source.source import KohortDataSource
@@ -72,11 +73,11 @@ def register(spark: SparkSession, *, in_place_of_kafka: bool = False) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the thread's active one for a while, and for good where the thread has none.
+    """Make a session the thread's active session inside the block, and permanently if the thread had none.
 
-    Spark looks in the active session for a source of that name, and refuses one that another session has. A thread
-    that the program starts has no active session, and finds no `format("kohort")` to write to until it has one.
-    Nothing on Spark Connect.
+    Spark looks up a data source in the active session, and does not find one that only another session has. A thread
+    that the program starts has no active session, so it can't write to `format("kohort")`. On Spark Connect this does
+    nothing.
     """
     try:
         jvm = spark.sparkContext._jvm

@@ -1,7 +1,8 @@
-"""`python -m kohort.spark JOB ARGS`: runs a PySpark program that says `format("kafka")` on kohort, unchanged.
+"""Runner for unchanged PySpark programs: `python -m kohort.spark JOB ARGS` runs `format("kafka")` on kohort.
 
-For a look without risk, also by `spark-submit`, given this file in place of the job. At the job's end standard error
-gets an account: what was changed, what the streaming queries have read, and where their groups are.
+It lets users try kohort without changing the job. It works with `spark-submit` too, when this file is given in place of
+the job. When the job ends, a summary goes to standard error. It says what was replaced, how many records the streaming
+queries read, and the offsets of their groups.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kohort.errors import KafkaError
 
 USAGE = "usage: python -m kohort.spark JOB.py [ARGUMENT...]"
 ACCOUNT_MS = 5_000
-"""How long the account at the end may wait for each group's offsets."""
+"""Time limit for reading each group's offsets for the summary."""
 
 
 def main() -> None:
@@ -38,12 +39,12 @@ def main() -> None:
 
 
 def say(text: str) -> None:
-    """Write to standard error: standard output is the job's own."""
+    """Write a line to standard error; standard output belongs to the job."""
     sys.stderr.write(text + "\n")
 
 
 def account() -> str:
-    """Return what was changed in the job, and where its groups are now."""
+    """Return the summary: what was replaced in the job, and the offsets of its groups."""
     from kohort.spark.driver_server import rows_read
     from kohort.spark.in_place_of_kafka import CHANGES
 
@@ -63,16 +64,16 @@ def account() -> str:
 
 
 def committed(group: str, servers: str) -> str:
-    """Return a group's offsets, or why they can't be had."""
+    """Return a group's committed offsets as text, or why they can't be read."""
     from kohort.client.admin.admin import Admin
 
     try:
         with Admin(servers, default_api_timeout_ms=ACCOUNT_MS) as admin:
-            found = admin.list_consumer_group_offsets(group).all()
+            offsets = admin.list_consumer_group_offsets(group).all()
     except KafkaError as error:
-        return f"its offsets can't be had: {error}"
-    told = [f"{partition} at {offset.offset}" for partition, offset in sorted(found.items()) if offset is not None]
-    return ", ".join(told) or "has no committed offsets"
+        return f"its offsets can't be read: {error}"
+    texts = [f"{partition} at {offset.offset}" for partition, offset in sorted(offsets.items()) if offset is not None]
+    return ", ".join(texts) or "has no committed offsets"
 
 
 if __name__ == "__main__":

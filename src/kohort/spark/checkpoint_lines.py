@@ -1,8 +1,8 @@
-"""A file of a Spark checkpoint's offset log as its lines: read, changed at one source, and written as Spark would.
+"""The files of a Spark checkpoint's offset log as lines: parsed, changed for one source, and written as Spark would.
 
-`offsets/N` has a version, a line of metadata (watermark, settings), then a line for each source: its offset as JSON, or
-`-` before it has one. In version 2 the name or number of the source stands before its JSON. Lines of other sources and
-the metadata pass through unchanged, byte for byte.
+A file `offsets/N` begins with a version and a line of metadata (watermark, settings). A line for each source follows:
+its offset as JSON, or `-` before the source has one. In version 2 the source's name or number stands before its JSON.
+Lines of other sources and the metadata pass through unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAMED: Final = re.compile(r'^([^{"\s:]+):(.*)$', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """One source of a batch.
+    """The line of one source in a batch.
 
     Attributes:
-        name: the folder of the source below `sources/`: its number, or the name it was given.
-        prefix: what stands before the JSON in the line.
-        text: the JSON as it stands there; `-` without an offset.
+        name: the source's folder below `sources/`: its number, or the name that it was given.
+        prefix: the text before the JSON in the line.
+        text: the JSON as written; `-` without an offset.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SourceLine:
 
     @property
     def offset(self) -> Any:
-        """The parsed JSON; None without an offset, and for text that is not JSON (another source's own form)."""
+        """The parsed JSON; None without an offset, and for text that is not JSON (another source's own format)."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -48,8 +48,8 @@ class LogFile:
     """One file of the offset log.
 
     Attributes:
-        head: the version and the metadata, each with its line's end.
-        sources: in the order of the file.
+        head: the version and the metadata, each with its newline.
+        sources: the sources' lines in the order of the file.
     """
 
     head: str
@@ -57,11 +57,11 @@ class LogFile:
 
     @classmethod
     def parse(cls, path: str, raw: bytes) -> LogFile:
-        """Read a file.
+        """Parse a file of the offset log.
 
         Raises:
-            CorruptDataError: the file is not what Spark writes.
-            InvalidInputError: a later Spark wrote it.
+            CorruptDataError: the file is not in Spark's format.
+            InvalidInputError: a newer Spark wrote it.
         """
         try:
             version, metadata, *lines = raw.decode().split("\n")
@@ -86,7 +86,7 @@ class LogFile:
                 yield source.name, source.offset
 
     def with_offset(self, name: str, offset: object) -> LogFile:
-        """Return the file with another offset of one source."""
+        """Return the file with a new offset for one source."""
         text = json.dumps(offset, separators=(",", ":"))
         return replace(
             self,
@@ -94,5 +94,5 @@ class LogFile:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the file as Spark writes it: no line's end after the last line."""
+        """Return the file as Spark writes it: without a newline after the last line."""
         return (self.head + "\n".join(source.prefix + source.text for source in self.sources)).encode()

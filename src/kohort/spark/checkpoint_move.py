@@ -1,16 +1,17 @@
-"""A stopped query's checkpoint as people see it, and its last entry rewritten for the other source.
+"""The conversion of a stopped query's checkpoint for the other Kafka source, and its offsets for display.
 
-`format("kohort")` takes a checkpoint of Spark's own Kafka source as it is; Spark's source can't read kohort's, and so
-the way back is a conversion. It rewrites the last entry of the offset log only: state, watermark and batch numbers
-stay, and a stateful query goes on with what it knows.
+`format("kohort")` reads a checkpoint of Spark's own Kafka source as it is. Spark's source can't read kohort's, so the
+way back is a conversion. The conversion rewrites only the last entry of the offset log. State, watermark and batch
+numbers stay, so a stateful query continues with its state.
 
-| last batch | what is written for Spark's Kafka source |
+| last batch | files written for Spark's Kafka source |
 |---|---|
-| done (`commits/N` is there) | `offsets/N`: the ends |
-| not done | `offsets/N`: the ends; `offsets/N-1`: the beginnings, or `sources/I/0` where N is 0 |
+| done (`commits/N` is there) | `offsets/N`: the end offsets |
+| not done | `offsets/N`: the end offsets; `offsets/N-1`: the start offsets, or `sources/I/0` where N is 0 |
 
-A query that shared its group has not read every partition, and Spark would read the others from offset 0. They go on
-where the group is; so do partitions that others have read on since the last batch.
+A query that shared its group has not read every partition, and Spark would read the others from offset 0. Those
+partitions continue from the group's committed offsets instead. So do partitions that other members have read further
+since the last batch.
 """
 
 from __future__ import annotations
@@ -38,25 +39,25 @@ from kohort.spark.source.kafka_offsets import (
 
 Kind: TypeAlias = Literal["kafka", "kohort"]
 Positions: TypeAlias = dict[TopicPartition, int]
-GroupOffsets: TypeAlias = Callable[[str], Mapping[TopicPartition, int]]
-"""From a group to all its committed offsets."""
+CommittedOffsets: TypeAlias = Callable[[str], Mapping[TopicPartition, int]]
+"""Returns all committed offsets of a group."""
 
 BEFORE: Final = ".before-convert"
-"""Ends the name of the copy of a replaced file; the name begins with a dot, so that Spark passes over the copy."""
+"""Suffix of the copy of a replaced file; the copy's name begins with a dot, so that Spark ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSeen:
-    """The offsets that one batch read of one source.
+class BatchRange:
+    """The offsets that one batch read from one source.
 
     Attributes:
-        batch: its number.
-        done: its sink and state are done.
+        batch: the batch's number.
+        done: whether its sink and state are done.
         source: the source's number or name.
-        kind: whose form the offsets have.
-        starts: where the batch begins, as far as the checkpoint says.
-        ends: where it ends.
-        group: the group that kohort's source was in; empty: none, or not known.
+        kind: the source whose format the offsets have.
+        starts: start offsets, as far as the checkpoint has them.
+        ends: end offsets.
+        group: the group of kohort's source; empty if it has none, or if it is not known.
     """
 
     batch: int
@@ -69,7 +70,7 @@ class BatchSeen:
 
     @property
     def starting_offsets(self) -> str:
-        """The end as `startingOffsets` takes it, in both sources."""
+        """The end offsets in the JSON form of `startingOffsets`, which both sources take."""
         return json.dumps(kafka_offset(self.ends))
 
 
@@ -78,38 +79,38 @@ class Conversion:
     """A planned conversion: the files that it writes.
 
     Attributes:
-        batches: the last batch of each source that is converted, with the ends that are written.
-        files: new contents, in the order in which they are written: what names the beginnings comes first.
+        batches: the last batch of each converted source, with the end offsets that are written.
+        files: new contents, in the order of writing: files with start offsets come first.
     """
 
-    batches: list[BatchSeen] = field(default_factory=list)
+    batches: list[BatchRange] = field(default_factory=list)
     files: dict[Path, bytes] = field(default_factory=dict)
 
     def write(self) -> None:
-        """Replace the files, each by a rename, and keep a copy of what stood there before."""
+        """Replace the files, each by a rename, and keep a copy of each original."""
         for path, content in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = path.with_name(f".{path.name}{BEFORE}")
-            if path.exists() and not kept.exists():  # what an interrupted conversion kept is the original
-                kept.write_bytes(path.read_bytes())
+            backup = path.with_name(f".{path.name}{BEFORE}")
+            if path.exists() and not backup.exists():  # the copy of an interrupted conversion is the original
+                backup.write_bytes(path.read_bytes())
             fresh = path.with_name(f".{path.name}.convert")
             fresh.write_bytes(content)
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the earlier content
             fresh.replace(path)
 
 
-class Checkpoint:
+class CheckpointLog:
     """The offset log of a checkpoint folder."""
 
     def __init__(self, folder: Path, topics: Sequence[str] = ()) -> None:
-        """Look which batches there are.
+        """List the batches of a checkpoint.
 
         Args:
             folder: the query's checkpointLocation.
-            topics: all topics that the query reads; without any, those that its batches name.
+            topics: all topics that the query reads; if empty, the topics that its batches name.
 
         Raises:
-            InvalidInputError: the folder is no checkpoint of a query.
+            InvalidInputError: the folder is not the checkpoint of a query.
         """
         self.folder, self.topics = folder, tuple(topics)
         self.batches = _numbers(folder / "offsets")
@@ -118,41 +119,42 @@ class Checkpoint:
         self.done = set(_numbers(folder / "commits"))
 
     def log(self, batch: int) -> LogFile:
-        """Read one file of the offset log."""
+        """Parse one file of the offset log."""
         path = self.folder / "offsets" / str(batch)
         return LogFile.parse(str(path), path.read_bytes())
 
-    def seen(self, batch: int) -> Iterator[BatchSeen]:
-        """Yield what a batch read of each Kafka source, kohort's or Spark's."""
+    def seen(self, batch: int) -> Iterator[BatchRange]:
+        """Yield the offsets that a batch read from each Kafka source, kohort's or Spark's."""
         before = {line.name: line for line in self.log(batch - 1).sources} if batch - 1 in self.batches else {}
         for line in self.log(batch).sources:
-            found = line.offset
-            if is_kafka_offset(found):
-                ends = positions_of(found)
+            offset = line.offset
+            if is_kafka_offset(offset):
+                ends = positions_of(offset)
                 starts = self._starts(batch, line.name, before.get(line.name))
-                yield BatchSeen(batch, batch in self.done, line.name, "kafka", starts, ends)
-            elif isinstance(found, dict) and "kohort" in found:
-                told = BatchOffset.from_json(found)
-                starts = {partition: span.start for partition, span in told.spans.items()}
-                yield BatchSeen(batch, batch in self.done, line.name, "kohort", starts, told.ends(), told.group or "")
+                yield BatchRange(batch, batch in self.done, line.name, "kafka", starts, ends)
+            elif isinstance(offset, dict) and "kohort" in offset:
+                batch_offset = BatchOffset.from_json(offset)
+                starts = {partition: span.start for partition, span in batch_offset.spans.items()}
+                ends, group = batch_offset.ends(), batch_offset.group or ""
+                yield BatchRange(batch, batch in self.done, line.name, "kohort", starts, ends, group)
 
     def _starts(self, batch: int, source: str, before: SourceLine | None) -> Positions:
-        found = None if before is None else before.offset
-        if found is not None:
-            return positions_of(found) if is_kafka_offset(found) else BatchOffset.from_json(found).ends()
+        offset = None if before is None else before.offset
+        if offset is not None:
+            return positions_of(offset) if is_kafka_offset(offset) else BatchOffset.from_json(offset).ends()
         path = self.folder / "sources" / source / "0"
         return read_initial(path.read_bytes()) if path.exists() else {}
 
-    def convert(self, to: Kind, committed: GroupOffsets) -> Conversion:
-        """Plan what has to be written so that the other source goes on.
+    def convert(self, to: Kind, committed: CommittedOffsets) -> Conversion:
+        """Plan the files to write so that the other source can continue the query.
 
         Args:
-            to: whose checkpoint it is to be.
+            to: the source that will continue the query.
             committed: looks up a group's offsets; not called for sources without a group.
 
         Raises:
-            NotFoundError: the last batch has no source that needs converting.
-            InvalidInputError: the beginning of an unfinished batch is not known, or a region wrote the checkpoint.
+            NotFoundError: no source of the last batch needs conversion.
+            InvalidInputError: the start offsets of an unfinished batch are not known, or a region wrote the checkpoint.
         """
         last = self.batches[-1]
         log, before = self.log(last), self.log(last - 1) if last - 1 in self.batches else None
@@ -186,10 +188,10 @@ class Checkpoint:
         seen = (seen for batch in self.batches for seen in self.seen(batch) if seen.source == source)
         return {partition.topic for batch in seen for partition in batch.ends}
 
-    def _to_kafka(self, seen: BatchSeen, log: LogFile, committed: GroupOffsets) -> BatchSeen:
+    def _to_kafka(self, seen: BatchRange, log: LogFile, committed: CommittedOffsets) -> BatchRange:
         line = next(line for line in log.sources if line.name == seen.source)
-        told = BatchOffset.from_json(line.offset)
-        if told.epoch >= 0:
+        batch_offset = BatchOffset.from_json(line.offset)
+        if batch_offset.epoch >= 0:
             raise InvalidInputError(
                 f"{self.folder} belongs to a region, whose checkpoints hold for all its queries together: it can't be "
                 "converted alone"
@@ -212,11 +214,11 @@ class Checkpoint:
                 f"{self.folder}: source {seen.source} has not read anything yet, and Spark's source would begin at "
                 "offset 0: use a fresh checkpointLocation and startingOffsets"
             )
-        return BatchSeen(seen.batch, seen.done, seen.source, "kafka", starts, ends, seen.group)
+        return BatchRange(seen.batch, seen.done, seen.source, "kafka", starts, ends, seen.group)
 
     def _to_kohort(
-        self, seen: BatchSeen, log: LogFile, before: LogFile | None
-    ) -> tuple[BatchSeen, LogFile, LogFile | None]:
+        self, seen: BatchRange, log: LogFile, before: LogFile | None
+    ) -> tuple[BatchRange, LogFile, LogFile | None]:
         query = uuid.uuid4().hex
         if seen.done:
             return seen, log.with_offset(seen.source, taken_over(kafka_offset(seen.ends), query).to_json()), before

@@ -1,9 +1,9 @@
-"""The channel between an application and the processes of its queries.
+"""The channel between an application and the processes of its queries' sources.
 
-Spark drives a query's source in a process of its own, a child of the JVM, which the application can't call. So the
-application listens on loopback, and each source connects back: one connection for each query, frames in both directions
-(`kohort.io.channel`). A body is a JSON object whose `kind` says what it is about. A kind that an end does not know is
-passed over. What a source asks has a number, which the frame that answers it repeats.
+Spark runs a query's source in a separate process, a child of the JVM, which the application can't call. So the
+application listens on loopback, and each source connects to it: one connection for each query, with frames in both
+directions (`kohort.io.channel`). A frame's body is a JSON object whose `kind` names the type of message. Messages of an
+unknown kind are ignored. A source's request has a number, which the answer repeats.
 """
 
 from __future__ import annotations
@@ -29,34 +29,37 @@ log = logging.getLogger("kohort.spark")
 Message: TypeAlias = dict[str, Any]
 LOOPBACK = "127.0.0.1"
 SOURCES_MAX = 256
-"""Connections at once, a thread each: more queries than one driver runs."""
-AGAIN_S = 5.0
-"""How long a source waits before it tries again to reach its application."""
-PIECE_S = 0.25
-"""A wait for an answer is made of such pieces, and each counts as no longer: time in which the machine itself stood
-still, or this process, is not the application's silence."""
+"""Most connections at once, with a thread each: more than one driver has queries."""
+RECONNECT_DELAY_S = 5.0
+"""Delay before a source tries again to connect to its application."""
+WAIT_STEP_S = 0.25
+"""Longest single wait for an answer.
+
+A longer wait is made of several. Each counts as at most this long, so that time in which the machine or this process
+was suspended does not count as the application's silence.
+"""
 NAME_MAX = 256
-"""Characters of a query's name: it is a UUID."""
+"""Most characters of a query's identity, which is a UUID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How a source finds its application: a port on loopback, and what both know."""
+    """The address of an application for its sources: a port on loopback and a shared token."""
 
     port: int
     token: bytes = field(repr=False)
 
 
 def encode(message: Message) -> bytes:
-    """A message as the body of a frame."""
+    """Return a message as the body of a frame."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decode(body: bytes) -> Message:
-    """A message from a frame's body.
+    """Parse a message from a frame's body.
 
     Raises:
-        ValueError: it is not a JSON object with its kind.
+        ValueError: the body is not a JSON object with a `kind`.
     """
     message = json.loads(body)
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
@@ -65,12 +68,12 @@ def decode(body: bytes) -> Message:
 
 
 class Switchboard:
-    """The application's end: listens, and knows which queries are on which connection.
+    """The application's end of the channel: listens, and knows the connections of each query.
 
-    A forked child has no part in it: there, it is closed, as a source's end is.
+    A forked child closes its copy, as it does a source's end.
 
     Attributes:
-        contact: what a source needs to connect.
+        contact: the address that sources connect to.
     """
 
     def __init__(
@@ -82,10 +85,11 @@ class Switchboard:
         """Listen on a free port.
 
         Args:
-            arrived: called with a query's identity when its source says that it drives it; gives what to tell it first.
-            handlers: by kind, what to do with a query's messages; called by the connection's thread.
-            answers: by kind, what to answer a query's messages on their connection; called by its thread. One that
-                takes its time holds up what this source says next, and nothing that it is told.
+            arrived: called with a query's identity when its source announces it; returns the first message to send, if
+                any.
+            handlers: functions for a query's messages by kind; called by the connection's thread.
+            answers: functions that answer a query's requests, by kind; called by the connection's thread. A slow one
+                delays this source's next messages, but not the messages sent to it.
         """
         self._arrived, self._handlers, self._answers = arrived, dict(handlers or {}), dict(answers or {})
         self._lock = threading.Lock()
@@ -94,22 +98,22 @@ class Switchboard:
         self._listening = socket.create_server((LOOPBACK, 0), backlog=SOURCES_MAX)
         self.contact = Contact(self._listening.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
         self._closed = threading.Event()
-        _OF_THIS_PROCESS.add(self)
+        _OPEN_ENDS.add(self)
         threading.Thread(target=self._accept, name="kohort-channel", daemon=True).start()
 
     def tell(self, query: str, message: Message) -> int:
-        """Send a message to every source that drives a query; returns to how many."""
+        """Send a message to every source of a query; return the number of sources."""
         with self._lock:
             links = list(self._links.get(query, ()))
         return sum(link.send(encode(message)) for link in links)
 
     def queries(self) -> set[str]:
-        """Identities of the queries whose sources are connected."""
+        """Return the identities of the queries whose sources are connected."""
         with self._lock:
             return set(self._links)
 
     def close(self) -> None:
-        """End all connections and listen no more."""
+        """Close all connections and stop listening."""
         with self._lock:
             self._closed.set()
             sockets = list(self._sockets)
@@ -123,8 +127,8 @@ class Switchboard:
             try:
                 sock, _ = self._listening.accept()
             except OSError as error:
-                if not self._closed.wait(AGAIN_S):  # as when the process has too many open files
-                    log.warning("no source can connect just now: %s", error)
+                if not self._closed.wait(RECONNECT_DELAY_S):  # for example, too many open files
+                    log.warning("sources can't connect for now: accept failed: %s", error)
                 continue
             with self._lock:
                 room = not self._closed.is_set() and len(self._sockets) < SOURCES_MAX
@@ -133,7 +137,7 @@ class Switchboard:
             if room:
                 threading.Thread(target=self._serve, args=(sock,), name="kohort-channel-link", daemon=True).start()
             else:
-                log.warning("a source could not connect: %s connections are the most at once", SOURCES_MAX)
+                log.warning("rejected a source's connection: the limit of %s connections is reached", SOURCES_MAX)
                 sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -142,19 +146,19 @@ class Switchboard:
         try:
             link = greet_caller(sock, self.contact.token)
             for message in map(decode, link.bodies()):
-                named = message.get("query")
-                if not isinstance(named, str) or len(named) > NAME_MAX:
-                    raise ValueError("a message without its query")
+                announced = message.get("query")
+                if not isinstance(announced, str) or len(announced) > NAME_MAX:
+                    raise ValueError("message without a query")
                 if message["kind"] == "drives":
                     self._part(link, query)
-                    query = named
+                    query = announced
                     self._join(link, query)
-                elif named == query:
+                elif announced == query:
                     self._take(link, query, message)
         except (OSError, ValueError) as error:
-            log.debug("a connection ended: %s", error)
+            log.debug("connection closed: %s", error)
         except Exception:
-            log.exception("what the source of query %s said was not dealt with; its connection ends", query)
+            log.exception("[query %s] failed to handle a message from its source; closing the connection", query)
         finally:
             if link is not None:
                 self._part(link, query)
@@ -184,13 +188,13 @@ class Switchboard:
                 self._links.pop(query or "", None)
 
     def _orphan(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not there, the connections are the parent's."""
+        """Close the copies in a forked child: a thread that is not in the child may hold the lock."""
         for sock in (self._listening, *self._sockets):
             sock.close()
 
 
 class Line:
-    """A source's end: connects in the background, and again when the connection ends."""
+    """A source's end of the channel: connects in the background, and reconnects when the connection ends."""
 
     def __init__(
         self,
@@ -198,23 +202,23 @@ class Line:
         handlers: Mapping[str, Callable[[Message], None]],
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Not connected before `start`.
+        """Set up the client; it connects after `start`.
 
         Args:
-            contact: of the application.
-            handlers: by kind, what to do with the application's messages; called by the line's thread, one by one.
-            lost: called by the line's thread when the connection has ended.
+            contact: the application's address.
+            handlers: functions for the application's messages by kind; called one at a time by the client's thread.
+            lost: called by the client's thread when the connection has ended.
         """
         self._contact, self._handlers, self._lost = contact, dict(handlers), lost
         self._changed = threading.Condition(threading.Lock())
         self._query = ""
         self._link: Link | None = None
-        self._links = 0  # how many connections there have been
+        self._links = 0  # connections made so far
         self._number = 0
-        self._answers: dict[int, Message | None] = {}  # by number: what is waited for, and what has come
+        self._answers: dict[int, Message | None] = {}  # by request number; None until the answer arrives
         self._ended = threading.Event()
-        self._told = False
-        _OF_THIS_PROCESS.add(self)
+        self._logged = False
+        _OPEN_ENDS.add(self)
         self._thread = threading.Thread(target=self._run, name="kohort-line", daemon=True)
 
     def start(self) -> None:
@@ -222,11 +226,11 @@ class Line:
 
     @property
     def connected(self) -> bool:
-        """Whether the application is there and has been told which query this is."""
+        """Whether the application is connected and knows this query's identity."""
         return self._link is not None and bool(self._query)
 
     def drives(self, query: str) -> None:
-        """Say which query this process drives: messages for it come from now on."""
+        """Announce the query of this process: its messages arrive from now on."""
         with self._changed:
             if query == self._query:
                 return
@@ -236,17 +240,17 @@ class Line:
             self._changed.notify_all()
 
     def ask(self, message: Message, timeout_s: float) -> Message:
-        """Ask the application, and wait for its answer; the first connection is waited for too.
+        """Send a request to the application and wait for its answer; wait for the first connection too.
 
-        Not to be called by a handler: the line's thread takes in the answers.
+        Handlers must not call this, because the client's thread receives the answers.
 
         Args:
-            message: the question; gets its number here.
-            timeout_s: the longest to wait.
+            message: the request, without its number.
+            timeout_s: the longest time to wait.
 
         Raises:
-            ConnectionError: the application can't be reached, or was and is gone.
-            TimeoutError: it did not answer in time.
+            ConnectionError: the application can't be reached, or its connection has ended.
+            TimeoutError: the application did not answer in time.
         """
         link, left_s = self._first_link(timeout_s)
         with self._changed:
@@ -268,7 +272,7 @@ class Line:
             del self._answers[number]
 
     def _first_link(self, left_s: float) -> tuple[Link, float]:
-        """The connection, and what is left of the time; one that has ended is not waited for to come again."""
+        """Return the connection and the time left; a connection that has ended is not waited for again."""
         with self._changed:
             while self._link is None or not self._query:
                 if self._links or self._ended.is_set():
@@ -279,25 +283,25 @@ class Line:
             return self._link, left_s
 
     def _wait(self, left_s: float) -> float:
-        """Wait for a change, for a piece of the time that is left; gives what is left then."""
+        """Wait for a change for at most `WAIT_STEP_S`; return the time left."""
         began = time.monotonic()
-        self._changed.wait(min(left_s, PIECE_S))
-        return left_s - min(time.monotonic() - began, PIECE_S)
+        self._changed.wait(min(left_s, WAIT_STEP_S))
+        return left_s - min(time.monotonic() - began, WAIT_STEP_S)
 
     def _answered(self, message: Message) -> None:
         with self._changed:
             number = message.get("number")
-            if number in self._answers:  # else nobody waits for it any more
+            if number in self._answers:  # otherwise the caller has stopped waiting
                 self._answers[number] = message
                 self._changed.notify_all()
 
     def send(self, message: Message) -> bool:
-        """Send a message of this query; False: the application can't be reached."""
+        """Send a message of this query; return False if the application can't be reached."""
         link = self._link
         return link is not None and link.send(encode({**message, "query": self._query}))
 
     def close(self) -> None:
-        """Hang up; a handler that runs is not waited for."""
+        """Close the connection without waiting for a running handler."""
         self._ended.set()
         link = self._link
         if link is not None:
@@ -308,13 +312,13 @@ class Line:
             try:
                 link = self._connect()
             except OSError as error:
-                if not self._told:
+                if not self._logged:
                     log.info("the application can't be reached on port %s: %s", self._contact.port, error)
-                    self._told = True
+                    self._logged = True
             else:
-                self._told = False
+                self._logged = False
                 self._talk(link)
-            self._ended.wait(AGAIN_S)
+            self._ended.wait(RECONNECT_DELAY_S)
 
     def _connect(self) -> Link:
         sock = socket.create_connection((LOOPBACK, self._contact.port), GREETING_S)
@@ -342,7 +346,7 @@ class Line:
                 if handler is not None:
                     handler(message)
         except ValueError as error:
-            log.warning("the application sent what is not of this channel: %s", error)
+            log.warning("invalid message from the application: %s", error)
         finally:
             with self._changed:
                 self._link = None
@@ -351,45 +355,44 @@ class Line:
             self._lost()
 
     def _orphan(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Release the connection in a forked child: it belongs to the parent."""
         link, self._link = self._link, None
         if link is not None:
             link.forget()
 
 
-_OF_THIS_PROCESS: weakref.WeakSet[Switchboard | Line] = weakref.WeakSet()
+_OPEN_ENDS: weakref.WeakSet[Switchboard | Line] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for end in list(_OF_THIS_PROCESS):
+    for end in list(_OPEN_ENDS):
         end._orphan()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# -- The source's ear: what the application says of the query that this process drives
+# -- The receiver of the application's messages in a source's process
 
 LAST_WORDS_S = 1.0
-"""How long a query that is stopped waits to hear whether its running batch is done: what Spark tells of a batch takes
-0.2 to 0.3 s."""
+"""Longest wait of a stopped query for news of its running batch; Spark reports a batch within 0.2 to 0.3 s."""
 
 
-class Hearing:
-    """Hears when a sink is done, and when the query is over and all has been said.
+class SinkDoneReceiver:
+    """A receiver that learns when a sink has completed a batch, and when the query's run is over.
 
-    Messages: `done` with the batch's `end`, as the checkpoint has it; `over` after the last of a run.
+    Messages: `done` with the batch's `end`, as in the checkpoint; `over` after the last of a run.
 
     Attributes:
-        line: to the application.
+        line: the connection to the application.
     """
 
     def __init__(self, contact: Contact, sink_done: Callable[[str], bool]) -> None:
         """Connect in the background.
 
         Args:
-            contact: of the application.
-            sink_done: takes a batch's end; gives whether that ended the running batch.
+            contact: the application's address.
+            sink_done: called with a batch's end; returns whether that completed the running batch.
         """
         self._sink_done = sink_done
         self._stopping = False
@@ -399,18 +402,18 @@ class Hearing:
 
     @property
     def connected(self) -> bool:
-        """Whether the application is there."""
+        """Whether the application is connected."""
         return self.line.connected
 
     def drives(self, query: str) -> None:
-        """Say which query this process drives: it is heard of from now on."""
+        """Announce the query of this process: its messages arrive from now on."""
         self.line.drives(query)
 
     def last_words(self, running: Callable[[], bool]) -> None:
-        """Wait, for a moment, until it is known whether the running batch is done.
+        """Wait at most `LAST_WORDS_S` for news of the running batch.
 
-        Spark ends the process without waiting for it, and without saying how far its sink has come. What it told the
-        application before that is on its way.
+        Spark ends the process without waiting for it, and without saying how far its sink has come. The messages that
+        Spark has already sent to the application may still be on their way.
         """
         self._stopping = True
         if self.connected and running():
@@ -423,7 +426,7 @@ class Hearing:
         try:
             ended = self._sink_done(str(message.get("end")))
         except (InvalidInputError, KeyError, TypeError, ValueError):
-            log.warning("the application spoke of a batch that can't be read: %.200s", message)
+            log.warning("invalid batch end from the application: %.200s", message)
             return
         if ended and self._stopping:
             self._enough.set()

@@ -1,9 +1,9 @@
-"""The application's ear: what Spark says of its queries, passed on to the processes of their sources.
+"""The application's server: forwards what Spark reports about queries to the processes of their sources.
 
-A batch is done when its sink has taken it and the checkpoint's commit log says so. Spark tells that a source only at
-the query's next trigger, but a StreamingQueryListener at once: `onQueryProgress` comes 0.2 to 0.3 s after the commit
-log was written, never before, with the text of each source's end offset. `install` has one listen, and what it hears
-goes over the channel to the source that planned the batch.
+A batch is done when its sink has completed it and the checkpoint's commit log has it. Spark tells the source only at
+the query's next trigger, but a StreamingQueryListener at once. Its `onQueryProgress` comes 0.2 to 0.3 s after the
+commit log was written, never before, with each source's end offset. `install` adds such a listener, which sends the end
+offset over the channel to the source that planned the batch.
 """
 
 # ruff: noqa: N802 (the methods' names are Spark's)
@@ -39,75 +39,77 @@ if TYPE_CHECKING:
 log = logging.getLogger("kohort.spark")
 
 RUNS_MAX = 1_024
-"""Runs remembered at once: of a run whose end Spark never told, the oldest is forgotten."""
+"""Most runs remembered at once; beyond it the oldest run, whose end Spark never reported, is forgotten."""
 
 
 def query_of(text: str | None) -> str | None:
-    """The identity of the query that an offset's text is of; None: it is not of this source."""
+    """Return the identity of the query in an offset's JSON; None if the offset is another source's."""
     try:
-        found = json.loads(text or "")
+        offset = json.loads(text or "")
     except ValueError:
         return None
-    query = found.get("query") if isinstance(found, dict) and "kohort" in found else None
+    query = offset.get("query") if isinstance(offset, dict) and "kohort" in offset else None
     return query if isinstance(query, str) else None
 
 
-class Ledger:
-    """What is known to be done, of each query that runs: for sources that connect after it was said. Pure."""
+class CompletedBatches:
+    """The last completed batch of each running query, for sources that connect after it was reported. Pure."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: dict[str, dict[str, Message]] = {}
 
     def progress(self, run: str, ends: Iterable[str]) -> dict[str, Message]:
-        """A batch of a run is done.
+        """Record that a batch of a run is done.
 
         Args:
             run: Spark's id of the run.
-            ends: the texts of its sources' end offsets.
+            ends: the JSON of its sources' end offsets.
 
         Returns:
-            What to tell, by the query's identity: a Spark query that reads several of our sources has several.
+            The messages to send, by query identity: a Spark query that reads several kohort sources has several.
         """
-        told = {query: {"kind": "done", "end": text} for text in ends if (query := query_of(text)) is not None}
-        if told:
+        messages = {query: {"kind": "done", "end": text} for text in ends if (query := query_of(text)) is not None}
+        if messages:
             with self._lock:
-                self._runs[run] = self._runs.pop(run, {}) | told
+                self._runs[run] = self._runs.pop(run, {}) | messages
                 if len(self._runs) > RUNS_MAX:
                     del self._runs[next(iter(self._runs))]
-        return told
+        return messages
 
     def terminated(self, run: str) -> dict[str, Message]:
-        """A run is over, and all its batches that are done have been told; returns what to tell, by identity."""
+        """Forget a run that is over, all its batches reported; return the messages to send, by query identity."""
         with self._lock:
             return {query: {"kind": "over"} for query in self._runs.pop(run, {})}
 
     def known(self, query: str) -> Message | None:
-        """The last that was said of a query; None: nothing."""
+        """Return the last message about a query; None if there is none."""
         with self._lock:
-            found = [said[query] for said in self._runs.values() if query in said]
-        return found[-1] if found else None
+            messages = [by_query[query] for by_query in self._runs.values() if query in by_query]
+        return messages[-1] if messages else None
 
 
 class SinkListener(StreamingQueryListener):
-    """Passes on what is done and what is over; a batch that is not ours costs one look."""
+    """A query listener that forwards completed batches and ended runs; other sources' batches cost one look."""
 
-    def __init__(self, ledger: Ledger, switchboard: Switchboard, jvm: Any) -> None:
-        """Not added to a session yet.
+    def __init__(self, completed: CompletedBatches, server: Switchboard, jvm: Any) -> None:
+        """Set up the listener; it is not added to a session yet.
 
         Args:
-            ledger: what is known to be done.
-            switchboard: where the sources are connected.
-            jvm: the gateway's view of Spark's classes.
+            completed: the completed batches.
+            server: the server that the sources are connected to.
+            jvm: py4j's view of Spark's classes.
         """
-        self._ledger, self._switchboard = ledger, switchboard
-        self._twice = ReadTwice()
-        self.rows = 0  # records that queries have read, for an account at the end
+        self._completed, self._server = completed, server
+        self._read_twice = ReadTwice()
+        self.rows = 0  # records read by queries, for the summary at the end
         self._sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
-        self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(_Whole(self))
+        self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(
+            _JsonProgressListener(self)
+        )
 
     def add_session(self, spark: SparkSession) -> None:
-        """Look at the plans of a session's queries when they start."""
+        """Check the plans of a session's queries when they start."""
         self._sessions.add(spark)
 
     def sessions(self) -> list[SparkSession]:
@@ -118,99 +120,99 @@ class SinkListener(StreamingQueryListener):
         self.look_at_plan(str(event.id), str(event.runId))
 
     def look_at_plan(self, query: str, run: str) -> None:
-        """A query starts, and has no sources yet: have those refused that read a topic twice in one group.
+        """Refuse the sources of a starting query that read a topic twice in one group.
 
-        A plan that can't be looked at is passed over: its query goes on without the check.
+        The query has no sources yet. When its plan can't be inspected, the query starts without the check.
         """
         try:
             for session in self.sessions():
-                found = session.streams.get(query)
-                if found is not None:
-                    self._twice.started(run, loads_of(found._jsq.streamingQuery().analyzedPlan()))
+                running = session.streams.get(query)
+                if running is not None:
+                    self._read_twice.started(run, loads_of(running._jsq.streamingQuery().analyzedPlan()))
                     return
         except (Py4JError, OSError) as error:
-            log.debug("the plan of query %s was not looked at: %s", query, error)
+            log.debug("[query %s] plan not checked: %s", query, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to do: the batch before was told."""
+        """Do nothing: the previous batch was reported already."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         self.hear(event.progress.json)
 
     def hear(self, progress: str) -> None:
-        """A query's progress as JSON: a batch of it is done."""
-        said = json.loads(progress)
-        ends = [json.dumps(source["endOffset"]) for source in said["sources"]]
+        """Handle a query's progress, as JSON: one of its batches is done."""
+        report = json.loads(progress)
+        ends = [json.dumps(source["endOffset"]) for source in report["sources"]]
         self.rows += sum(
-            source["numInputRows"] for source, end in zip(said["sources"], ends, strict=True) if query_of(end)
+            source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_of(end)
         )
-        self._tell(self._ledger.progress(said["runId"], ends))
+        self._tell(self._completed.progress(report["runId"], ends))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._twice.terminated(str(event.runId))
-        self._tell(self._ledger.terminated(str(event.runId)))
+        self._read_twice.terminated(str(event.runId))
+        self._tell(self._completed.terminated(str(event.runId)))
 
     def _tell(self, messages: dict[str, Message]) -> None:
         for query, message in messages.items():
-            self._switchboard.tell(query, message)
+            self._server.tell(query, message)
 
 
-class _Whole(JStreamingQueryListener):
-    """What the JVM calls: takes a progress as one JSON text.
+class _JsonProgressListener(JStreamingQueryListener):
+    """A Java listener that takes the progress from the JVM as one JSON text.
 
-    PySpark's own asks the JVM for each of its numbers, which takes 20 ms of CPU time for each batch of each query.
+    PySpark's own listener asks the JVM for each number, which takes 20 ms of CPU time for each batch of each query.
     """
 
     pylistener: SinkListener
 
     def onQueryStarted(self, jevent: Any) -> None:
-        """Called while the query waits to start."""
+        """Check the plan while the query waits to start."""
         self.pylistener.look_at_plan(jevent.id().toString(), jevent.runId().toString())
 
     def onQueryIdle(self, jevent: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def onQueryProgress(self, jevent: Any) -> None:
         self.pylistener.hear(jevent.progress().json())
 
 
 class Application:
-    """This process as the application of its sessions: one switchboard, and one listener for each JVM."""
+    """The application of this process's sessions: one channel server, and one listener for each JVM."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._ledger = Ledger()
+        self._completed = CompletedBatches()
         answers = {"ask": SEATS.answer, "initial": self._initial}
-        self._switchboard = Switchboard(self._ledger.known, {"lost": SEATS.lost}, answers)
+        self._server = Switchboard(self._completed.known, {"lost": SEATS.lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
 
     @property
     def contact(self) -> Contact:
-        return self._switchboard.contact
+        return self._server.contact
 
     def listen(self, spark: SparkSession, gateway: Any) -> None:
-        """Hear of a session's queries, once, however often this is called."""
+        """Listen to a session's queries; repeated calls do nothing."""
         if self._listener is None or self._gateway is not gateway:
-            self._listener = SinkListener(self._ledger, self._switchboard, gateway.jvm)
+            self._listener = SinkListener(self._completed, self._server, gateway.jvm)
             self._gateway = gateway
         self._listener.add_session(spark)
         mine = self._listener._jlistenerobj
-        heard = spark._jsparkSession.streams().listListeners()
-        if not any(listener.equals(mine) for listener in heard):  # removed and added again, it would miss an event
+        present = spark._jsparkSession.streams().listListeners()
+        if not any(listener.equals(mine) for listener in present):  # removing and adding it would lose an event
             spark.streams.addListener(self._listener)
 
     def rows_read(self) -> int:
-        """Return the records that queries of the present JVM have read; waits for what Spark is about to tell."""
+        """Return how many records the queries of this JVM have read, after waiting for Spark's pending events."""
         if self._listener is None:
             return 0
         for session in self._listener.sessions():
-            with contextlib.suppress(Py4JError, OSError, AttributeError):  # a session that was stopped
+            with contextlib.suppress(Py4JError, OSError, AttributeError):  # the session was stopped
                 session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         return self._listener.rows
 
     def _initial(self, _query: str, message: Message) -> Message:
-        """Answer a source that asks where its first batch begins."""
+        """Answer a source's request for the start of its first batch."""
         from kohort.spark.source.first_batch import answer_initial
 
         return answer_initial([] if self._listener is None else self._listener.sessions(), message)
@@ -221,14 +223,14 @@ _application: Application | None = None
 
 
 def rows_read() -> int:
-    """Return how many records this application's streaming queries have read, as far as Spark has told."""
+    """Return how many records this application's streaming queries have read, as far as Spark has reported."""
     return 0 if _application is None else _application.rows_read()
 
 
 def install(spark: SparkSession) -> Contact | None:
-    """Listen to a session's queries for their sources; gives what a source needs to connect.
+    """Listen to a session's queries; return the address for their sources.
 
-    None on Spark Connect: there the sources are on the server's machine, and can't reach this one.
+    Return None on Spark Connect, where the sources run on the server's machine and can't reach this one.
     """
     global _application
     try:

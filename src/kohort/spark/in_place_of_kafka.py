@@ -1,8 +1,9 @@
-"""A job that says `format("kafka")` runs on kohort's source and sink, with not a line of it changed.
+"""The replacement of `format("kafka")` in PySpark jobs by kohort's source and sink, with the job unchanged.
 
-`python -m kohort.spark job.py` runs a whole program so, and `register(spark, in_place_of_kafka=True)` one session, as
-in a notebook. Spark refuses a Python source named "kafka" (DATA_SOURCE_ALREADY_EXISTS), so PySpark's readers and
-writers are wrapped instead, classic and Connect. Only the sessions that asked for it are touched, until they end.
+`python -m kohort.spark job.py` does this for a whole program, and `register(spark, in_place_of_kafka=True)` for one
+session, such as a notebook's. Spark refuses a Python source named "kafka" (DATA_SOURCE_ALREADY_EXISTS), so PySpark's
+readers and writers are wrapped instead, classic and Connect. Only sessions that asked for it are affected, until they
+end.
 
 | in the job | what runs |
 |---|---|
@@ -45,17 +46,19 @@ _PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-"
 _SAVE: Final = ("path", "format", "mode", "partitionBy")
 _START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
 _WITHOUT_A_MODE: Final = (None, "error", "errorifexists", "default")
-"""The modes in which Spark's own sink appends too."""
+"""Modes in which Spark's own sink appends too."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """The changes made in a job, counted, for the account at its end.
+    """Counters of the changes made to a job, for the summary at its end.
 
     Attributes:
-        counts: by what was done.
-        groups: of the streaming queries, with the bootstrap servers of each.
-        sessions: whose readers and writers are wrapped; `everywhere` wraps those of all sessions.
+        counts: how often each change was made.
+        groups: the groups of streaming queries, with the bootstrap servers of each.
+        sessions: the sessions whose readers and writers are wrapped.
+        registered: the sessions in which kohort's source is registered.
+        everywhere: whether all sessions are wrapped.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -65,7 +68,7 @@ class Changes:
     everywhere: bool = False
 
     def covers(self, session: object) -> bool:
-        """Whether a session's jobs are to run on kohort."""
+        """Return whether a session's jobs run on kohort."""
         return self.everywhere or session in self.sessions
 
     def note(self, what: str) -> None:
@@ -76,12 +79,12 @@ class Changes:
 
 
 CHANGES: Final = Changes()
-"""Of this process."""
+"""The changes made in this process."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """The options and the mode that a job has told one reader or writer."""
+class _GivenOptions:
+    """The options and the mode that a job has set on one reader or writer."""
 
     is_kafka: bool = False
     mode: str | None = None
@@ -89,7 +92,7 @@ class _Told:
 
 
 class WriteBatch:
-    """Writes each batch of a query in update mode to its topic: the function for `foreachBatch`."""
+    """A function for `foreachBatch` that writes each batch of a query in update mode to its topic."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
@@ -100,13 +103,13 @@ class WriteBatch:
 
 
 def cover(session: SparkSession) -> None:
-    """Run a session's jobs that say "kafka" on kohort, until the session is gone."""
+    """Run a session's jobs for "kafka" on kohort until the session ends."""
     CHANGES.sessions.add(session)
     install()
 
 
 def cover_everything() -> None:
-    """Run every job of this process that says "kafka" on kohort, and have no session fetch Spark's own source."""
+    """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source."""
     CHANGES.everywhere = True
     install()
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
@@ -127,19 +130,19 @@ def without_source_packages(text: str) -> str:
         return ",".join(kept)
 
     words = [cleaned(word) for word in text.split(" ")]
-    for place in range(len(words) - 1, 0, -1):
-        if words[place] == "" and words[place - 1] == "--packages":
-            del words[place - 1 : place + 1]
+    for index in range(len(words) - 1, 0, -1):
+        if words[index] == "" and words[index - 1] == "--packages":
+            del words[index - 1 : index + 1]
     return " ".join(words)
 
 
 @functools.cache
 def install() -> None:
-    """Wrap PySpark's readers and writers, once; what is not covered passes through."""
+    """Wrap PySpark's readers and writers once; calls of sessions that are not covered pass through."""
     for module, name, kind in _CLASSES:
         try:
             wrapped = getattr(importlib.import_module(module), name)
-        except ImportError:  # Connect's need packages of their own
+        except ImportError:  # Connect's classes need additional packages
             continue
         _wrap(wrapped, "format", _format)
         if kind == "reader":
@@ -168,22 +171,22 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _session(end: Any) -> Any:
-    """Return the session of a reader or writer; PySpark keeps it under one of three names."""
+    """Return the session of a reader or writer; PySpark stores it under one of three names."""
     return next((getattr(end, name) for name in ("_spark", "_session", "_client") if hasattr(end, name)), None)
 
 
-def _told(end: Any) -> _Told:
-    told = getattr(end, "_kohort_told", None)
-    if told is None:
-        told = end._kohort_told = _Told()
-    return told
+def _options_set_on(end: Any) -> _GivenOptions:
+    given_options = getattr(end, "_kohort_options", None)
+    if given_options is None:
+        given_options = end._kohort_options = _GivenOptions()
+    return given_options
 
 
 def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     session = _session(end)
-    told = _told(end)
-    told.is_kafka = isinstance(source, str) and source.lower() == KAFKA and CHANGES.covers(session)
-    if not told.is_kafka:
+    given_options = _options_set_on(end)
+    given_options.is_kafka = isinstance(source, str) and source.lower() == KAFKA and CHANGES.covers(session)
+    if not given_options.is_kafka:
         return original(end, source)
     _register(session)
     CHANGES.note(f'{type(end).__name__}.format("kafka") became format("kohort")')
@@ -199,7 +202,7 @@ def _register(session: Any) -> None:
 
 
 def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
-    """Cover the session of each batch too: Spark hands over a clone of the query's session, in an object of its own."""
+    """Cover the session of each batch too: Spark passes a clone of the query's session, in a new object."""
     session = _session(end)
     if not CHANGES.covers(session) or "connect" in type(end).__module__:
         return original(end, function)
@@ -215,20 +218,20 @@ def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[D
 
 
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:
-    _told(end).options[key] = value
+    _options_set_on(end).options[key] = value
     return original(end, key, value)
 
 
 def _options(end: Any, original: Callable[..., Any], **options: Any) -> Any:
-    _told(end).options.update(options)
+    _options_set_on(end).options.update(options)
     return original(end, **options)
 
 
 def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
     frame = original(end, *args, **given)
-    told = _told(end)
-    if told.is_kafka:
-        options = {key.lower(): str(value) for key, value in {**told.options, **given}.items()}
+    given_options = _options_set_on(end)
+    if given_options.is_kafka:
+        options = {key.lower(): str(value) for key, value in {**given_options.options, **given}.items()}
         group = options.get("group.id") or options.get("kafka.group.id")
         if group and type(end).__name__ == "DataStreamReader":
             CHANGES.groups[group] = options.get("kafka.bootstrap.servers", "")
@@ -237,37 +240,37 @@ def _load(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> A
 
 def _mode(end: Any, original: Callable[..., Any], mode: str | None) -> Any:
     if mode is not None:
-        _told(end).mode = mode.lower()
+        _options_set_on(end).mode = mode.lower()
     return original(end, mode)
 
 
 def _save(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    told_here = dict(zip(_SAVE, args, strict=False)) | given
-    if (source := told_here.pop("format", None)) is not None:
+    arguments = dict(zip(_SAVE, args, strict=False)) | given
+    if (source := arguments.pop("format", None)) is not None:
         end.format(source)
-    told, mode = _told(end), told_here.get("mode")
-    if told.is_kafka and (mode.lower() if mode else told.mode) in _WITHOUT_A_MODE:
-        told_here["mode"] = "append"
+    given_options, mode = _options_set_on(end), arguments.get("mode")
+    if given_options.is_kafka and (mode.lower() if mode else given_options.mode) in _WITHOUT_A_MODE:
+        arguments["mode"] = "append"
         CHANGES.note("a batch write without a mode appends")
-    return original(end, **told_here)
+    return original(end, **arguments)
 
 
 def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    told_here = dict(zip(_START, args, strict=False)) | given
-    if (source := told_here.pop("format", None)) is not None:
+    arguments = dict(zip(_START, args, strict=False)) | given
+    if (source := arguments.pop("format", None)) is not None:
         end.format(source)
-    if (mode := told_here.pop("outputMode", None)) is not None:
+    if (mode := arguments.pop("outputMode", None)) is not None:
         end.outputMode(mode)
-    told = _told(end)
-    if told.is_kafka and told.mode == "update":
-        more = {key: value for key, value in told_here.items() if key not in _START}
-        end.foreachBatch(WriteBatch(_of_the_sink(told.options | more)))
+    given_options = _options_set_on(end)
+    if given_options.is_kafka and given_options.mode == "update":
+        more = {key: value for key, value in arguments.items() if key not in _START}
+        end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
         CHANGES.note("update mode writes each batch by foreachBatch")
-    return original(end, **told_here)
+    return original(end, **arguments)
 
 
 def _of_the_sink(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options without those that Spark itself takes of a streaming query."""
+    """Return the options without those that Spark handles itself in a streaming query."""
     return {key: value for key, value in options.items() if key.lower() not in ("checkpointlocation", "queryname")}
 
 

@@ -1,8 +1,9 @@
-"""Settings of Java's Kafka clients among the options with the prefix `kafka.`: honoured, without effect, or refused.
+"""The settings of Java's Kafka clients among the `kafka.` options: honoured, without effect, or refused.
 
-The names are those of ConsumerConfig and ProducerConfig of Apache Kafka 4.4. A name that a client here has is honoured.
-A setting that tunes what only Java's clients have is a warning with the reason. A setting is refused where passing over
-it would weaken security, change what is read or written, or where Spark's own source refuses it.
+The names are those of ConsumerConfig and ProducerConfig of Apache Kafka 4.4. A setting that kohort's client has too is
+honoured. A setting that tunes something only Java's clients have causes a warning with the reason. A setting is refused
+if ignoring it would weaken security or change what is read or written. Settings that Spark's own source refuses are
+refused too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "transaction.timeout.ms": "a sink has no transactions",
     "transaction.two.phase.commit.enable": "a sink has no transactions",
 }
-"""Settings that can't matter here, with the reason."""
+"""Settings that have no effect here, with the reason."""
 
 _CLASSES = "it names a class of Java's, and there is no JVM in the client: leave it out"
 REFUSED: Mapping[str, str] = {
@@ -90,7 +91,7 @@ REFUSED: Mapping[str, str] = {
     "ssl.engine.factory.class": _CLASSES,
     "ssl.provider": _CLASSES,
 }
-"""Settings that would weaken security if they were passed over, each with what to do."""
+"""Settings that would weaken security if they were ignored, each with what to do instead."""
 _BYTES = "keys and values are handed over as binary: cast them, or declare values by valueFormat"
 _INTERCEPTORS = "interceptors are classes of Java's, and may change records: change them by DataFrame operations"
 REFUSED_OF_SOURCE: Mapping[str, str] = {
@@ -100,7 +101,7 @@ REFUSED_OF_SOURCE: Mapping[str, str] = {
     "key.deserializer": _BYTES,
     "value.deserializer": _BYTES,
 }
-"""Settings that a source refuses, as Spark's own does, each with what to do."""
+"""Settings that a source refuses, as Spark's own does, each with what to do instead."""
 _SENT = "keys and values are sent as they are: cast them to string or binary"
 REFUSED_OF_SINK: Mapping[str, str] = {
     "interceptor.classes": _INTERCEPTORS,
@@ -111,7 +112,7 @@ REFUSED_OF_SINK: Mapping[str, str] = {
     "transactional.id": "delivery=exactly-once will choose it, and is not there yet",
     "value.serializer": _SENT,
 }
-"""Settings that a sink refuses, each with what to do."""
+"""Settings that a sink refuses, each with what to do instead."""
 ASSIGNORS = {
     f"org.apache.kafka.clients.consumer.{name}": word
     for name, word in (
@@ -145,15 +146,15 @@ class ClientSettings:
 
 
 def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> ClientSettings:
-    """The settings of a client among the options with the prefix `kafka.`.
+    """Return a client's settings from the options with the prefix `kafka.`.
 
     Args:
         kafka: the options without the prefix.
-        config: the settings that the client has.
-        side: who asks; a source refuses other settings than a sink.
+        config: the class of the client's settings.
+        side: the kind of client; a source refuses other settings than a sink.
 
     Raises:
-        InvalidInputError: a setting that may not be passed over, or a name that is probably a misspelt one.
+        InvalidInputError: a setting must not be ignored, or its name is probably misspelt.
     """
     known = {name for setting in settings(config).values() for name in (setting.knob.name, *setting.knob.aliases)}
     refused = {**REFUSED, **({"source": REFUSED_OF_SOURCE, "sink": REFUSED_OF_SINK}.get(side, {}))}
@@ -180,10 +181,10 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
 
 
 def _assignors(classes: str) -> str:
-    """Assignors by their names here.
+    """Return the names here of Java's assignors.
 
     Raises:
-        InvalidInputError: a class of Java's that there is nothing for here.
+        InvalidInputError: a Java class has no equivalent here.
     """
     words = [ASSIGNORS.get(word.strip(), word.strip()) for word in classes.split(",")]
     others = [word for word in words if "." in word]
@@ -196,10 +197,10 @@ def _assignors(classes: str) -> str:
 
 
 def _why_ignored(name: str, config: type, known: set[str]) -> str:
-    """Why a setting that no client here has is passed over.
+    """Return why a setting that no client here has is ignored.
 
     Raises:
-        InvalidInputError: it is probably a misspelt one, or may be one of security.
+        InvalidInputError: the name is probably misspelt, or the setting may concern security.
     """
     if name in OF_CONSUMERS:
         return "settings of a consumer"
@@ -220,7 +221,7 @@ def _why_ignored(name: str, config: type, known: set[str]) -> str:
 
 
 def _check_login(taken: Mapping[str, str]) -> None:
-    """Whether a query can log in as its settings say.
+    """Check that a query can log in with its settings.
 
     Raises:
         InvalidInputError: it can't.
@@ -235,10 +236,10 @@ def _check_login(taken: Mapping[str, str]) -> None:
 
 
 def checked_config(config: type, bootstrap_servers: str, taken: Mapping[str, Any]) -> Any:
-    """A client's configuration of settings that were options with the prefix `kafka.`; errors show them so.
+    """Build a client's configuration from `kafka.*` options; errors show the names as options.
 
     Raises:
-        InvalidInputError: a value that can't be.
+        InvalidInputError: a value is invalid.
     """
     try:
         made: Any = from_properties(config, {**taken, "bootstrap.servers": bootstrap_servers})
@@ -252,7 +253,7 @@ def checked_config(config: type, bootstrap_servers: str, taken: Mapping[str, Any
 
 
 def with_prefix(text: str, config: type) -> str:
-    """A text that names settings, by property or by keyword, with the names that they have as options."""
+    """Return a text with the settings that it names, by property or by keyword, written as options."""
     options = {setting.field: name for name, setting in settings(config).items() if "_" in setting.field}
     options |= {name: name for name in settings(config) if "." in name or name == "acks"}
     words = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))

@@ -1,8 +1,8 @@
-"""The names among the options of a read or a write: ours, the client's, or nobody's.
+"""The names among the options of a read or a write: kohort's, the client's, or unknown.
 
-Spark's Kafka source and sink pass over options that they do not know, and jobs carry many of those: options of other
-formats, of a sink on a source, of Spark's own writers. A job that moves here keeps them, with one warning that lists
-them all. Only a name that looks like a misspelt option of ours is an error.
+Spark's Kafka source and sink ignore options that they do not know. Jobs carry many of those: options of other formats,
+of a sink on a source, of Spark's own writers. A job that moves here keeps them, with one warning that lists them all.
+Only a name that looks like a misspelt option of kohort is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KAFKA_PREFIX = "kafka."
 SERVERS = "kafka.bootstrap.servers"
 STRICT = "strictOptions"
 MISSPELT_LETTERS = 2
-"""A name that differs from one of ours by this many letters at most is taken for a misspelling of it."""
+"""A name that differs from an option's by at most this many letters is taken for a misspelling of it."""
 SPELLINGS = {
     name.lower(): name
     for name in (
@@ -50,7 +50,7 @@ SPELLINGS = {
         "typeOfData",
     )
 }
-"""How names are written that other sources, sinks and formats have: Spark hands every name over in lower case."""
+"""Proper spelling of the options of other sources, sinks and formats: Spark passes every name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class GivenOptions:
 
 
 def sort_options(raw: Mapping[str, str], declared: type, silent: Iterable[str] = ()) -> GivenOptions:
-    """The options that were given, by whose they are.
+    """Sort the given options by owner.
 
     Args:
-        raw: as Spark hands them over; case does not matter.
-        declared: a class whose fields are knobs.
-        silent: names, in lower case, that are passed over without a word.
+        raw: the options as Spark passes them; case does not matter.
+        declared: a class whose fields are options.
+        silent: names, in lower case, that are ignored without a warning.
 
     Raises:
-        InvalidInputError: a name that is probably a misspelt option, or no addresses of brokers.
+        InvalidInputError: a name is probably a misspelt option, or there are no bootstrap servers.
     """
     spelling = {name.lower(): name for name in _names(declared)}
     given = GivenOptions()
@@ -105,14 +105,14 @@ def _names(declared: type) -> Iterable[str]:
 
 
 def meant_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a name is a misspelling of; None: there is none so near."""
+    """Return the known name that a name is a misspelling of; None if none is near enough."""
     distances = {other: distance(name, other) for other in known if abs(len(name) - len(other)) <= MISSPELT_LETTERS}
     near = min(distances, key=distances.__getitem__, default=None)
     return near if near is not None and distances[near] <= MISSPELT_LETTERS else None
 
 
 def distance(first: str, second: str) -> int:
-    """Letters to add, leave out, replace or swap with their neighbour to make one word of the other."""
+    """Return the edit distance of two words: letters added, left out, replaced or swapped with their neighbour."""
     rows = [list(range(len(second) + 1))]
     for i, letter in enumerate(first, 1):
         row = [i]
@@ -126,22 +126,22 @@ def distance(first: str, second: str) -> int:
 
 
 def ignored(names: Iterable[str], reason: str) -> str | None:
-    """Options that have no effect with the reason; None where there are no such options."""
+    """Return the names of options that have no effect, with the reason; None if there are none."""
     listed = ", ".join(names)
     return f"{listed} ({reason})" if listed else None
 
 
 def ignored_warning(ignored_options: Iterable[str]) -> str | None:
-    """One warning for all options that have no effect; None where there are no such options."""
+    """Return one warning for all options that have no effect; None if there are none."""
     listed = "; ".join(ignored_options)
     return f"options that have no effect here: {listed}. {STRICT}=true makes them an error" if listed else None
 
 
 def refuse_ignored(ignored_options: Iterable[str], strict: bool) -> None:
-    """Nothing is ignored where that was asked for.
+    """Refuse options that have no effect when strict options were asked for.
 
     Raises:
-        InvalidInputError: something would be.
+        InvalidInputError: an option would be ignored.
     """
     listed = "; ".join(ignored_options)
     if strict and listed:

@@ -1,7 +1,7 @@
-"""The options of `format("kohort")`, under the names of Spark's Kafka source where it has one.
+"""The options of `format("kohort")`, under the names of Spark's Kafka source where it has them.
 
-Spark hands options over with their case lost, so names are matched without case; errors show the proper spelling.
-Nothing here talks to a broker: options are checked when the query is declared, before anything is started.
+Spark passes option names in lower case, so names are matched without case; errors show the proper spelling. Nothing
+here talks to a broker: options are checked when the query is declared, before anything is started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kohort.spark.source.topic_pattern import topic_pattern
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
 IGNORED_BY_A_BATCH = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-"""Options of a stream that Spark's own source passes over in a batch read, with a warning."""
+"""Streaming options that Spark's own source ignores in a batch read, with a warning."""
 NOT_IN_REGION = {
     "assign": "the region's groups share partitions out: subscribe instead",
     "plannedRanges": "a region takes its queries back to finished batches, so that none is read again",
@@ -38,19 +38,22 @@ OF_SPARKS_OWN = {
         "groupIdPrefix",
     )
 }
-"""Options of Spark's own Kafka source that tune it, by their names in lower case: taken, so that a query can be moved
-here as it is, and without effect. Source: Spark's guide to its Kafka integration."""
+"""Options that tune Spark's own Kafka source, by their names in lower case.
+
+They are accepted and have no effect, so that a query can be moved here unchanged. Source: Spark's guide to its Kafka
+integration.
+"""
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 EARLIEST = -2
 """Stands for the earliest offset in the JSON forms, as in Spark's Kafka source."""
 LATEST = -1
-"""Stands for the latest offset in the JSON forms."""
+"""The earliest offset in the JSON forms, as in Spark's Kafka source."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a query may say about its source."""
+    """The options of a source."""
 
     subscribe: tuple[str, ...] | None = knob("subscribe", None, why="topics to read, by name")
     subscribe_pattern: str | None = knob(
@@ -192,29 +195,29 @@ class SourceOptions:
         return self.kafka["bootstrap.servers"]
 
     def says_of_values(self) -> bool:
-        """Whether values are to be more than bytes, or an option asks for what only such values have."""
+        """Return whether values get a type, or an option asks for something that only typed values have."""
         given = (self.value_format, self.value_schema, self.value_time_zone, self.value_writer_schemas)
-        return any(one is not None for one in given) or self.on_bad_record != "fail"
+        return any(value is not None for value in given) or self.on_bad_record != "fail"
 
     def pattern_text(self) -> str | None:
-        """The pattern of topics as a group's members and its coordinator know it."""
+        """Return the topic pattern as a group's members and its coordinator know it."""
         return None if self.subscribe_pattern is None else topic_pattern(self.subscribe_pattern).text
 
     def assigned(self) -> tuple[TopicPartition, ...]:
-        """The partitions of `assign`, in order."""
+        """Return the partitions of `assign`, in order."""
         return partitions_of_json("assign", self.assign) if self.assign is not None else ()
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-    """The options of one read.
+    """Parse the options of one read.
 
     Args:
-        raw: as Spark hands them over; case does not matter.
-        streaming: refuse what only the other kind of read knows; None: don't.
+        raw: the options as Spark passes them; case does not matter.
+        streaming: the kind of read, whose options must not belong to the other kind; None: not checked.
 
     Raises:
-        InvalidInputError: a name that no option has (naming the nearest), a value out of range, no bootstrap servers,
-            or not exactly one way to choose topics.
+        InvalidInputError: an unknown name that resembles an option, a value out of range, no bootstrap servers, or not
+            exactly one way to choose topics.
     """
     if any(name.lower() == "region" for name in raw):
         raise InvalidInputError(
@@ -231,24 +234,24 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
     checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
     lower = {name.lower() for name in raw}
     tuning = [name for known, name in OF_SPARKS_OWN.items() if known in lower]
-    told = [
+    ignored_options = [
         ignored(tuning, f"they tune {SPARKS_SOURCE}; a query is in the group of group.id, or in none"),
         *client.ignored,
         ignored(given.unknown, f"{SPARKS_SOURCE} ignores these too"),
     ]
     if streaming is False:
         of_streams = [name for name in IGNORED_BY_A_BATCH if name in own]
-        told.append(ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores these too"))
-    options.ignored.extend(text for text in told if text)
+        ignored_options.append(ignored(of_streams, f"a batch read of {SPARKS_SOURCE} ignores these too"))
+    options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
     return options
 
 
 def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
-    """`kafka.auto.offset.reset` has a say only where the group's offsets are asked for.
+    """Refuse `kafka.auto.offset.reset` unless the query starts or ends at committed offsets.
 
     Raises:
-        InvalidInputError: it is given otherwise, which Spark's own source refuses too.
+        InvalidInputError: the setting is given otherwise, which Spark's own source refuses too.
     """
     committed = "committed" in (
         str(bound).strip().lower() for bound in (options.starting_offsets, options.ending_offsets)
@@ -262,21 +265,21 @@ def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
 
 
 def is_table(raw: Mapping[str, str]) -> bool:
-    """Whether the options of a read ask for a table."""
+    """Return whether the options of a read ask for a table."""
     return any(name.lower() == "table" for name in raw)
 
 
 def client_settings(options: SourceOptions) -> dict[str, Any]:
-    """The `kafka.*` options of a read without the addresses, for the client."""
+    """Return the `kafka.*` options of a read as client settings, without the bootstrap servers."""
     return passed_on(options.kafka, "group.id", "group.protocol")
 
 
 def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
-    """The `kafka.*` options as settings of a client.
+    """Return the `kafka.*` options as settings of a client.
 
     Args:
         kafka: the options without their prefix.
-        own: those that an option of ours stands for; the addresses are one always.
+        own: names to leave out because an option of kohort sets them; the bootstrap servers always are.
     """
     return {"client.id": "kohort-spark"} | {k: v for k, v in kafka.items() if k not in ("bootstrap.servers", *own)}
 
@@ -316,10 +319,10 @@ def _check_in_region(options: SourceOptions, given: Mapping[str, str]) -> None:
 
 
 def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
-    """Partitions from `{"topic": [0, 1]}`.
+    """Parse partitions from `{"topic": [0, 1]}`.
 
     Raises:
-        InvalidInputError: it is not that.
+        InvalidInputError: the text has another form.
     """
     found = _json_object(name, text, '{"topic": [0, 1]}')
     try:
@@ -329,10 +332,10 @@ def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
 
 
 def numbers_of_json(name: str, text: str) -> dict[TopicPartition, int]:
-    """A number for each partition from `{"topic": {"0": 23}}`.
+    """Parse a number for each partition from `{"topic": {"0": 23}}`.
 
     Raises:
-        InvalidInputError: it is not that.
+        InvalidInputError: the text has another form.
     """
     form = '{"topic": {"0": 23}}'
     found = _json_object(name, text, form)

@@ -1,10 +1,10 @@
-"""Queries that read a topic twice in one group: each side would get a part of the records, without a word.
+"""The check for queries that read a topic twice in one group, where each source would silently get some of the records.
 
-Spark reads every `load()` of a query by a source of its own, in a process that is not told which query it belongs to.
-The application sees the plan of a query when it starts, before Spark makes its sources. It locks a file named after
-the options of each such `load()`, and a source looks for that file before it joins.
+Spark reads every `load()` of a query by a separate source, in a process that does not know which query it belongs to.
+The application sees the plan of a query when it starts, before Spark makes its sources. The application locks a file
+named after the options of each such `load()`, and a source checks for that file before it joins the group.
 
-On Spark Connect the application does not see plans: there, `sole.py` warns of equal options.
+On Spark Connect the application does not see plans. There, `single_reader_lock.py` warns of equal options.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions, parse_options
-from kohort.spark.source.single_reader_lock import Claim, Load
+from kohort.spark.source.single_reader_lock import Load, ReaderLock
 from kohort.spark.source.topic_pattern import topic_pattern
 
 RELATION = "StreamingRelationV2"
@@ -25,12 +25,12 @@ RELATION = "StreamingRelationV2"
 
 
 def loads_of(plan: Any) -> list[dict[str, str]]:
-    """Options of each source of ours that a query's analyzed plan reads.
+    """Return the options of each kohort source that a query's analyzed plan reads, if there are several.
 
     Spark makes one source for leaves that are equal.
 
     Args:
-        plan: of Spark's class `LogicalPlan`, by py4j.
+        plan: an object of Spark's class `LogicalPlan`, by py4j.
     """
     leaves = plan.collectLeaves()
     found: list[Any] = []
@@ -43,17 +43,17 @@ def loads_of(plan: Any) -> list[dict[str, str]]:
 
 
 def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """The loads that share a topic and a group with another one.
+    """Return the loads that share a topic and a group with another one.
 
     Loads with invalid options are left out: their sources refuse them.
     """
     parsed = [(raw, options) for raw in loads if (options := _member(raw)) is not None]
     twice = [pair for pair in combinations(parsed, 2) if _overlap(pair[0][1], pair[1][1])]
-    return [raw for raw, _ in parsed if any(raw is of for pair in twice for of, _ in pair)]
+    return [raw for raw, _ in parsed if any(raw is load for pair in twice for load, _ in pair)]
 
 
 def _member(raw: Mapping[str, str]) -> SourceOptions | None:
-    """Options of a load that is a member of a group; None: it is none."""
+    """Parse the options of a load that is a member of a group; return None if it is not."""
     try:
         options = parse_options(raw)
     except InvalidInputError:
@@ -63,7 +63,7 @@ def _member(raw: Mapping[str, str]) -> SourceOptions | None:
 
 
 def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
-    """Whether two members share a group and, as far as their options say, a topic."""
+    """Return whether two members share a group and, as far as their options say, a topic."""
     if first.group_id != second.group_id or _brokers(first).isdisjoint(_brokers(second)):
         return False
     if first.subscribe_pattern is not None and second.subscribe_pattern is not None:
@@ -76,16 +76,16 @@ def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
 
 
 def _are_disjoint(first: str, second: str) -> bool:
-    """Whether two patterns are known to find no topic in common: names begin with other letters for each.
+    """Return whether two patterns surely match no common topic, because names begin with different letters.
 
-    Patterns of any other form may find the same topic, perhaps one that is made later.
+    Patterns of any other form may match the same topic, perhaps one that is created later.
     """
-    one, other = _beginning(first), _beginning(second)
-    return not (one.startswith(other) or other.startswith(one))
+    first_letters, second_letters = _beginning(first), _beginning(second)
+    return not (first_letters.startswith(second_letters) or second_letters.startswith(first_letters))
 
 
 def _beginning(pattern: str) -> str:
-    """Return the letters that every name found begins with; empty where that can't be told."""
+    """Return the letters that every matching name begins with; empty if that can't be determined."""
     if "|" in pattern:
         return ""
     found = re.match(r"\^((?:[\w-]|\\.)*)([*?{+]?)", pattern)
@@ -104,13 +104,13 @@ def _name(load: Load) -> str:
 
 
 def refuse_read_twice(load: Load, options: SourceOptions) -> None:
-    """Refuse a source whose query reads one of its topics by another source too, in the same group.
+    """Refuse a source whose query reads one of its topics in the same group by another source too.
 
     Raises:
-        InvalidInputError: its query does.
+        InvalidInputError: the query does.
         OSError: files can't be locked here.
     """
-    if not Claim.is_held(_name(load)):
+    if not ReaderLock.is_held(_name(load)):
         return
     reads = options.subscribe_pattern or ", ".join(options.subscribe or ())
     raise InvalidInputError(
@@ -121,15 +121,15 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
 
 
 class ReadTwice:
-    """The running queries of an application that read a topic twice, told to their sources by locked files."""
+    """The running queries of an application that read a topic twice, reported to their sources by locked files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[str, Claim] = {}  # by name: a run that is started again has the names of the one before
+        self._claims: dict[str, ReaderLock] = {}  # by name; a restarted run has the names of its predecessor
         self._runs: dict[str, set[str]] = {}
 
     def started(self, run: str, loads: Iterable[Mapping[str, str]]) -> None:
-        """Have the sources of a run refused that read a topic twice.
+        """Mark the sources of a run that read a topic twice, so that they refuse to start.
 
         Raises:
             OSError: files can't be locked here.
@@ -140,12 +140,12 @@ class ReadTwice:
         with self._lock:
             self._runs[run] = names
             for name in sorted(names - self._claims.keys()):
-                claim = Claim.of(name)
+                claim = ReaderLock.of(name)
                 if claim is not None:
                     self._claims[name] = claim
 
     def terminated(self, run: str) -> None:
-        """Forget a run; names that another run has too stay claimed."""
+        """Forget a run, and release the names that no other run has."""
         with self._lock:
             names = self._runs.pop(run, set())
             left = names.difference(*self._runs.values())

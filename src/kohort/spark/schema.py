@@ -23,13 +23,14 @@ RECORD_COLUMNS = (
     "headers",
 )
 SPAN_COLUMNS = ("generation", "rangeStart", "rangeEnd")
-"""Columns only on demand: the group's generation that a record's batch was planned in, and the offsets that the batch
-covers of the record's partition. With them a sink can tell which of two writers of one offset counts."""
+"""Columns on request: the group's generation when the record's batch was planned, and the offsets that the batch covers
+of the record's partition. With them a sink can decide which of two writers of one offset counts.
+"""
 BAD_VALUE = "badValue"
-"""The bytes of values that are not of the declared type, with onBadRecord=column."""
+"""The column for the bytes of values that do not match the declared type, with onBadRecord=column."""
 
 BAD_REASON = "badReason"
-"""Why such a value is none: a column only on demand."""
+"""The column for the reason why a value is bad, on request."""
 
 _SPARK = {
     "key": "binary",
@@ -71,10 +72,10 @@ _ARROW: dict[str, pa.DataType] = {
 
 
 def columns_of(options: SourceOptions) -> tuple[str, ...]:
-    """The names of the columns a read hands over, in order.
+    """Return the names of the columns that a read delivers, in order.
 
     Raises:
-        InvalidInputError: an unknown column, or one twice.
+        InvalidInputError: a column is unknown or named twice.
     """
     bad = (BAD_VALUE,) if options.on_bad_record == "column" else ()
     reason = (BAD_REASON,) if bad else ()
@@ -95,7 +96,7 @@ def columns_of(options: SourceOptions) -> tuple[str, ...]:
 
 
 def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
-    """The schema as Spark's DDL.
+    """Return the schema as Spark's DDL.
 
     Args:
         columns: names, in order.
@@ -107,7 +108,7 @@ def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
 
 @cache
 def arrow_schema(columns: tuple[str, ...], value: pa.DataType = _ARROW["value"]) -> pa.Schema:
-    """The schema of the record batches, exactly as Spark compares it.
+    """Return the schema of the record batches, exactly as Spark compares it.
 
     Args:
         columns: names, in order.
@@ -118,13 +119,13 @@ def arrow_schema(columns: tuple[str, ...], value: pa.DataType = _ARROW["value"])
 
 
 def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
-    """A schema by hand must be the one that the read has without it: Spark would fail with the first record.
+    """Refuse a user's schema that differs from the read's own: Spark would fail at the first record.
 
     Args:
-        given: what Spark says that the schema is.
-        declared: of the record batches.
-        remedy: what to do instead.
-        typed: columns whose type is the user's to choose.
+        given: the schema that Spark passes.
+        declared: the schema of the record batches.
+        remedy: the text that says what to do instead.
+        typed: columns whose type the user may choose.
 
     Raises:
         InvalidInputError: names, types, order or nullability differ.
@@ -138,4 +139,4 @@ def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Col
 
 
 def _shape(schema: StructType, typed: Collection[str]) -> list[tuple[object, ...]]:
-    return [(one.name, None if one.name in typed else one.dataType, one.nullable) for one in schema.fields]
+    return [(field.name, None if field.name in typed else field.dataType, field.nullable) for field in schema.fields]

@@ -1,8 +1,8 @@
-"""The writers, as Spark calls them.
+"""The writers of `format("kohort")`, as Spark calls them.
 
-Spark makes a writer anew for each micro-batch, in a process of its own, and pickles it to the tasks; nothing of it
-lives longer. A task is done when all its records are acknowledged. One that is tried again writes them again, and so
-does a batch that Spark repeats after a failure: at least once, as Spark's own Kafka sink.
+Spark makes a new writer for each micro-batch, in a separate process, and pickles it to the tasks; no writer lives
+longer. A task is done when all its records are acknowledged. A retried task writes its records again, and so does a
+batch that Spark repeats after a failure. Delivery is at least once, as with Spark's own Kafka sink.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ log = logging.getLogger("kohort.spark")
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What a task tells when it is done: how many records it had acknowledged."""
+class RecordsWritten(WriterCommitMessage):
+    """A completed task's message to the driver: how many records were acknowledged."""
 
     records: int
 
 
 def _total(messages: list[WriterCommitMessage | None]) -> int:
-    return sum(one.records for one in messages if isinstance(one, Written))
+    return sum(message.records for message in messages if isinstance(message, RecordsWritten))
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """Writes the rows of a DataFrame to topics."""
+    """A writer of a DataFrame's rows to topics."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
     @reason_first
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Send what a task has, and wait until all of it is acknowledged."""
-        return Written(self._writing.write(iterator))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
+        """Send the rows of a task, and wait until all of them are acknowledged."""
+        return RecordsWritten(self._writing.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Every task is done: nothing is left to do."""
-        log.info("%d records are written", _total(messages))
+        """Log the total; every task is done, and nothing is left to do."""
+        log.info("%d records written", _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A task failed for good: what the others wrote stays."""
-        log.warning("the write failed; %d records of tasks that were done stay in their topics", _total(messages))
+        """Log the total after a task failed for good; the records of the others stay."""
+        log.warning("write failed: %d records of completed tasks stay in their topics", _total(messages))
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a query to topics."""
+    """A writer of a query's micro-batches to topics."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
     @reason_first
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Send what a task has, and wait until all of it is acknowledged."""
-        return Written(self._writing.write(iterator))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
+        """Send the rows of a task, and wait until all of them are acknowledged."""
+        return RecordsWritten(self._writing.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Every task is done: nothing is left to do."""
-        log.debug("batch %d: %d records are written", batchId, _total(messages))
+        """Log the total; every task is done, and nothing is left to do."""
+        log.debug("batch %d: %d records written", batchId, _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """A task failed for good: the batch is written again by the query's next start."""
+        """Log the total after a task failed for good; the query's next start writes the batch again."""
         log.warning(
-            "batch %d failed; %d records of tasks that were done stay in their topics, and the batch is written again",
+            "batch %d failed: %d records of completed tasks stay in their topics; the batch will be written again",
             batchId,
             _total(messages),
         )

@@ -1,4 +1,4 @@
-"""The options of writing with `format("kohort")`, under the names of Spark's Kafka sink where it has one."""
+"""The options of writing with `format("kohort")`, under the names of Spark's Kafka sink where it has them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ OF_SPARK = frozenset(
         "queryname",
     )
 )
-"""Options that Spark's own writers put there or read themselves, and hand to every sink, in lower case: the name of a
-query (`queryName`), its checkpoint, and the argument of `save` or `start`."""
+"""Options, in lower case, that Spark's own writers add or read, and pass to every sink.
+
+They are the name of a query (`queryName`), its checkpoint, and the argument of `save` or `start`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What may be said about a sink."""
+    """The options of a sink."""
 
     topic: str | None = knob("topic", None, why="where all records go; without it a column `topic` says it for each")
     delivery: str = knob(
@@ -53,19 +55,19 @@ class SinkOptions:
         return self.kafka["bootstrap.servers"]
 
     def producer_settings(self) -> dict[str, Any]:
-        """The `kafka.*` options without the addresses, for the producer."""
+        """Return the `kafka.*` options as producer settings, without the bootstrap servers."""
         return passed_on(self.kafka)
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """The options of one write.
+    """Parse the options of one write.
 
     Args:
-        raw: as Spark hands them over; case does not matter.
+        raw: the options as Spark passes them; case does not matter.
 
     Raises:
-        InvalidInputError: a misspelt option (naming the one meant), a value out of range, no bootstrap servers,
-            a delivery that is not there, or producer settings that can't be.
+        InvalidInputError: a misspelt option (naming the one meant), a value out of range, no bootstrap servers, an
+            unsupported delivery, or invalid producer settings.
     """
     given = sort_options(raw, SinkOptions, OF_SPARK)
     options = from_properties(SinkOptions, given.own)
@@ -86,7 +88,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         producer_config(options.bootstrap_servers, options.producer_settings())
     except InvalidInputError as error:
         raise InvalidInputError(with_prefix(error.message, ProducerConfig), error.code) from None
-    told = [*client.ignored, ignored(given.unknown, "Spark's Kafka sink ignores these too")]
-    options.ignored.extend(text for text in told if text)
+    ignored_options = [*client.ignored, ignored(given.unknown, "Spark's Kafka sink ignores these too")]
+    options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored(options.ignored, options.strict_options)
     return options

@@ -1,7 +1,7 @@
 """Groups, members, offsets, lag, topics and commits as tables: `spark.read.format("kohort").option("table", …)`.
 
-A table is asked for when Spark reads it, each time anew; nothing joins a group or commits. Its rows are what the
-brokers say at that moment, group by group: two groups are not asked at the same instant.
+A table is looked up whenever Spark reads it; the read joins no group and commits nothing. The rows are the brokers'
+answers at that moment, group by group: two groups are not looked up at the same instant.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20
-"""Groups that one Spark task asks for: a task costs about 20 ms to start, a group a few round trips."""
+"""Groups for each Spark task: a task costs about 20 ms to start, a group a few round trips."""
 SAMPLE_BYTES = 1024
-"""Fetched to learn when the oldest unread record was made; a broker sends one batch at least."""
+"""Size of the fetch that finds the time of the oldest unread record; a broker sends at least one batch."""
 JOURNAL = "__consumer_offsets"
 
 Row = tuple[Any, ...]
@@ -52,7 +52,7 @@ _MANY = "array<struct<topic: string, partition: int>>"
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What may be said about a table."""
+    """The options of a table."""
 
     table: str = knob(
         "table",
@@ -74,12 +74,12 @@ class TableOptions:
         return self.kafka["bootstrap.servers"]
 
     def settings(self) -> dict[str, Any]:
-        """The `kafka.*` options without the addresses, for the client."""
+        """Return the `kafka.*` options as client settings, without the bootstrap servers."""
         return passed_on(self.kafka)
 
 
 def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
-    """The options of reading a table.
+    """Parse the options of reading a table.
 
     Raises:
         InvalidInputError: a misspelt option (naming the one meant), an unknown table, no bootstrap servers.
@@ -102,7 +102,7 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
 
 @dataclass(eq=True, repr=True)
 class TablePart(InputPartition):
-    """What one Spark task reads: some groups, or one partition of the journal up to an offset, or all there is."""
+    """The work of one Spark task: some groups, or one partition of the journal up to an offset, or the whole table."""
 
     groups: tuple[str, ...] = ()
     partition: int = -1
@@ -111,17 +111,17 @@ class TablePart(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """One read of a table."""
+    """The reader of a table."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
     @reason_first
     def partitions(self) -> list[InputPartition]:
-        """Tasks by groups, by partition of the journal, or one.
+        """Return the tasks: by groups, by partition of the journal, or one.
 
         Raises:
-            NotFoundError: a group of the option group.id is not there; the nearest is named.
+            NotFoundError: a group of the option group.id does not exist; the nearest is named.
             TimedOutError: no broker could be reached.
         """
         options = self._options
@@ -137,13 +137,13 @@ class TableReader(DataSourceReader):
 
     @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part; an empty table comes as a partition without anything."""
+        """Yield the rows of a task; an empty table has a partition without content."""
         if not isinstance(partition, TablePart):
             return
         table = TABLES[self._options.table]
         for rows in table.rows(self._options, partition):
             columns = zip(*rows, strict=True)
-            arrays = [pa.array(one, kind.type) for one, kind in zip(columns, table.arrow, strict=True)]
+            arrays = [pa.array(column, kind.type) for column, kind in zip(columns, table.arrow, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=table.arrow)
 
 
@@ -152,8 +152,8 @@ class Table:
     """One table.
 
     Attributes:
-        columns: name and Spark type of each.
-        rows: gives the rows of a part, in bunches that are not empty.
+        columns: name and Spark type of each column.
+        rows: yields the rows of a task, in lists that are not empty.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -169,7 +169,7 @@ class Table:
 
 
 def table_schema(options: TableOptions) -> str:
-    """The columns of a table as Spark's DDL."""
+    """Return the columns of a table as Spark's DDL."""
     return TABLES[options.table].ddl
 
 
@@ -188,7 +188,7 @@ def _groups(admin: Admin, options: TableOptions) -> list[str]:
 
 
 def _described(admin: Admin, groups: Iterable[str]) -> list[GroupDescription]:
-    """The groups, without those that ended meanwhile.
+    """Return the groups' descriptions, without those of groups that ended meanwhile.
 
     Raises:
         KafkaError: a group can't be described.
@@ -197,7 +197,7 @@ def _described(admin: Admin, groups: Iterable[str]) -> list[GroupDescription]:
     for error in found.errors.values():
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
             raise error
-    return [one for _, one in sorted(found.values.items())]
+    return [group for _, group in sorted(found.values.items())]
 
 
 def _group_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
@@ -217,19 +217,19 @@ def _member_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
     rows: list[Row] = [
         (
             group.group_id,
-            one.member_id,
-            one.group_instance_id,
-            one.client_id,
-            one.host,
-            one.rack_id,
-            one.epoch,
-            one.subscription,
-            one.subscription_regex,
-            _places(one.assignment),
-            _places(one.target_assignment),
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.host,
+            member.rack_id,
+            member.epoch,
+            member.subscription,
+            member.subscription_regex,
+            _places(member.assignment),
+            _places(member.target_assignment),
         )
         for group in found
-        for one in sorted(group.members, key=lambda one: one.member_id)
+        for member in sorted(group.members, key=lambda member: member.member_id)
     ]
     if rows:
         yield rows
@@ -250,9 +250,9 @@ def _offset_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
         for group in part.groups:
             found = admin.list_consumer_group_offsets(group).all()
             rows: list[Row] = [
-                (group, tp.topic, tp.partition, one.offset, one.leader_epoch, one.metadata)
-                for tp, one in sorted(found.items())
-                if one is not None and _wanted(options, tp.topic)
+                (group, tp.topic, tp.partition, commit.offset, commit.leader_epoch, commit.metadata)
+                for tp, commit in sorted(found.items())
+                if commit is not None and _wanted(options, tp.topic)
             ]
             if rows:
                 yield rows
@@ -265,22 +265,22 @@ def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
         RangeReader(options.bootstrap_servers, columns=("timestamp",), fetch_bytes=SAMPLE_BYTES, **settings) as reader,
     ):
         for group in part.groups:
-            members = [one for described in _described(admin, [group]) for one in described.members]
-            owners = {tp: one for one in members for tp in one.assignment or ()}
+            members = [member for described in _described(admin, [group]) for member in described.members]
+            owners = {tp: member for member in members for tp in member.assignment or ()}
             rows: list[Row] = []
-            for one in group_lag(admin, group, owners):
-                if _wanted(options, one.partition.topic):
-                    owner = owners.get(one.partition)
-                    told = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
-                    place = (one.partition.topic, one.partition.partition, one.committed, one.log_start, one.log_end)
-                    behind = _behind_ms(reader, one)
-                    rows.append((group, *place, one.lag, behind, *told, one.metadata, one.error, one.lost, one.status))
+            for lag in group_lag(admin, group, owners):
+                if _wanted(options, lag.partition.topic):
+                    owner = owners.get(lag.partition)
+                    names = (owner.member_id, owner.client_id, owner.host) if owner is not None else (None, None, None)
+                    place = (lag.partition.topic, lag.partition.partition, lag.committed, lag.log_start, lag.log_end)
+                    behind = _behind_ms(reader, lag)
+                    rows.append((group, *place, lag.lag, behind, *names, lag.metadata, lag.error, lag.lost, lag.status))
             if rows:
                 yield rows
 
 
 def _behind_ms(reader: RangeReader, at: PartitionLag) -> int | None:
-    """The age of the oldest record that the group has not read, in milliseconds; 0 when there is none."""
+    """Return the age of the oldest record that the group has not read, in milliseconds; 0 if there is none."""
     if at.lag is None or at.committed is None or at.log_start is None or at.log_end is None:
         return None
     if at.lag == 0:
@@ -294,12 +294,12 @@ def _behind_ms(reader: RangeReader, at: PartitionLag) -> int | None:
 def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
     del part
     with _admin(options) as admin:
-        infos = [one for one in admin.list_topics(internal=True) if _wanted(options, one.name)]
-        if options.subscribe is not None and (missing := set(options.subscribe) - {one.name for one in infos}):
+        infos = [info for info in admin.list_topics(internal=True) if _wanted(options, info.name)]
+        if options.subscribe is not None and (missing := set(options.subscribe) - {info.name for info in infos}):
             name = min(missing)
-            there = [one.name for one in admin.list_topics()]
+            there = [info.name for info in admin.list_topics()]
             raise NotFoundError(f"there is no topic {name}{did_you_mean(name, there)}")
-        every = [TopicPartition(one.name, number) for one in infos for number in one.partitions]
+        every = [TopicPartition(info.name, number) for info in infos for number in info.partitions]
         starts = admin.list_offsets(dict.fromkeys(every, "earliest")).values
         ends = admin.list_offsets(dict.fromkeys(every, "latest")).values
     rows: list[Row] = []
@@ -315,7 +315,7 @@ def _topic_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _journal_parts(admin: Admin) -> Iterator[TablePart]:
-    """Each partition of the journal between its present bounds; there is none before the first group."""
+    """Yield a task for each partition of the journal between its present bounds; none before the first group."""
     info = admin.describe_topics([JOURNAL]).values.get(JOURNAL)
     every = [TopicPartition(JOURNAL, number) for number in info.partitions] if info is not None else []
     starts, ends = (admin.list_offsets(dict.fromkeys(every, at)).all() for at in ("earliest", "latest"))
@@ -343,7 +343,7 @@ def _commit_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 def _commit(
     options: TableOptions, key: bytes | None, value: bytes | None, stamp: Any, at: tuple[int, int]
 ) -> Row | None:
-    """The row of a record of the journal; None when it is no commit, or of another group or topic."""
+    """Return the row of a journal record; None if it is not a commit, or is another group's or topic's."""
     found = decode_key(key) if key is not None else None
     if not isinstance(found, OffsetCommitKey | LegacyOffsetCommitKey) or not _wanted(options, found.topic):
         return None
@@ -352,10 +352,10 @@ def _commit(
     place = (found.group, found.topic, found.partition)
     if value is None:
         return (*place, None, None, None, stamp.as_py(), True, *at)
-    told = decode_value(OffsetCommitKey, value)
-    assert isinstance(told, OffsetCommitValue)
-    made = pa.scalar(told.commit_timestamp * 1000, pa.timestamp("us", "UTC")).as_py()
-    return (*place, told.offset, told.leader_epoch, told.metadata, made, False, *at)
+    commit = decode_value(OffsetCommitKey, value)
+    assert isinstance(commit, OffsetCommitValue)
+    made = pa.scalar(commit.commit_timestamp * 1000, pa.timestamp("us", "UTC")).as_py()
+    return (*place, commit.offset, commit.leader_epoch, commit.metadata, made, False, *at)
 
 
 _PLACE = (("group", "string"), ("topic", "string"), ("partition", "int"))

@@ -156,7 +156,7 @@ class Execution:
 
         In a rebalance that has lasted for a while: also what it held before, which nobody has yet.
         """
-        group = getattr(getattr(self.reader._query, "_place", None), "_group", None)
+        group = getattr(getattr(self.reader._query, "_coordinator", None), "_group", None)
         member = getattr(group, "_member", None)
         if member is None:
             return set()

@@ -22,7 +22,7 @@ from tests.spark.histories.settings import Life
 
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.source.catalog import Catalog
+from kohort.spark.source.catalog import TopicCatalog
 
 STORY = "story.jsonl"
 PAUSED, ENDING = "paused", "ending"
@@ -108,14 +108,14 @@ class Run:
 
 def slow_looks(ms: int) -> None:
     """Have each look at partitions' ends take its time."""
-    ends = Catalog.ends
+    ends = TopicCatalog.ends
 
-    def slowly(self: Catalog, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def slowly(self: TopicCatalog, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         found = ends(self, partitions)
         time.sleep(ms / 1000)
         return found
 
-    Catalog.ends = slowly  # type: ignore[method-assign]
+    TopicCatalog.ends = slowly  # type: ignore[method-assign]
 
 
 COLUMNS = "value,topic,partition,offset,generation,rangeStart,rangeEnd"

@@ -9,10 +9,10 @@ import kohort.spark.source.group_offsets as place_module
 import kohort.spark.source.readers as readers_module
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span
-from kohort.spark.source.bounds import Bound
-from kohort.spark.source.catalog import Catalog
-from kohort.spark.source.group_offsets import GroupPlace
-from kohort.spark.source.membership import Maker, Membership
+from kohort.spark.source.bounds import ReadBound
+from kohort.spark.source.catalog import TopicCatalog
+from kohort.spark.source.group_offsets import GroupOffsets
+from kohort.spark.source.membership import CommitSource, GroupMembership
 from kohort.spark.source.offset_coordinator import Held
 from kohort.spark.source.query import Query
 from kohort.spark.tasks.read import ReadTask
@@ -25,8 +25,8 @@ def commits_before_the_sink() -> None:
     def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         batch = plan(self, start, limited=limited)
         if batch is not None:
-            group = self._place._group  # type: ignore[attr-defined]
-            group.commit(batch.ends(), Maker(self.identity, batch.batch, batch.generation, batch.ids))
+            group = self._coordinator._group  # type: ignore[attr-defined]
+            group.commit(batch.ends(), CommitSource(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
     Query.plan = planned  # type: ignore[method-assign]
@@ -34,7 +34,7 @@ def commits_before_the_sink() -> None:
 
 def commits_no_claims() -> None:
     """Where a partition starts is not told to the group."""
-    GroupPlace._claimed = lambda *_: True  # type: ignore[method-assign]
+    GroupOffsets._claimed = lambda *_: True  # type: ignore[method-assign]
 
 
 def resumes_at_the_checkpoint() -> None:
@@ -69,14 +69,14 @@ def raises_by_a_batch_that_was_left() -> None:
 
 def releases_inside_a_batch() -> None:
     """What the group wants back is given at once."""
-    begin = Membership.begin
+    begin = GroupMembership.begin
 
-    def begun(self: Membership, held: Held) -> bool:
+    def begun(self: GroupMembership, held: Held) -> bool:
         done = begin(self, held)
         self._busy = False
         return done
 
-    Membership.begin = begun  # type: ignore[method-assign]
+    GroupMembership.begin = begun  # type: ignore[method-assign]
 
 
 def drops_a_partition_of_a_repeated_batch() -> None:
@@ -114,37 +114,37 @@ def repeats_with_new_ends() -> None:
 def repeats_what_others_read() -> None:
     """A batch that is run again has all partitions that are held, whoever has gone on with them."""
 
-    def still_ours(self: GroupPlace, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
+    def still_ours(self: GroupOffsets, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
         return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
 
-    GroupPlace._still_ours = still_ours  # type: ignore[method-assign]
+    GroupOffsets._still_ours = still_ours  # type: ignore[method-assign]
 
 
 def reads_again_what_was_left() -> None:
     """A batch that is run again has partitions that an earlier run left to the group."""
-    GroupPlace._untouched = lambda *_: True  # type: ignore[method-assign]
+    GroupOffsets._is_unchanged = lambda *_: True  # type: ignore[method-assign]
 
 
 def ends_on_an_overtaken_look() -> None:
     """Where the group has gone on during a look, the query is told that there is nothing new."""
-    plan, begin = Query.plan, GroupPlace.begin
+    plan, begin = Query.plan, GroupOffsets.begin
 
     class Overtaken(Exception):
         pass
 
-    def begun(self: GroupPlace, held: Held, batch: int) -> bool:
+    def begun(self: GroupOffsets, held: Held, batch: int) -> bool:
         if not begin(self, held, batch):
             raise Overtaken
         return True
 
     def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
-        GroupPlace.begin = begun  # type: ignore[method-assign]
+        GroupOffsets.begin = begun  # type: ignore[method-assign]
         try:
             return plan(self, start, limited=limited)
         except Overtaken:
             return None
         finally:
-            GroupPlace.begin = begin  # type: ignore[method-assign]
+            GroupOffsets.begin = begin  # type: ignore[method-assign]
 
     Query.plan = planned  # type: ignore[method-assign]
 
@@ -155,8 +155,8 @@ def starts_new_partitions_at_their_ends() -> None:
 
     def positions(
         partitions: Iterable[TopicPartition],
-        catalog: Catalog,
-        bound: Bound,
+        catalog: TopicCatalog,
+        bound: ReadBound,
         *,
         again: Container[str],
         there: Container[TopicPartition],
@@ -170,13 +170,13 @@ def starts_new_partitions_at_their_ends() -> None:
 
 def commits_nothing() -> None:
     """Finished batches are not told to the group."""
-    commit = Membership.commit
+    commit = GroupMembership.commit
 
-    def committed(self: Membership, offsets: Any, maker: Maker, timeout_ms: float | None = None) -> None:
+    def committed(self: GroupMembership, offsets: Any, maker: CommitSource, timeout_ms: float | None = None) -> None:
         if not self._busy:
             commit(self, offsets, maker, timeout_ms)
 
-    Membership.commit = committed  # type: ignore[method-assign]
+    GroupMembership.commit = committed  # type: ignore[method-assign]
 
 
 def loses_the_last_task() -> None:

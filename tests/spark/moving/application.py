@@ -26,7 +26,7 @@ from tests.support.waiting import TOO_SLOW
 from kohort import Admin, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.spark import register
-from kohort.spark.checkpoint_move import Checkpoint
+from kohort.spark.checkpoint_move import CheckpointLog
 
 ROUNDS = 3
 RECORDS = 6
@@ -112,7 +112,7 @@ class Moving:
                 return {part: at.offset for part, at in found.items() if at is not None}
 
             for name in ("values", "counts"):
-                Checkpoint(self.folder / name).convert("kafka", committed).write()
+                CheckpointLog(self.folder / name).convert("kafka", committed).write()
 
     def step(self, source: str, *, killed: bool) -> None:
         """One run of its own process, which goes on with what the file of the sinks has."""

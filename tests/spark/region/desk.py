@@ -19,7 +19,7 @@ from kohort.spark.options import parse_options
 from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost, Seats
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import Query
-from kohort.spark.source.region_offsets import RegionPlace
+from kohort.spark.source.region_offsets import RegionOffsets
 
 EPOCH, GENERATION = 5, 3
 
@@ -195,8 +195,8 @@ class Region:
         assert self.place.committed() == {}
 
 
-def _region_place(options: object, catalog: object, line: Line, seat: str) -> RegionPlace:
-    return RegionPlace(options, catalog, line, seat)  # type: ignore[arg-type]
+def _region_place(options: object, catalog: object, line: Line, seat: str) -> RegionOffsets:
+    return RegionOffsets(options, catalog, line, seat)  # type: ignore[arg-type]
 
 
 @pytest.fixture

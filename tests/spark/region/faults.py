@@ -10,47 +10,47 @@ from kohort.client.admin.admin import Admin
 from kohort.spark.region.sessions import Handed
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.offset_coordinator import Held
-from kohort.spark.source.region_offsets import RegionPlace
+from kohort.spark.source.region_offsets import RegionOffsets
 
 
-def ignores_handings(self: RegionPlace, handed: Handed, at: Any) -> None:
+def ignores_handings(self: RegionOffsets, handed: Handed, at: Any) -> None:
     known = self.__dict__.setdefault("_by_name", {})
     known.update({(tp.topic, tp.partition): position for tp, position in at.items()})
     self._reached = {one.handing: known.get((one.topic, one.partition), one.start) for one in handed.parts}
 
 
-def always_at_the_start(self: RegionPlace, handed: Handed, at: Any) -> None:
+def always_at_the_start(self: RegionOffsets, handed: Handed, at: Any) -> None:
     self._reached = {one.handing: one.start for one in handed.parts}
 
 
-def forgets_what_a_look_misses(self: RegionPlace, handed: Handed, at: Any) -> None:
+def forgets_what_a_look_misses(self: RegionOffsets, handed: Handed, at: Any) -> None:
     reached = {one.handing: at[tp] for tp, one in self._parts.items() if tp in at}
     self._reached = {one.handing: reached.get(one.handing, one.start) for one in handed.parts}
 
 
-def commits(self: RegionPlace, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = None) -> None:
     with Admin(self._options.bootstrap_servers) as admin:
         admin.alter_consumer_group_offsets(str(self._options.group_id), batch.ends()).all()
     FINISH(self, batch, timeout_ms)
 
 
-FINISH, HOLD = RegionPlace.finish, RegionPlace.hold
+FINISH, HOLD = RegionOffsets.finish, RegionOffsets.hold
 
 
-def no_handings(self: RegionPlace, start: BatchOffset, at: Any) -> Held | None:
+def no_handings(self: RegionOffsets, start: BatchOffset, at: Any) -> Held | None:
     held = HOLD(self, start, at)
     return held and replace(held, handings=dict.fromkeys(held.handings, 1))
 
 
-def no_epoch(self: RegionPlace, start: BatchOffset, at: Any) -> Held | None:
+def no_epoch(self: RegionOffsets, start: BatchOffset, at: Any) -> Held | None:
     held = HOLD(self, start, at)
     return held and replace(held, epoch=-1)
 
 
 FAULTS: list[tuple[str, Callable[..., Any]]] = [
-    ("_go_on", ignores_handings),
-    ("_go_on", always_at_the_start),
-    ("_go_on", forgets_what_a_look_misses),
+    ("_keep_positions", ignores_handings),
+    ("_keep_positions", always_at_the_start),
+    ("_keep_positions", forgets_what_a_look_misses),
     ("begin", lambda self, held, batch: True),
     ("finish", lambda self, batch, timeout_ms=None: None),
     ("finish", commits),

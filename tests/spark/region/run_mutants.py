@@ -39,7 +39,7 @@ _HANDED = HandingSeat.handed
 
 
 def _gives_back_in_a_cut(self: QueryThread) -> None:
-    self._hear_all()
+    self._process_posted()
     while self._kept:
         self._step(self._kept.popleft())
 
@@ -78,7 +78,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         "test_what_is_wanted_back_during_a_batch_waits_for_it",
     ),
     "the machine is not told of a batch before a loss": (
-        lambda: mock.patch.object(QueryThread, "_hear_all"),
+        lambda: mock.patch.object(QueryThread, "_process_posted"),
         "test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back",
     ),
     "what is lost is answered for later": (
@@ -90,7 +90,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         "test_it_leaves_with_a_sequence_that_has_all_that_it_read",
     ),
     "a state is known when the run begins, and not before": (
-        lambda: mock.patch.object(RegionQuery, "_is_told"),
+        lambda: mock.patch.object(RegionQuery, "_set_state"),
         "test_a_cut_before_the_query_has_begun_keeps_its_state",
     ),
     "members look for themselves": (
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
         "test_members_of_one_query_contribute_the_same_batch",
     ),
     "a query fails for ever": (
-        lambda: mock.patch.object(query_run, "IN_A_ROW_MAX", 1_000),
+        lambda: mock.patch.object(query_run, "FAILURES_IN_A_ROW_MAX", 1_000),
         "test_a_query_that_fails_goes_back_and_at_last_stops_the_region",
     ),
 }

@@ -15,14 +15,14 @@ from kohort.region.records import Position
 from kohort.region.sinks import Sink
 from kohort.spark.region import spark_region as module
 from kohort.spark.region.pinned import query_of
-from kohort.spark.region.query_spec import Declared, declare
+from kohort.spark.region.query_spec import DeclaredQuery, declare
 from kohort.spark.region.spark_region import caught_up, present_ends
 
 PARTITIONS, END = 6, 10
 
 
 class Topic:
-    """As `Catalog`: a topic of six partitions of ten records each."""
+    """As `TopicCatalog`: a topic of six partitions of ten records each."""
 
     def __init__(self, options: object) -> None: ...
 
@@ -35,7 +35,7 @@ class Topic:
     def close(self) -> None: ...
 
 
-def query(name: str, **how: Any) -> Declared:
+def query(name: str, **how: Any) -> DeclaredQuery:
     sink = cast(Sink, SimpleNamespace(bind=None))
     source = {"subscribe": "t", "group.id": "g", "group.protocol": "classic"}
     return declare(name, lambda frame: frame, source, sink, cast(Any, how), ("127.0.0.1:1", {}))
@@ -49,7 +49,7 @@ def at(numbers: Iterable[int]) -> RegionSeen:
 
 @pytest.fixture(autouse=True)
 def topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Catalog", Topic)
+    monkeypatch.setattr(module, "TopicCatalog", Topic)
 
 
 def own(name: str) -> set[int]:

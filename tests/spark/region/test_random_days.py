@@ -26,7 +26,7 @@ from kohort.spark.options import parse_options
 from kohort.spark.region.sessions import Seats
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import Query
-from kohort.spark.source.region_offsets import RegionPlace
+from kohort.spark.source.region_offsets import RegionOffsets
 
 __all__ = ["place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -57,7 +57,7 @@ class Runner:
         self.line = Line(self.days.board.contact, {})
         self.line.drives(self.name)
         options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = Query(options, self.name, partial(RegionPlace, line=self.line, seat=seat))
+        self.query = Query(options, self.name, partial(RegionOffsets, line=self.line, seat=seat))
         self.line.start()
 
     planned: BatchOffset | None
@@ -218,12 +218,13 @@ def test_whatever_happens_every_record_is_published_once(days: Callable[[int], D
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("_go_on", ignores_handings), ("_go_on", always_at_the_start), ("hold", no_handings)]
+    ("name", "fault"),
+    [("_keep_positions", ignores_handings), ("_keep_positions", always_at_the_start), ("hold", no_handings)],
 )
 def test_faults_are_seen(
     days: Callable[[int], Days], monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(RegionPlace, name, fault)
+    monkeypatch.setattr(RegionOffsets, name, fault)
 
     def live() -> None:
         for seed in range(SEEDS):

@@ -22,7 +22,7 @@ from kohort.spark.source import region_offsets
 from kohort.spark.source.batch_offset import BatchOffset, Span
 from kohort.spark.source.catalog import Present
 from kohort.spark.source.query import Query
-from kohort.spark.source.region_offsets import RegionPlace
+from kohort.spark.source.region_offsets import RegionOffsets
 
 __all__ = ["own_signals", "place", "region"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -82,11 +82,11 @@ def a_day(region: Region) -> None:
         looked.append(there)
         return replace(there, partitions=there.partitions - {TopicPartition(desk.topic, 1)})
 
-    query._place._looked_at = float("-inf")  # type: ignore[attr-defined]
+    query._coordinator._looked_at = float("-inf")  # type: ignore[attr-defined]
     with mock.patch.object(query._catalog, "present", short):
         region.trigger(query, four)
     assert looked
-    query._place._looked_at = float("-inf")  # type: ignore[attr-defined]
+    query._coordinator._looked_at = float("-inf")  # type: ignore[attr-defined]
     last = region.batches[-1]
     region.place.produce(range(20, 30))
     for _ in range(5):
@@ -105,7 +105,7 @@ def test_partitions_go_and_come_back_between_batches(region: Region) -> None:
 def test_the_checks_of_a_day_see_faults(
     region: Region, monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(RegionPlace, name, fault)
+    monkeypatch.setattr(RegionOffsets, name, fault)
     monkeypatch.setattr("tests.spark.region.desk.STILL_S", 2.0)
     monkeypatch.setitem(a_day.__globals__, "PATIENCE_S", 2.0)
     with pytest.raises((AssertionError, KafkaError)):
@@ -226,7 +226,7 @@ def test_without_its_application_a_query_ends_within_five_seconds(region: Region
     region.desk.hand({0: 0})
     query = region.query()
     batch = region.batch(query, FIRST)
-    assert region_offsets.ANSWER_S <= 4.0
+    assert region_offsets.ANSWER_TIMEOUT_S <= 4.0
     if how == "gone":
         region.board.close()
         words = "application is gone; a query in a region does nothing without the application"

@@ -19,7 +19,7 @@ from kohort.region import messages as told
 from kohort.region.member import events as happens
 from kohort.region.messages import Cut
 from kohort.spark.region import sessions
-from kohort.spark.region.query_run import IN_A_ROW_MAX, SLOW
+from kohort.spark.region.query_run import FAILURES_IN_A_ROW_MAX, WORKER_START_TIMEOUT
 from kohort.spark.region.query_state import SavedQuery
 
 
@@ -340,11 +340,11 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
 
     query.begin()
     query.give({0: 100})
-    for number in range(IN_A_ROW_MAX):
+    for number in range(FAILURES_IN_A_ROW_MAX):
         query.run.begin()
         query.run.fail(ValueError("a record that nobody can read"))
         until(lambda number=number: query.turn() or said() > number, "it is seen", 10)  # type: ignore[misc]
-        if number < IN_A_ROW_MAX - 1:
+        if number < FAILURES_IN_A_ROW_MAX - 1:
             assert len(query.said(told.AskReset)) == number + 1 and not query.said(told.CantGoOn)
             query.reset(6 + number, None, 0)
             query.goes_back()
@@ -356,8 +356,8 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
 def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(query: Driven) -> None:
     query.begin()
     query.give({0: 100})
-    for number in range(IN_A_ROW_MAX + 2):
-        query.run.fail(OSError(f"Python worker {SLOW}"))
+    for number in range(FAILURES_IN_A_ROW_MAX + 2):
+        query.run.fail(OSError(f"Python worker {WORKER_START_TIMEOUT}"))
         until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
     query.run.batch()
     query.turn()

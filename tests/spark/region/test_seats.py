@@ -264,4 +264,4 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     with pytest.raises(ConnectionError):
         line.ask({"kind": "ask", "seat": "s", "what": "begin", "version": 0, "batch": 1}, 60)
     until(lambda: not board.queries(), "the connection has ended")
-    assert "what the source of query q1 said was not dealt with" in caplog.text and "of a test" in caplog.text
+    assert "[query q1] failed to handle a message from its source" in caplog.text and "of a test" in caplog.text

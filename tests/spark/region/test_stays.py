@@ -20,7 +20,7 @@ from kohort.spark.driver_channel import Message, Switchboard
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import Query
-from kohort.spark.source.region_offsets import Asking, RegionPlace
+from kohort.spark.source.region_offsets import ApplicationChannel, RegionOffsets
 
 STAYS: Message = {"hold": True, "stay": True}
 START = BatchOffset("i")
@@ -41,9 +41,9 @@ class Answers:
         return True
 
 
-def query_at(line: Asking) -> Query:
+def query_at(line: ApplicationChannel) -> Query:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "group.id": "g"}
-    place = partial(RegionPlace, line=line, seat="s")
+    place = partial(RegionOffsets, line=line, seat="s")
     return Query(parse_options(raw, streaming=True), "i", place)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kohort.spark.values.isolate import FEW, VALUE_BYTES
+from kohort.spark.values.isolate import ONE_BY_ONE_MAX, VALUE_BYTES
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.json_records import DEPTH, JsonRecords
 from kohort.spark.values.types import check_required
@@ -60,7 +60,7 @@ def one_by_one(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) -
 def _small_pieces() -> Iterator[None]:
     """Columns of some dozens of values are cut as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kohort.spark.values.isolate.FEW", 4)
+        patch.setattr("kohort.spark.values.isolate.ONE_BY_ONE_MAX", 4)
         yield
 
 
@@ -192,7 +192,7 @@ def test_what_arrows_reader_alone_would_take(values: list[bytes | None], bad: li
 
 def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is good is converted as a whole: only a piece with a bad value is read one by one."""
-    monkeypatch.setattr("kohort.spark.values.isolate.FEW", FEW)
+    monkeypatch.setattr("kohort.spark.values.isolate.ONE_BY_ONE_MAX", ONE_BY_ONE_MAX)
     seen: list[bytes] = []
     convert = JsonRecords.convert
 
@@ -209,7 +209,7 @@ def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(parts.reasons) == bad
     found = parts.joined().to_pylist()
     assert [one and one["n"] for one in found] == [None if n in bad else n for n in range(20_000)]
-    assert len(seen) <= len(bad) * FEW
+    assert len(seen) <= len(bad) * ONE_BY_ONE_MAX
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,7 +232,7 @@ def test_damage_never_shifts_a_row(data: st.DataObject) -> None:
 
 def test_slices_and_many_chunks_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kohort.spark.values.json_columns.CHUNK_BYTES", 300)
-    monkeypatch.setattr("kohort.spark.values.isolate.FEW", 3)
+    monkeypatch.setattr("kohort.spark.values.isolate.ONE_BY_ONE_MAX", 3)
     values: list[bytes | None] = [b'{"n":%d,"s":"%s"}' % (n, b"x" * (n % 50)) for n in range(500)]
     values[7], values[300], values[499], values[20] = None, b"broken", b"", b'{"s":"' + b"y" * 1000 + b'"}'
     whole = pa.array([b"before", *values, b"after"], pa.binary()).slice(1, 500)

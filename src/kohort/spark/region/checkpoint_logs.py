@@ -1,11 +1,11 @@
-"""What the logs of a Spark checkpoint say: the last batch that is done, and the offsets of a batch.
+"""The logs of a Spark checkpoint: the last completed batch, and the offsets of a batch.
 
     offsets/N    a version, a line of metadata, a line of JSON for each source; written before batch N runs
     commits/N    a version, a line of JSON; written when N's sink and state are done
 
-Each file comes with `.N.crc`, which Hadoop's local file system checks and which is made anew with it; a file on its way
-is `.N.UUID.tmp`. Spark gives both their names by a rename, so a file that has its name is whole, unless the machine
-lost its power. Spark removes what is `spark.sql.streaming.minBatchesToRetain` behind.
+Each file comes with `.N.crc`, which Hadoop's local file system checks, and writes with each new file. A file being
+written is `.N.UUID.tmp`. Spark renames both files when they are complete, so a file with its final name is complete,
+unless the machine lost power. Spark removes files that are `spark.sql.streaming.minBatchesToRetain` batches behind.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ COMMITS: Final = "commits"
 NUMBER: Final = re.compile("0|[1-9][0-9]*")
 _VERSION: Final = re.compile(r"v([0-9]+)")
 _SOURCE: Final = re.compile(r"^[^{\"\s:]+:")
-"""What stands before a source's JSON in version 2 of offsets: its name or number."""
+"""The text before a source's JSON in version 2 of offsets: the source's name or number."""
 _OFFSETS_VERSIONS: Final = (1, 2)
 _COMMITS_VERSIONS: Final = (1, 2, 3)
 _NO_OFFSET: Final = "-"
 
 
 def numbers(names: Iterable[str]) -> set[int]:
-    """Those of the names that are batch numbers: no checksum, and nothing on its way."""
+    """Return the names that are batch numbers, without checksums and files being written."""
     return {int(name) for name in names if NUMBER.fullmatch(name)}
 
 
 def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
-    """The highest batch in `commits/` that Spark could go on after, with its files whole; None if there is none.
+    """Return the highest batch in `commits/` that Spark could continue after, with its files complete; None if none.
 
-    It lists one folder and reads three small files, also while the query runs.
+    The function lists one folder and reads three small files. It may be called while the query runs.
     """
     for number in sorted(numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
         if is_whole(checkpoint, number, files=files):
@@ -46,28 +46,28 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
 
 
 def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
-    """The highest batch in `offsets/`, done or not; None if there is none."""
+    """Return the highest batch in `offsets/`, done or not; None if there is none."""
     return max(numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
 
 
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
-    """Whether the logs have what Spark reads to go on after a batch: its offsets, its commit, the offsets before."""
+    """Return whether the logs have what Spark needs to continue after a batch: its commit, its and the last offsets."""
     try:
         commit_of(checkpoint, number, files=files)
-        for each in range(max(number - 1, 0), number + 1):
-            offsets_of(checkpoint, each, files=files)
+        for batch in range(max(number - 1, 0), number + 1):
+            offsets_of(checkpoint, batch, files=files)
     except (CorruptDataError, FileNotFoundError):
         return False
     return True
 
 
 def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> list[Any]:
-    """The parsed JSON of each source's end in a batch, in no order that means anything; None: it had none yet.
+    """Return the parsed end offset of each source in a batch, in arbitrary order; None for a source without one.
 
     Raises:
-        CorruptDataError: the file is not what Spark writes.
-        FileNotFoundError: there is none.
-        InvalidInputError: a later Spark wrote it.
+        CorruptDataError: the file is not in Spark's format.
+        FileNotFoundError: there is no such file.
+        InvalidInputError: a newer Spark wrote it.
     """
     path = f"{checkpoint}/{OFFSETS}/{number}"
     version, lines = _log(files, path, _OFFSETS_VERSIONS)
@@ -81,9 +81,9 @@ def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> li
 
 
 def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dict[str, Any]:
-    """What Spark noted when a batch was done; raises as `offsets_of` does.
+    """Return the JSON that Spark wrote when a batch was done; raise as `offsets_of` does.
 
-    `stateUniqueIds` is in it where the state store's files have names of their own: by operator, partition and store.
+    It has `stateUniqueIds`, by operator, partition and store, when the state store's files have unique names.
     """
     path = f"{checkpoint}/{COMMITS}/{number}"
     _, lines = _log(files, path, _COMMITS_VERSIONS)
@@ -94,10 +94,10 @@ def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dic
 
 
 def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
-    """The end that a source of kohort noted under this identity of its query; None if there is none.
+    """Return the end offset that a kohort source wrote under its query's identity; None if there is none.
 
-    Sources are told apart by what their offsets say and never by their place: Spark orders them by its plan. A source
-    that stands in two places of the plan, as in a union with itself, is there twice, with the same end.
+    Sources are identified by what their offsets say and never by their position: Spark orders them by its plan. A
+    source that stands in two positions of the plan, as in a union with itself, is there twice, with the same end.
 
     Raises:
         CorruptDataError: two sources have that identity.
@@ -112,7 +112,7 @@ def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
 
 
 def _log(files: FileCalls, path: str, versions: tuple[int, ...]) -> tuple[int, list[str]]:
-    """The version of a log's file, and the lines below it."""
+    """Return the version of a log's file, and the lines below it."""
     try:
         first, *lines = read_file(files, path).decode().split("\n")
     except UnicodeDecodeError as error:

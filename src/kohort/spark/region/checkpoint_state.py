@@ -1,17 +1,17 @@
-"""What lies under `state/` in a Spark checkpoint: which files belong to which version, and what an operator is.
+"""The files under `state/` in a Spark checkpoint: operators, their stores, and the versions of each store.
 
     state/OPERATOR/_metadata/metadata           the operator's name and stores (version 1)
     state/OPERATOR/_metadata/v2/BATCH           the same (version 2), with absolute paths of schemas
     state/OPERATOR/_stateSchema/NAME/BATCH_ID   schemas (version 3), written when a run begins with that batch
     state/OPERATOR/PARTITION[/STORE]/           one store; `default` has no folder of its own
-        7.delta, 7.snapshot                     HDFS-backed: version 7 from version 6, or whole
-        7.changelog, 7.zip, SSTs/, logs/        RocksDB: the same; what the zips name
-        7_ID.changelog, 7_ID.zip                RocksDB with checkpoint format 2: which ID counts is in commits/
+        7.delta, 7.snapshot                     HDFS-backed: version 7 from version 6, or complete
+        7.changelog, 7.zip, SSTs/, logs/        RocksDB: the same; the files that the zips name
+        7_ID.changelog, 7_ID.zip                RocksDB with checkpoint format 2: commits/ says which ID counts
         _metadata/schema                        (versions 1 and 2)
 
-A store's version 7 is what batch 6 left. A file may have a checksum of Spark's own beside it, `7.changelog.crc`, and
-Hadoop's local file system adds `.NAME.crc` to each of both. Snapshots are written later than their version, in the
-background: those of a timeline that was given up would be loaded, unseen, by the next start.
+Batch 6 wrote version 7 of a store. A file may have a checksum of Spark's beside it, `7.changelog.crc`, and Hadoop's
+local file system adds `.NAME.crc` to each of both. Snapshots are written later than their version, in the background.
+The next start would silently load the snapshots of an abandoned timeline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATE: Final = "state"
 METADATA: Final = "_metadata"
 SCHEMAS: Final = "_stateSchema"
 SHARED: Final = ("SSTs", "logs")
-"""Folders of a RocksDB store with files that its zips name; each has a name that is never used twice."""
+"""Folders of a RocksDB store for the files that its zips name; each file name is used only once."""
 DEFAULT: Final = "default"
 _VERSION_FILE: Final = re.compile(r"([0-9]+)(?:_([0-9a-f-]{36}))?\.(delta|snapshot|changelog|zip)(\.crc)?")
 _WHOLE: Final = ("snapshot", "zip")
@@ -43,12 +43,12 @@ StoreKind: TypeAlias = Literal["hdfs", "rocksdb"]
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """How state is stored.
+    """The format in which state is stored.
 
     Attributes:
         store: HDFS-backed, or RocksDB.
-        changelog: RocksDB writes what changed, and the whole in the background.
-        version: `spark.sql.streaming.stateStore.checkpointFormatVersion`: with 2, files have names of their own.
+        changelog: RocksDB writes changelogs, and complete snapshots in the background.
+        version: `spark.sql.streaming.stateStore.checkpointFormatVersion`; with 2, files have unique names.
     """
 
     store: StoreKind
@@ -58,7 +58,7 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One of an operator's stores, which there is once for each partition."""
+    """A store of an operator; it exists once for each partition."""
 
     name: str
     partitions: int
@@ -66,13 +66,14 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A stateful operator as Spark noted it.
+    """A stateful operator, from its metadata.
 
     Attributes:
         number: its folder under `state/`.
         name: `stateStoreSave`, `symmetricHashJoin`, `dedupe` …
-        stores: what it keeps its state in.
-        properties: JSON that some kinds of operators note: output mode, time mode, the variables of transformWithState.
+        stores: the stores of its state.
+        properties: JSON that some kinds of operators write: output mode, time mode, the variables of
+            transformWithState.
     """
 
     number: int
@@ -86,9 +87,9 @@ class VersionFile:
     """A file of a store, by its name.
 
     Attributes:
-        version: of the state that it is, or leads to.
-        id: whose version, with checkpoint format 2.
-        kind: its ending.
+        version: the version of the state that the file is, or leads to.
+        id: the unique id in the name, with checkpoint format 2.
+        kind: the file name's ending.
     """
 
     version: int
@@ -97,24 +98,24 @@ class VersionFile:
 
     @property
     def whole(self) -> bool:
-        """Whether it needs no version before it."""
+        """Whether the file needs no earlier version."""
         return self.kind in _WHOLE
 
 
 def version_file(name: str) -> VersionFile | None:
-    """What a name in a store's folder says, also that of the file's own checksum; None: it is no such file."""
+    """Parse the name of a version's file in a store's folder, or of its checksum; return None for other files."""
     found = _VERSION_FILE.fullmatch(name)
     return VersionFile(int(found[1]), found[2], found[3]) if found else None
 
 
 def schema_batch(name: str) -> int | None:
-    """The batch that a run began with when it wrote this schema; None: the name is no schema's."""
+    """Return the first batch of the run that wrote a schema, from its file name; None if the name is not a schema's."""
     found = _SCHEMA.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def state_kinds(checkpoint: str, *, files: FileCalls = SYSTEM) -> frozenset[StateKind]:
-    """How the operators' state is stored, as the files of each one's first partition say; empty: there is no state."""
+    """Return the formats of the operators' state, from the files of their first partitions; empty if there is none."""
     found: set[StateKind] = set()
     for operator in numbers(names_in(files, f"{checkpoint}/{STATE}")):
         first = f"{checkpoint}/{STATE}/{operator}/0"
@@ -122,26 +123,28 @@ def state_kinds(checkpoint: str, *, files: FileCalls = SYSTEM) -> frozenset[Stat
         for name in names:
             if not name.startswith((".", "_")) and name not in SHARED and version_file(name) is None:
                 names = [*names, *names_in(files, f"{first}/{name}")]
-        kept = [each for name in names if (each := version_file(name)) is not None]
-        kinds = {each.kind for each in kept}
+        kept = [file for name in names if (file := version_file(name)) is not None]
+        kinds = {file.kind for file in kept}
         if kinds:
             store: StoreKind = "rocksdb" if kinds & {"changelog", "zip"} else "hdfs"
-            version = 2 if any(each.id for each in kept) else 1
+            version = 2 if any(file.id for file in kept) else 1
             found.add(StateKind(store, "changelog" in kinds, version))
     return frozenset(found)
 
 
 def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = SYSTEM) -> list[Operator]:
-    """The stateful operators by number, as they were noted last, or last up to a batch; empty: there is no state.
+    """Return the stateful operators by number, from the latest metadata, or the latest up to a batch.
+
+    The result is empty if there is no state.
 
     Raises:
-        CorruptDataError: what was noted can't be read.
-        InvalidInputError: a later Spark noted it.
+        CorruptDataError: the metadata can't be read.
+        InvalidInputError: a newer Spark wrote it.
     """
     found = []
     for number in sorted(numbers(names_in(files, f"{checkpoint}/{STATE}"))):
         folder = f"{checkpoint}/{STATE}/{number}/{METADATA}"
-        noted = [each for each in numbers(names_in(files, f"{folder}/v2")) if batch is None or each <= batch]
+        noted = [at for at in numbers(names_in(files, f"{folder}/v2")) if batch is None or at <= batch]
         path = f"{folder}/v2/{max(noted)}" if noted else f"{folder}/metadata"
         try:
             text = read_file(files, path).decode(errors="replace")
@@ -152,7 +155,7 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
 
 
 def operator_noted(path: str, text: str) -> dict[str, Any]:
-    """The JSON in an operator's metadata; raises as `operators` does."""
+    """Return the JSON in an operator's metadata; raise as `operators` does."""
     first, _, rest = text.partition("\n")
     if first.strip() not in ("v1", "v2"):
         raise InvalidInputError(
@@ -170,7 +173,7 @@ def operator_noted(path: str, text: str) -> dict[str, Any]:
 
 def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
     try:
-        stores = tuple(Store(str(each["storeName"]), int(each["numPartitions"])) for each in found["stateStoreInfo"])
+        stores = tuple(Store(str(store["storeName"]), int(store["numPartitions"])) for store in found["stateStoreInfo"])
         name = str(found["operatorInfo"]["operatorName"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{path} lacks what Spark notes of an operator: {error!r}") from error
@@ -178,12 +181,12 @@ def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
 
 
 def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
-    """An operator's metadata whose schemas lie in another checkpoint now, and those schemas, relative to it.
+    """Return an operator's metadata for another checkpoint folder, and the schemas that it names, relative to it.
 
-    Without absolute paths in it the text stays as it is.
+    Text without absolute paths is returned unchanged.
 
     Raises:
-        InvalidInputError: a path that does not lead to a schema of this checkpoint.
+        InvalidInputError: a path does not lead to a schema of this checkpoint.
     """
     found = operator_noted(path, text)
     schemas: list[str] = []
@@ -210,13 +213,13 @@ def with_paths_below(path: str, text: str, new: str) -> tuple[str, list[str]]:
 def missing_state(
     taken: Collection[str], noted: Iterable[Operator], commit: Mapping[str, Any], version: int
 ) -> str | None:
-    """The first store that Spark could not load in a version from these files; None: all are there.
+    """Return the first store that Spark could not load in a version from these files; None if all can be loaded.
 
     Args:
         taken: paths relative to the checkpoint.
-        noted: its operators.
-        commit: of the batch that left the version.
-        version: of the state.
+        noted: the checkpoint's operators.
+        commit: the commit of the batch that wrote the version.
+        version: the version of the state.
     """
     stores: dict[str, list[VersionFile]] = {}
     for path in taken:
@@ -236,7 +239,7 @@ def missing_state(
 
 
 def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The folder of each store that should be there, with its operator and partition."""
+    """Yield the folder of each store that should exist, with its operator and partition."""
     for operator in noted:
         for store in operator.stores:
             for partition in range(store.partitions):
@@ -246,10 +249,10 @@ def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]
 
 
 def _loads(found: Iterable[VersionFile], version: int, ids: Collection[str]) -> bool:
-    """Whether a store comes to a version: from a whole one, or from none, by each change after it."""
-    kept = [each for each in found if each.version != version or not ids or each.id in ids]
-    whole = {each.version for each in kept if each.whole}
-    changed = {each.version for each in kept if not each.whole}
+    """Return whether a store can be loaded in a version: from a complete one, or from none, by every change after."""
+    kept = [file for file in found if file.version != version or not ids or file.id in ids]
+    whole = {file.version for file in kept if file.whole}
+    changed = {file.version for file in kept if not file.whole}
     while version > 0 and version not in whole:
         if version not in changed:
             return False

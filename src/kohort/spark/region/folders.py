@@ -1,16 +1,16 @@
-"""Checkpoint folders of a query in a region: each run has its own, derived from the one that the manifest names.
+"""The checkpoint folders of a region's query: each run has its own, cloned from the one that the manifest names.
 
-    QUERY/e7/        the folder of epoch 7, as Spark writes it; never written to by anyone else
-    QUERY/e9.tmp/    on its way: hard links to files of e7 up to batch N, and what had to be written anew
+    QUERY/e7/        the folder of epoch 7, as Spark writes it; no other run writes to it
+    QUERY/e9.tmp/    being made: hard links to files of e7 up to batch N, and rewritten files
     QUERY/e9/        the same after one rename
 
-A checkpoint can't be taken back in place: there is no order of removing files in which a crash would not skip batches,
-or run one twice (docs/design/spark.md). So the old folder stays as it is, which also leaves a zombie something of its
-own to write to. Spark replaces files by renames and never writes into one, so the two names of a file may share it; a
-file that must change is written anew. What is of a kind that kohort does not know is refused by name.
+A checkpoint can't be reset in place: in any order of removing files, a crash could skip batches or run one twice
+(docs/design/spark.md). So the old folder stays as it is, and a zombie has a folder of its own to write to. Spark
+replaces files by renames and never writes into one, so both folders can share a file by hard links. A file whose text
+must change is rewritten. Kinds of files that kohort does not know are refused by name.
 
-What must be durable before what: the files written anew and the names in all folders, before the new one has its name;
-that name, before `derive` returns. The bytes of linked files are Spark's, which does not sync them.
+The order of durability: rewritten files and the entries of all folders come before the new folder's rename. The rename
+comes before `derive` returns. Spark writes the bytes of linked files, and does not sync them.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from kohort.spark.region.checkpoint_state import (
     with_paths_below,
 )
 
-# -- Which files of a Spark checkpoint belong to the time up to a batch, by the names of their kinds
+# -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
 #
-# What is of a kind that kohort does not know is refused by name: left out, it would be missing; taken over, it might be
-# of a later time. Names that begin with a dot are checksums, which go with their files, or files on their way.
+# Kinds of files that kohort does not know are refused by name: left out, they would be missing; copied, they might
+# belong to a later batch. Names that begin with a dot are checksums, which go with their files, or files being written.
 
 QUERY: Final = "metadata"
 _SOURCES: Final = "sources"
@@ -71,12 +71,12 @@ _SOURCES: Final = "sources"
 
 @dataclass(slots=True)
 class Contents:
-    """What of an old checkpoint goes into a new one, by paths relative to both.
+    """The parts of an old checkpoint that go into a new one, by paths relative to both.
 
     Attributes:
-        folders: each after the one that it is in.
-        linked: files that get a second name.
-        anew: files whose text depends on where they lie.
+        folders: the folders, each after its parent.
+        linked: files that get a hard link.
+        anew: files that are rewritten, because their text depends on their path.
     """
 
     folders: list[str] = field(default_factory=list)
@@ -85,10 +85,10 @@ class Contents:
 
 
 def contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> Contents:
-    """What of a checkpoint belongs to the time up to a batch.
+    """Return the contents of a checkpoint that belong to batches up to `batch`.
 
     Raises:
-        InvalidInputError: there is something of which that can't be told.
+        InvalidInputError: the batch of some file can't be determined.
     """
     taken = Contents()
     for name in _shown(names_in(files, old)):
@@ -111,11 +111,11 @@ def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: C
         if not numbers([name]):
             raise _unknown(old, f"{log}/{name}")
     taken.folders.append(log)
-    taken.linked += _families(log, names, (str(each) for each in numbers(names) if each <= batch))
+    taken.linked += _families(log, names, (str(number) for number in numbers(names) if number <= batch))
 
 
 def _take_all(files: FileCalls, old: str, folder: str, taken: Contents) -> None:
-    """A folder whose files don't go by batches: entries of a later time do no harm in it."""
+    """Take a whole folder: its files do not belong to batches, and later entries do no harm."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     whole = []
@@ -152,7 +152,7 @@ def _look_through_state(files: FileCalls, old: str, batch: int, taken: Contents)
 def _look_through_store(
     files: FileCalls, old: str, folder: str, batch: int, taken: Contents, *, named: bool = False
 ) -> None:
-    """A partition's folder: the files of its default store, or a folder for each of its stores."""
+    """Take a partition's folder: the files of its default store, or a folder for each of its stores."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     kept = []
@@ -173,12 +173,12 @@ def _look_through_store(
 
 
 def _belongs(version: int, batch: int) -> bool:
-    """Whether a version of the state is what the batch left, or older."""
+    """Return whether the batch or an earlier one wrote a version of the state."""
     return version <= batch + 1
 
 
 def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str], taken: Contents) -> None:
-    """A folder that has these files and no others."""
+    """Take a folder that may have only the files in `known`."""
     taken.folders.append(folder)
     names = names_in(files, f"{old}/{folder}")
     for name in _shown(names):
@@ -188,7 +188,7 @@ def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str
 
 
 def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, taken: Contents) -> None:
-    """An operator's metadata: those of version 2 are of a batch, and may name absolute paths."""
+    """Take an operator's metadata, whose version 2 belongs to a batch and may name absolute paths."""
     names = names_in(files, f"{old}/{folder}")
     if "v2" not in names:
         _look_through_names(files, old, folder, ["metadata"], taken)
@@ -225,16 +225,16 @@ def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, t
 
 
 def _shown(names: Iterable[str]) -> Iterator[str]:
-    """Without checksums and files on their way, in one order."""
+    """Return the names without checksums and files being written, in sorted order."""
     return (name for name in sorted(names) if not name.startswith("."))
 
 
 def _families(folder: str, names: Collection[str], kept: Iterable[str]) -> list[str]:
-    """Files that are there, each with the checksum that Hadoop keeps of it: one without the other fails a query."""
+    """Return existing files, each with its Hadoop checksum: a query fails on one without the other."""
     there = set(names)
     inside = f"{folder}/" if folder else ""
     return [
-        f"{inside}{each}" for name in sorted(kept) if name in there for each in (name, f".{name}.crc") if each in there
+        f"{inside}{file}" for name in sorted(kept) if name in there for file in (name, f".{name}.crc") if file in there
     ]
 
 
@@ -273,15 +273,15 @@ _PROBE: Final = ".probe-"
 
 
 def check_place(folder: str) -> str:
-    """The absolute path of a folder in which checkpoints can be derived; it is made if it is not there.
+    """Return the absolute path of a folder in which checkpoints can be cloned; create the folder if needed.
 
     Raises:
-        InvalidInputError: a URL, or a file system without hard links.
+        InvalidInputError: the folder is a URL, or on a file system without hard links.
     """
-    place = local_path(folder, "The checkpoint folder of a region")
-    probe = f"{place}/{_PROBE}{uuid.uuid4().hex}"
+    path = local_path(folder, "The checkpoint folder of a region")
+    probe = f"{path}/{_PROBE}{uuid.uuid4().hex}"
     try:
-        make_folder(SYSTEM, place)
+        make_folder(SYSTEM, path)
         SYSTEM.mkdir(probe)
         try:
             write_file(SYSTEM, f"{probe}/file", b"probe")
@@ -291,35 +291,35 @@ def check_place(folder: str) -> str:
             remove_folder(SYSTEM, probe)
             remove_folder(SYSTEM, f"{probe}.renamed")
     except OSError as error:
-        what = "has no hard links" if error.errno in _NO_LINKS else "can't be written to"
+        problem = "has no hard links" if error.errno in _NO_LINKS else "can't be written to"
         raise InvalidInputError(
-            f"a region can't keep its checkpoints in {place}, which {what}: {error}; choose a folder on a file system "
-            "that has them, local or mounted, and that this user may write to"
+            f"a region can't keep its checkpoints in {path}, which {problem}: {error}; choose a folder on a file "
+            "system that has them, local or mounted, and that this user may write to"
         ) from error
-    return place
+    return path
 
 
 def epoch_folder(query_folder: str, epoch: int) -> str:
-    """Where the run of a query in an epoch keeps its checkpoint."""
+    """Return the checkpoint folder of a query's run in an epoch."""
     return f"{query_folder}/e{epoch}"
 
 
 def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) -> None:
-    """Make a checkpoint that Spark goes on from after a batch of another one, which stays as it is.
+    """Clone a checkpoint up to a batch, so that Spark continues from there; the old one stays as it is.
 
-    It may be called again after it failed or died at any point; of a folder that is there it only looks whether it is
-    that one. Nobody may derive the same one at the same time.
+    The call may be repeated after it failed or the process died at any point. If the folder exists, the call only
+    checks that it is the same clone. Two processes must not make the same clone at the same time.
 
     Args:
-        old: the checkpoint that has the batch; nobody looks at it when there is none.
+        old: the checkpoint that has the batch; ignored if there is none.
         new: a path on the same file system, absolute like `old`; `new.tmp` is made beside it.
-        batch: the last one that is to have happened; None: none, the query starts with an empty folder.
-        files: the system's, or a test's.
+        batch: the last batch to keep; None: none, so that the query starts with an empty folder.
+        files: the system's calls, or a test's.
 
     Raises:
-        CorruptDataError: the old checkpoint lacks what it should have.
-        InvalidInputError: the old checkpoint has moved too far ahead, or has something unknown in it; there are no hard
-            links; the new one has been run in.
+        CorruptDataError: the old checkpoint lacks something that it should have.
+        InvalidInputError: the old checkpoint no longer has the batch's files, or has unknown files; there are no hard
+            links; or a query has already run in the new one.
     """
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
@@ -342,9 +342,9 @@ def derive(old: str, new: str, batch: int | None, *, files: FileCalls = SYSTEM) 
 
 
 def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTEM) -> list[int]:
-    """Remove the folders of epochs before the oldest that is kept; gives those epochs.
+    """Remove the folders of epochs before the oldest kept one; return the removed epochs.
 
-    One that a zombie is writing to at this moment is left to a later call.
+    A folder that a zombie is writing to at this moment is left to a later call.
     """
     gone: set[int] = set()
     for name in names_in(files, query_folder):
@@ -362,7 +362,7 @@ def forget(query_folder: str, keep: Collection[int], *, files: FileCalls = SYSTE
 
 
 def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
-    """Whether an earlier call made the folder, and no query has planned anything in it."""
+    """Return whether an earlier call made the folder, and no query has planned anything in it."""
     if not names_in(files, new):
         return False
     planned = max(numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
@@ -376,7 +376,7 @@ def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
 
 
 def _check_retained(files: FileCalls, old: str, batch: int) -> None:
-    """The logs have what Spark needs to go on after the batch."""
+    """Check that the logs have what Spark needs to continue after the batch."""
     names = names_in(files, old)
     if not names:
         raise CorruptDataError(f"{old} is not there or empty, and the region's last sequence is batch {batch} of it")
@@ -396,7 +396,10 @@ def _check_retained(files: FileCalls, old: str, batch: int) -> None:
 
 
 def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents) -> None:
-    """Folders, links and files written anew. What Spark's cleaning removes meanwhile is too old to be needed."""
+    """Make folders, hard links and rewritten files.
+
+    Files that Spark's cleanup removes meanwhile are too old to matter.
+    """
     for folder in taken.folders:
         files.mkdir(f"{on_its_way}/{folder}")
     linked = []
@@ -420,19 +423,19 @@ def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Contents
         moved, schemas = with_paths_below(f"{old}/{path}", text, new)
         if f"{old}/" in moved:
             raise InvalidInputError(f"{old}/{path} names paths in its own folder that kohort does not know: {moved}")
-        absent = [each for each in schemas if each not in there]
+        absent = [schema for schema in schemas if schema not in there]
         if absent:
             raise CorruptDataError(f"{old}/{path} names {absent[0]}, which is not there")
         _write_anew(files, on_its_way, path, moved)
 
 
 def _write_anew(files: FileCalls, on_its_way: str, path: str, text: str) -> None:
-    """A file of its own, without the checksum that Hadoop keeps, which is of other bytes."""
+    """Write a file without Hadoop's checksum, which is that of the old bytes."""
     write_file(files, f"{on_its_way}/{path}", text.encode())
 
 
 def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Contents) -> None:
-    """All that Spark needs to go on after the batch is there."""
+    """Check that everything Spark needs to continue after the batch is there."""
     if QUERY not in taken.linked or not is_whole(on_its_way, batch, files=files):
         raise CorruptDataError(
             f"{on_its_way} lacks Spark's own files up to batch {batch}: the old checkpoint was damaged"
@@ -447,7 +450,7 @@ def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Contents)
 
 
 def _remove_tree(files: FileCalls, path: str) -> None:
-    """Remove a folder and what is in it, also when somebody else is at it."""
+    """Remove a folder with its contents, also while another process is writing to it."""
     for name in names_in(files, path):
         inside = f"{path}/{name}"
         try:

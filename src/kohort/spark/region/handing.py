@@ -1,7 +1,7 @@
-"""What one source of a region may read now, as its member was told: the end of the source's questions.
+"""The assignments of one source of a region: the application's answers to the source's requests.
 
-Two threads meet here: the member's, which gives partitions and takes them back, and the one of the source's connection.
-Whatever a batch reads is fixed when it begins; what changes after that is for the next one.
+Two threads meet here: the member's, which adds and removes partitions, and the thread of the source's connection. The
+partitions of a batch are fixed when it begins; later changes apply to the next one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost
 
 
 class HandingSeat:
-    """See the module's text. It is there for as long as its member lives, whatever runs of the query come and go."""
+    """The state of one source, which outlives the runs of its query and ends with its member.
+
+    A batch that runs is never changed. `hold` keeps further ones from beginning, for one of several reasons at a time.
+    """
 
     def __init__(self, begun: Callable[[], None], done: Callable[[], None], lost: Callable[[Lost], None]) -> None:
-        """Nothing is handed out.
+        """Begin without partitions.
 
         Args:
-            begun: called when a batch begins, before anyone can see that it runs; it may not ask the seat. So who has
-                the seat hold, and finds that nothing runs, has been told of all that ever ran.
+            begun: called when a batch begins, before other threads can see that it runs; must not call this object. A
+                thread that calls `hold` and sees no running batch therefore has had this call for every earlier batch.
             done: called when a batch is done; from any thread.
-            lost: called when the source has found that records are gone; from its connection's thread.
+            lost: called when the source has found that records are missing; from its connection's thread.
         """
         self._begun, self._done, self.lost = begun, done, lost
         self._changed = threading.Condition()
         self._parts: dict[TopicPartition, HandedPart] = {}
-        self._kept: set[TopicPartition] = set()  # wanted back: not planned any more
-        self._holds = {"not started": False}  # by reason, whether Spark's trigger stays until it is over
+        self._kept: set[TopicPartition] = set()  # being revoked: no new batch reads them
+        self._holds = {"not started": False}  # by reason; whether Spark's trigger must wait until it ends
         self._version = self._handing = self._run = 0
         self._epoch = self._generation = -1
         self._running: int | None = None
@@ -40,9 +43,10 @@ class HandingSeat:
     # -- the source's thread
 
     def held(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
-        """What may be read; None: nothing may be planned now, also after so long a wait, or the run is over.
+        """Return the partitions to read; None if no batch may begin, even after `wait_ms`, or if the run is over.
 
-        A source that is idle and knows what it may read waits first, until that changes or its run is over.
+        An idle source that already knows the current assignment waits first, until the assignment changes or its run is
+        over.
         """
 
         def is_news() -> bool:
@@ -54,16 +58,16 @@ class HandingSeat:
             self._changed.wait_for(lambda: not self._holds or self._run != run, wait_ms / 1000)
             if self._holds or self._run != run:
                 return None
-            parts = tuple(part for at, part in sorted(self._parts.items()) if at not in self._kept)
+            parts = tuple(part for partition, part in sorted(self._parts.items()) if partition not in self._kept)
             return Handed(self._version, self._epoch, self._generation, parts)
 
     def stays(self) -> bool:
-        """Whether Spark may not even be told that there is nothing to read now."""
+        """Return whether Spark's trigger must not even be told that there is nothing to read."""
         with self._changed:
             return any(self._holds.values())
 
     def begin(self, version: int, batch: int) -> bool:
-        """A batch begins, of what was handed out under this version; False: that has changed."""
+        """Begin a batch of an assignment version; return False if the assignment has changed."""
         with self._changed:
             if self._holds or version != self._version:
                 return False
@@ -72,7 +76,7 @@ class HandingSeat:
         return True
 
     def end(self, batch: int, run: int) -> None:
-        """A batch is done: its sink, and the checkpoint's log. Runs count their batches alike."""
+        """Mark a batch as done by its sink and the checkpoint's log; batch numbers repeat in each run."""
         with self._changed:
             if (self._run, self._running) != (run, batch):
                 return
@@ -82,19 +86,19 @@ class HandingSeat:
     # -- the member's thread
 
     def end_run(self) -> None:
-        """The run is about to be stopped, which would wait for its source's question: that is answered now."""
+        """End the run before it is stopped: Spark's stop would wait for the source's request, which is answered now."""
         with self._changed:
             self._run += 1
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """The run has ended, and whatever batch it was in."""
+        """Mark the run and its batch as ended."""
         with self._changed:
             self._running = None
         self._done()
 
     def start(self, epoch: int) -> RunSeat:
-        """A run of the query begins: no batch of an earlier one counts, and no word of its end."""
+        """Begin a run of the query; batches and messages of earlier runs no longer count."""
         with self._changed:
             self._epoch, self._running = epoch, None
             self._run += 1
@@ -102,12 +106,12 @@ class HandingSeat:
             return RunSeat(self, self._run)
 
     def in_generation(self, generation: int) -> None:
-        """The group's, for what the source shows of itself."""
+        """Set the group's generation, which the source shows in its progress."""
         with self._changed:
             self._generation = generation
 
     def give(self, position: Position) -> None:
-        """A partition may be read from here on: under a number that it never had."""
+        """Assign a partition from an offset on, with an assignment number that it never had."""
         with self._changed:
             self._handing += 1
             self._parts[TopicPartition(position.topic, position.partition)] = HandedPart(
@@ -116,13 +120,13 @@ class HandingSeat:
             self._changes()
 
     def keep_from(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are the member's still, and no batch reads on in them."""
+        """Stop planning partitions that are being revoked; the member still owns them."""
         with self._changed:
             self._kept |= set(partitions) & self._parts.keys()
             self._changes()
 
     def take(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are not the member's any more."""
+        """Remove partitions that the member no longer owns."""
         with self._changed:
             for partition in partitions:
                 self._parts.pop(partition, None)
@@ -130,7 +134,7 @@ class HandingSeat:
             self._changes()
 
     def clear(self) -> None:
-        """Nothing is handed out, and no batch runs."""
+        """Remove all partitions and the running batch."""
         with self._changed:
             self._parts.clear()
             self._kept.clear()
@@ -138,11 +142,11 @@ class HandingSeat:
             self._changes()
 
     def hold(self, why: str, *, stays: bool = False) -> int | None:
-        """No batch begins any more, until `let` with the same reason; gives the number of the one that runs.
+        """Keep new batches from beginning until `let` gets the same reason; return the running batch's number.
 
         Args:
             why: the reason.
-            stays: none without records either: Spark's trigger does not end before that.
+            stays: whether batches without records are kept from beginning too, so that Spark's trigger waits.
         """
         with self._changed:
             self._holds[why] = stays
@@ -150,23 +154,23 @@ class HandingSeat:
             return self._running
 
     def let(self, why: str) -> None:
-        """A reason to hold is over."""
+        """End a reason of `hold`."""
         with self._changed:
             self._holds.pop(why, None)
             self._changed.notify_all()
 
     def running(self) -> int | None:
-        """The number of the batch that runs."""
+        """Return the number of the running batch; None if none runs."""
         with self._changed:
             return self._running
 
     def has_read(self) -> bool:
-        """Whether a batch has begun since all was cleared."""
+        """Return whether a batch has begun since `clear`."""
         with self._changed:
             return self._has_read
 
     def handed(self) -> dict[TopicPartition, HandedPart]:
-        """All that is handed out, also what is not planned any more."""
+        """Return all assigned partitions, including those being revoked."""
         with self._changed:
             return dict(self._parts)
 
@@ -177,7 +181,7 @@ class HandingSeat:
 
 @dataclass(frozen=True, slots=True)
 class RunSeat:
-    """The seat as one run of the query has it: what is told late of an earlier run is about no batch of the present."""
+    """The session of one run of a query: late messages of an earlier run do not affect the present batch."""
 
     seat: HandingSeat
     run: int
@@ -189,7 +193,7 @@ class RunSeat:
         return self.seat.stays()
 
     def begin(self, version: int, batch: int) -> bool:
-        return self.seat.begin(version, batch)  # another run's versions are others
+        return self.seat.begin(version, batch)  # versions are unique across runs
 
     def end(self, batch: int) -> None:
         self.seat.end(batch, self.run)

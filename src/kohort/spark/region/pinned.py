@@ -1,8 +1,7 @@
-"""The assignor of queries whose state belongs to their partitions: a partition has one query for ever.
+"""An assignor for queries whose state belongs to their partitions: a partition has the same query for ever.
 
-The queries of such a group are named once and for all, and a partition is one of theirs by its number: nobody has to
-remember it, and a partition that is added later changes nothing for those before it. What an absent query reads waits
-for it.
+The names of a group's queries never change, and a partition's number determines its query. So nothing has to be
+remembered, and an added partition does not move the earlier ones. The partitions of an absent query wait for it.
 
 Source: spec 3.3, 6.2.
 """
@@ -20,21 +19,23 @@ from kohort.ids import MemberId, TopicPartition
 
 
 class Pinned(Stateless):
-    """Each partition to its own query, or to nobody."""
+    """An assignor that gives each partition to its fixed query, or to nobody."""
 
     name = "kohort-pinned"
     cooperative = True
 
     def __init__(self, query: str, queries: Sequence[str]) -> None:
-        """`query` is this member's, one of all `queries` of the group."""
+        """Set up the assignor of the member that runs `query`, one of all `queries` of the group."""
         self._query, self._queries = query, tuple(sorted(queries))
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
-        """Which query this is, and which there are."""
+        """Return the member's query and the list of all queries, as JSON."""
         return json.dumps({"query": self._query, "queries": self._queries}).encode()
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
-        """See the class. Of two members of one name, as after a crash, the one with the greater id gets nothing.
+        """Assign each partition to the member that runs its query.
+
+        Of two members with the same query, as after a crash, the one with the greater id gets nothing.
 
         Raises:
             InvalidInputError: the members do not agree on the queries.
@@ -48,7 +49,7 @@ class Pinned(Stateless):
                 if member is None or topic not in members[member].topics:
                     continue
                 partition = TopicPartition(topic, number)
-                if held.get(partition, member) == member:  # else it is given up first
+                if held.get(partition, member) == member:  # otherwise its owner releases it first
                     result[member].append(partition)
         return result
 
@@ -56,8 +57,8 @@ class Pinned(Stateless):
         found: dict[str, MemberId] = {}
         for member in sorted(members):
             try:
-                told = json.loads(members[member].user_data or b"")
-                query, queries = str(told["query"]), tuple(told["queries"])
+                user_data = json.loads(members[member].user_data or b"")
+                query, queries = str(user_data["query"]), tuple(user_data["queries"])
             except (KeyError, TypeError, ValueError) as error:
                 raise InvalidInputError(f"member {member} of the group is no query that is pinned") from error
             if queries != self._queries:
@@ -70,5 +71,5 @@ class Pinned(Stateless):
 
 
 def query_of(topic: str, partition: int, queries: Sequence[str]) -> str:
-    """Whose a partition is, of the sorted names."""
+    """Return the query of a partition, from the sorted names."""
     return queries[(zlib.crc32(topic.encode()) + partition) % len(queries)]

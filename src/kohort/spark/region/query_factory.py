@@ -1,4 +1,4 @@
-"""How a query is made anew for each run, and what is known of it before the first."""
+"""The construction of a region's query, once for each run, and the checks of its plan before the first run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-# -- Which operators of a streaming plan keep state, told before anything runs: by the analyzed plan
+# -- The operators of a streaming plan that keep state, from the analyzed plan
 
 ALWAYS = {
     "Aggregate": "aggregation",
@@ -31,34 +31,34 @@ ALWAYS = {
     "TransformWithStateInPandas": "transformWithState",
     "GlobalLimit": "limit",
 }
-"""Spark's operators by the name of their class, with the name that users know. Tried with PySpark 4.3."""
+"""Stateful operators by the name of Spark's class, with the name that users know. Tried with PySpark 4.3."""
 RELATIONS = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation")
 UNREPLAYABLE = ("socket", "textsocket", "textsocketv2", "console")
 WATERMARK = "EventTimeWatermark"
 CLEANS, KEEPS = "cleansource", "off"
-"""The option by which a source of files deletes or moves what it has read, in lower case; the value that does not."""
+"""The option (in lower case) that makes a file source delete or move what it has read, and the value that does not."""
 
 
 def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
-    """Names of the operators that keep state between batches, from the result down to the sources."""
+    """Return the names of the operators that keep state between batches, from the result down to the sources."""
     return tuple(name for node in _nodes(_plan(frame)) if (name := _name_of(node)))
 
 
 def has_watermark(frame: DataFrame) -> bool:
-    """Whether rows can be late."""
+    """Return whether the plan has a watermark, so that rows can be late."""
     return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
 
 
 def sources_of(frame: DataFrame) -> int:
-    """How many streaming sources it reads."""
+    """Return how many streaming sources the plan reads."""
     return sum(node.getClass().getSimpleName() in RELATIONS for node in _nodes(_plan(frame)))
 
 
 def refuse_mode(frame: DataFrame, mode: str) -> None:
-    """See that Spark can run the plan in this output mode, which it does itself no sooner than it starts.
+    """Check that Spark can run the plan in this output mode; Spark itself checks only when a query starts.
 
     Raises:
-        AnalysisException: it can't.
+        AnalysisException: Spark can't.
     """
     jvm: Any = frame.sparkSession._jvm
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
@@ -67,10 +67,10 @@ def refuse_mode(frame: DataFrame, mode: str) -> None:
 
 
 def refuse_unreplayable(frame: DataFrame) -> None:
-    """All sources of a query go back with it.
+    """Refuse a plan with a source that can't be read again after a reset.
 
     Raises:
-        InvalidInputError: one can't.
+        InvalidInputError: a source can't go back.
     """
     for node in _nodes(_plan(frame)):
         if node.getClass().getSimpleName() not in RELATIONS:
@@ -83,13 +83,14 @@ def refuse_unreplayable(frame: DataFrame) -> None:
         cleans = _options_of(node).get(CLEANS, KEEPS)
         if cleans.lower() != KEEPS:
             raise InvalidInputError(
-                f"the query reads from {node.sourceName()} with cleanSource={cleans}: files would be gone that a reset "
-                "has it read again; leave cleanSource out, and remove files when no sequence needs them any more"
+                f"the query reads from {node.sourceName()} with cleanSource={cleans}: a reset would "
+                "have to read removed files again; leave cleanSource out, and remove files when no sequence needs them "
+                "any more"
             )
 
 
 def _options_of(relation: Any) -> dict[str, str]:
-    """Of a source of Spark's first kind, as files are, by their names in lower case."""
+    """Return the options of a Spark V1 source, such as files, by their names in lower case."""
     found: dict[str, str] = {}
     if relation.getClass().getSimpleName() == "StreamingRelation":
         options = relation.dataSource().options().iterator()
@@ -104,7 +105,7 @@ def _plan(frame: DataFrame) -> Any:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """The parts of a plan that stream."""
+    """Yield the streaming nodes of a plan."""
     if not node.isStreaming():
         return
     yield node
@@ -123,33 +124,37 @@ def _name_of(node: Any) -> str:
 
 Build = Callable[..., "DataFrame"]
 BATCHES_KEPT_MIN = 10
-"""Spark forgets batches: a sequence must be complete before the one that it ends with is gone."""
+"""Fewest batches that Spark must retain: a region checkpoint must be complete before Spark removes its last batch."""
 SEAT = "regionSeat"
-"""The option by which a source knows where to ask."""
+"""The option that tells a source its session in the application."""
 KEPT = "spark.sql.streaming.minBatchesToRetain"
 LETTER = "kohort_letter"
-"""The column of what does not decode, beside those of the query's rows."""
+"""The column for records that do not decode, beside the query's own columns."""
 _LETTER = (
     "struct<topic: string, partition: int, offset: bigint, timestamp: timestamp, key: binary, value: binary, "
     "reason: string>"
 )
 NOBODY = "0" * 32
-"""A seat that nobody has: who starts a query of his own while one is built is refused by it."""
+"""A session id that nobody has: a user who starts a query while one is being built gets an error."""
 
 
 @dataclass(frozen=True)
 class BuiltQuery:
-    """See the module's text.
+    """A query that can be started once for each run, and the properties of its plan.
 
     Attributes:
+        spark: the session.
+        build: makes the DataFrame of the query from those of its sources.
+        options: the options of each source.
+        mode: Spark's output mode.
         output: the columns of its rows, as Spark's JSON.
-        schema: the same as the sink takes them.
-        operators: of those that keep state.
+        schema: the Arrow schema of its rows, for the sink.
+        operators: the names of its stateful operators.
         watermark: whether rows can be late.
-        sources: the options of each, as text, for people and for the next program.
-        batches_kept: of the checkpoint, by Spark.
-        beside: it reads from sources beside the region's.
-        undecoded: of each source, the columns that `build` is given where bad values become dead letters; empty: all.
+        sources: the options of each source as text, for messages and for comparison with a later program.
+        batches_kept: how many batches Spark retains in the checkpoint.
+        beside: whether the query also reads sources outside the region.
+        undecoded: by source, the columns for `build` when bad values become dead letters; empty: all.
     """
 
     spark: SparkSession
@@ -166,14 +171,14 @@ class BuiltQuery:
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, seats: Sequence[str]) -> StreamingQuery:
-        """Start it with a sink, from a checkpoint, its sources in these seats."""
-        seated = [{**one, SEAT: seat} for one, seat in zip(self.options, seats, strict=True)]
+        """Start a run of the query with a sink and a checkpoint, its sources in these sessions."""
+        seated = [{**source, SEAT: seat} for source, seat in zip(self.options, seats, strict=True)]
         rows = with_bad_values(*built(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", checkpoint).start()
 
     def is_over(self, error: BaseException) -> bool:
-        """Whether Spark is gone from this process: no run of the query can be started any more."""
+        """Return whether Spark has ended in this process, so that no run of the query can be started any more."""
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
         return isinstance(error, Py4JNetworkError | ConnectionError) or self.spark.sparkContext._jsc is None
@@ -182,15 +187,15 @@ class BuiltQuery:
 def built(
     spark: SparkSession, build: Build, options: Sequence[Mapping[str, str]], undecoded: Sequence[Sequence[str]] = ()
 ) -> tuple[DataFrame, list[DataFrame]]:
-    """The rows of the query, of fresh sources, and the frames of sources whose values may not decode.
+    """Build the query of fresh sources; return its rows, and the frames of sources with values that may not decode.
 
     Raises:
-        InvalidInputError: that is no streaming DataFrame.
+        InvalidInputError: the result is not a streaming DataFrame.
     """
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    frames = [spark.readStream.format("kohort").options(**one).load() for one in options]
+    frames = [spark.readStream.format("kohort").options(**source).load() for source in options]
     shown = [*undecoded, *([()] * len(frames))]
     bad = [frame for frame, columns in zip(frames, shown, strict=False) if columns]
     rows = build(*(_decoded(frame, columns) for frame, columns in zip(frames, shown, strict=False)))
@@ -206,14 +211,14 @@ def built(
 
 
 def _decoded(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The records whose values are of their type, as `build` is to see them."""
+    """Return the records whose values decode, with the columns for `build`."""
     return frame.where(f"{BAD_VALUE} IS NULL").select(*columns) if columns else frame
 
 
 def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
-    """The rows of a query, and those of its sources' records that do not decode, in one column more.
+    """Add a column with the sources' records that do not decode to the rows of a query.
 
-    Spark reads a source that it finds in two places of a plan by one reader, once for each place.
+    Spark reads a source in two positions of a plan by one reader, once for each position.
     """
     if not bad:
         return rows
@@ -246,19 +251,19 @@ def look(
     what: Sequence[Any],
     undecoded: tuple[tuple[str, ...], ...] = (),
 ) -> BuiltQuery:
-    """Build a query once, and see what it is; nothing is connected for that.
+    """Build a query once and check its plan, without connecting to anything.
 
     Args:
         spark: the session.
-        build: gives the DataFrame of the sources'.
-        options: of each source.
+        build: makes the DataFrame of the query from those of its sources.
+        options: the options of each source.
         mode: Spark's output mode.
-        what: of each source, as text, what it reads.
-        undecoded: as `BuiltQuery` has it.
+        what: what each source reads, for text.
+        undecoded: as in `BuiltQuery`.
 
     Raises:
-        InvalidInputError: it can't be in a region.
-        AnalysisException: Spark can't run it.
+        InvalidInputError: the query can't be in a region.
+        AnalysisException: Spark can't run the query.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 

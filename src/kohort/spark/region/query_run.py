@@ -1,9 +1,11 @@
-"""One query of a region as Spark runs it: started from a checkpoint folder of its own, stopped, and started anew.
+"""One query of a region as Spark runs it: started from its own checkpoint folder, stopped, and started again.
 
-A run begins when all of the query's members work, and ends when one of them goes back: whatever it did since the last
-complete sequence is void, and the next run goes on from a fresh folder that is derived from that sequence's. So the
-start of an application and a reset are one path. What the query has staged since, and where its partitions end, is
-contributed by its members; the first of them, the lead, brings the keys and the query's own state.
+A run begins when all members of the query work, and ends when one of them resets. What the run did since the last
+complete checkpoint of the region is then void. The next run starts from a folder that is cloned from that checkpoint's.
+So starting an application and resetting a region take the same path.
+
+The query's members contribute to a region checkpoint: what the query has staged since the last one, and the end offsets
+of its partitions. The first member, the lead, contributes the staged files and the query's own state.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-# -- Whether a query that fails again and again gets anywhere: going back mends a full disk, and no wrong code
+# -- Failures in a row: a reset helps against a full disk, but not against wrong code
 
 Where = frozenset[tuple[int, str, int, int]]
-"""From where a batch reads: number of the source, topic, partition, offset."""
-IN_A_ROW_MAX = 5
+"""The start of a batch: number of the source, topic, partition, offset."""
+FAILURES_IN_A_ROW_MAX = 5
 
 
 class Failures:
-    """Of one query, while its application lives; for one thread.
+    """The failures of one query during the life of its application; for one thread.
 
-    Sequences that are complete in between say nothing: others make them, and so does a query that has only begun. What
-    counts is whether a failed batch begins where an earlier one did.
+    Region checkpoints that complete in between do not count as progress: other queries complete them, and so does a
+    query that has only begun. Progress is a failed batch that begins at other offsets than an earlier one.
     """
 
     def __init__(self) -> None:
@@ -61,39 +63,44 @@ class Failures:
         self._where: Where = frozenset()
 
     def another(self, error: BaseException, where: Where) -> bool:
-        """Note a failure of a batch that reads from there; gives whether it is one too many."""
+        """Record a failure of a batch that starts at `where`; return whether there are too many in a row."""
         moved = bool(where) and bool(self._where) and not where & self._where
         self.in_a_row = 1 if moved else self.in_a_row + 1
         self.last, self._where = error, where or self._where
-        return self.in_a_row >= IN_A_ROW_MAX
+        return self.in_a_row >= FAILURES_IN_A_ROW_MAX
 
 
 log = logging.getLogger("kohort.spark")
 
 LEAD = 0
 STOP_S = 30.0
-"""How long a run may take to end; then the application must."""
-LOOK_S = 0.2
-"""How often a run is looked at: whether it has failed, and how far ahead it is."""
-RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
-"""How Python tells of an exception, at the end of its traceback."""
-SLOW, SLOW_MOST = "failed to connect back", 40
-"""Spark's word for a Python process that was not up within its ten seconds, as happens on a busy machine; so often it
-is tried again."""
-UNPLANNED_MOST = 5
-"""So many runs in a row may end before they have planned a batch."""
+"""Longest time for a run to stop; after it the application must end."""
+CHECK_INTERVAL_S = 0.2
+"""Interval of checks whether a run has failed, and how far ahead of the region it is."""
+EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
+"""The line of a Python traceback that names the exception."""
+WORKER_START_TIMEOUT, WORKER_START_ATTEMPTS_MAX = "failed to connect back", 40
+"""Spark's text for a Python process that was not up within ten seconds, as happens on a busy machine; such starts are
+retried this many times.
+"""
+UNPLANNED_RUNS_MAX = 5
+"""Most runs in a row that may end before they have planned a batch."""
 STOPPED = "the query {} was stopped: stop its region instead"
-ALONE_S = 2.0
-"""A query goes back as a whole: whose other member does not in this time has all go back."""
+PARTIAL_RESET_TIMEOUT_S = 2.0
+"""If one member of a query resets and another does not follow within this time, the whole query is reset."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run.
+    """One run of the query.
 
     Attributes:
-        began: the last batch that its folder began with; None: it began anew.
-        seats: its sources' seats by their ids; who asks under an earlier run's is refused.
+        epoch: the epoch of the run.
+        folder: its checkpoint folder.
+        began: the last batch of the folder when the run began; None: the folder was empty.
+        staged: what its batches have staged.
+        query: the Spark query.
+        seats: its sources' sessions by their ids; requests with the ids of an earlier run are refused.
     """
 
     epoch: int
@@ -106,10 +113,11 @@ class _Run:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What the members have said since the last run began, by their numbers.
+    """The requests of the members since the last run began.
 
     Attributes:
-        epochs: in which each is to begin.
+        epochs: the epoch in which each member is to begin, by its number.
+        since_s: the time of the last request.
     """
 
     epochs: dict[int, int] = field(default_factory=dict)
@@ -118,13 +126,13 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _AtCut:
-    """What the query contributes to a cut: settled once, for all of its members.
+    """The query's contribution to a checkpoint attempt, determined once for all of its members.
 
     Attributes:
-        cut: with its control plane's term: another one counts its cuts anew.
-        run: whose; None: none runs, and nothing has happened since the last sequence.
+        cut: the attempt, with its control plane's term, because each term counts its attempts from the start.
+        run: the run that contributes; None: none runs, and nothing has happened since the last region checkpoint.
         last: the last batch that counts.
-        ends: by member. All are told at once: the run may be stopped before the next member contributes.
+        ends: end offsets by member, determined together: the run may be stopped before the next member contributes.
     """
 
     cut: tuple[int, Cut]
@@ -135,7 +143,7 @@ class _AtCut:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What was contributed last and is in no complete sequence yet."""
+    """The last contribution, while no complete checkpoint includes it."""
 
     saved: SavedQuery
     state: bytes
@@ -143,7 +151,7 @@ class _Given:
 
 
 class RegionQuery:
-    """See the module's text. A thread of its own starts and stops runs; members' threads only say what they want."""
+    """A query of a region, whose own thread starts and stops runs; members' threads only post requests."""
 
     def __init__(
         self,
@@ -154,15 +162,15 @@ class RegionQuery:
         folder: str,
         members: Callable[[], Sequence[QueryThread]],
     ) -> None:
-        """Does nothing before `start`.
+        """Set up the query; `start` starts its thread.
 
         Args:
-            name: of the query in its region.
-            built: how it is made anew, and what it is.
-            output: where its rows go.
-            region_id: the region's.
-            folder: of its checkpoints.
-            members: of its sources, in their order.
+            name: the query's name in its region.
+            built: the query, which can be started once for each run.
+            output: the sink of its rows.
+            region_id: the region's id.
+            folder: the folder of its checkpoints.
+            members: returns the members of its sources, in their order.
         """
         self.name, self._built, self._output, self._region_id, self._folder = name, built, output, region_id, folder
         self._letter_log = LetterLog(name, "" if output.letters is None else output.letters.place)
@@ -171,40 +179,40 @@ class RegionQuery:
         self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._wanted = _Wanted()
         self._run: _Run | None = None
-        self._state: bytes | None = None  # what the last complete sequence says of the query
-        self._saved: SavedQuery | None = None  # the same of the one that the run began with, or that came after
+        self._state: bytes | None = None  # the query's state in the last complete checkpoint
+        self._saved: SavedQuery | None = None  # parsed state: of the checkpoint that the run began with, or a later one
         self._given: _Given | None = None
         self._at_cut: _AtCut | None = None
         self._failed = False
-        self._unplanned = self._slow = 0  # runs that ended before they had planned anything, since a batch counted
+        self._unplanned = self._slow = 0  # runs that ended before planning a batch, since one counted
         self._gone: set[int] = set()
         self._failures = Failures()
         self.error: BaseException | None = None
         self.over = threading.Event()
-        self._thread = threading.Thread(target=self._turns, name=f"kohort-query-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._process_requests, name=f"kohort-query-{name}", daemon=True)
 
     def start(self) -> None:
-        """Wait for the members."""
+        """Start the query's thread, which waits for the members."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the run, if there is one, and end."""
+        """Stop the run, if there is one, and end the thread."""
         self._posted.put(None)
         self._thread.join(STOP_S)
 
-    # -- what the members' threads say
+    # -- Requests of the members' threads
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """See `query_thread.Query`."""
-        self._is_told(member, state)
+        """Implement `query_thread.Query.begin`."""
+        self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """See `query_thread.Query`."""
-        self._is_told(member, state)
+        """Implement `query_thread.Query.go_back`."""
+        self._set_state(member, state)
 
         def back() -> None:
-            log.info("query %s goes back, to begin in epoch %s", self.name, epoch)
+            log.info("[query %s] resetting; next run begins in epoch %s", self.name, epoch)
             self._stop()
             self._failed = False
             self._wants(member, epoch)
@@ -212,23 +220,23 @@ class RegionQuery:
 
         self._posted.put(back)
 
-    def _is_told(self, member: int, state: bytes | None) -> None:
-        """At once, and not when the run begins: a cut that comes before that must not forget the state."""
+    def _set_state(self, member: int, state: bytes | None) -> None:
+        """Set the state immediately, not when the run begins: an earlier checkpoint attempt must include it."""
         if member == LEAD:
             with self._lock:
                 self._state, self._given = state, None
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """See `query_thread.Query`."""
+        """Implement `query_thread.Query.ended`."""
 
         def end() -> None:
             if error is not None and error.__cause__ is None:
                 error.__cause__ = self._failures.last
             self._gone.add(member)
             self.error = self.error or error
-            for number, one in enumerate(self._members()):
+            for number, other in enumerate(self._members()):
                 if number not in self._gone and error is not None:
-                    one.abandon()
+                    other.abandon()
             if len(self._gone) == len(self._members()):
                 self.over.set()
             self._stop()
@@ -236,13 +244,13 @@ class RegionQuery:
         self._posted.put(end)
 
     def is_idle(self) -> bool:
-        """See `query_thread.Query`."""
-        return all(one.seat.running() is None for one in self._members())
+        """Implement `query_thread.Query.is_idle`."""
+        return all(member.seat.running() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
-        """See `query_thread.Query`."""
+        """Implement `query_thread.Query.contribute`."""
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
@@ -259,21 +267,21 @@ class RegionQuery:
             return ends, staged, self._given.state
 
     def _settle(self, cut: tuple[int, Cut], names: tuple[str, ...]) -> _AtCut:
-        those, run = self._members(), self._run
-        if run is None or not {one.machine.name for one in those} <= set(names):
-            return _AtCut(cut, None, None, tuple({} for _ in those))
+        members, run = self._members(), self._run
+        if run is None or not {member.machine.name for member in members} <= set(names):
+            return _AtCut(cut, None, None, tuple({} for _ in members))
         last = last_batch(run.folder)
-        return _AtCut(cut, run, last, tuple(self._ends(run, one, last) for one in those))
+        return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
-        """The query as it is, with a batch of its checkpoint of an epoch."""
+        """Return the query's present state, with a batch of its checkpoint of an epoch."""
         return SavedQuery(epoch, last, self._built.output, self._built.operators, self._built.sources)
 
     def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
-        """Where what is held ends, by the last batch that read it under the same handing-out.
+        """Return the end offsets of a member's partitions, from the last batch that read each in this assignment.
 
-        That need not be the last batch of all: what the group wants back is in no batch any more. What no batch has
-        since the last sequence ends where that one ended.
+        That may not be the last batch of all: no batch reads partitions that are being revoked. Partitions that no
+        batch has read since the last region checkpoint keep the end offsets of that one.
         """
         group, handed, counted = member.machine.group, member.seat.handed(), run.staged.after()
         ends: dict[TopicPartition, Position] = {}
@@ -289,13 +297,13 @@ class RegionQuery:
         return ends
 
     def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
-        """What a member's source has read with a batch; it is found by its identity."""
+        """Return what a member's source has read up to a batch; the source is found by its identity."""
         identity = SEATS.query_at(tuple(run.seats)[member.number])
         found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
     def counted(self, member: int) -> int:
-        """See `query_thread.Query`."""
+        """Implement `query_thread.Query.counted`."""
         if member != LEAD:
             return 0
         with self._lock:
@@ -306,12 +314,12 @@ class RegionQuery:
             before, self._saved, self._state = self._saved, given.saved, given.state
             if given.saved.batch != given.run.began:
                 self._unplanned = self._slow = 0
-            kept = {one.epoch for one in (before, given.saved, self._run) if one is not None}
+            kept = {state.epoch for state in (before, given.saved, self._run) if state is not None}
         self._posted.put(partial(forget, self._folder, kept))
         return dead_letters
 
     def settled(self, member: int) -> None:
-        """See `query_thread.Query`."""
+        """Implement `query_thread.Query.settled`."""
         run, batch = self._run, self._members()[member].seat.running()
         if run is None or batch is None:
             return
@@ -320,15 +328,15 @@ class RegionQuery:
         if found is not None and found.batch == batch and found.epoch == run.epoch:
             tuple(run.seats.values())[member].end(batch)
 
-    # -- the thread
+    # -- The query's thread
 
-    def _turns(self) -> None:
-        closed, look_s = False, time.monotonic() + LOOK_S
+    def _process_requests(self) -> None:
+        closed, look_s = False, time.monotonic() + CHECK_INTERVAL_S
         while not closed:
-            try:  # a look is due also where something comes all the time
+            try:  # checks are due even under a constant stream of requests
                 do = self._posted.get(timeout=max(0.0, look_s - time.monotonic()))
             except queue.Empty:
-                do, look_s = self._look, time.monotonic() + LOOK_S
+                do, look_s = self._look, time.monotonic() + CHECK_INTERVAL_S
             closed = do is None
             try:
                 if do is None:
@@ -337,7 +345,7 @@ class RegionQuery:
                     do()
                     self._start_if_all_are_there()
             except Exception as error:
-                log.exception("query %s can't go on", self.name)
+                log.exception("[query %s] unexpected error", self.name)
                 self._fail(error)
         self.over.set()
 
@@ -346,7 +354,7 @@ class RegionQuery:
         self._wanted.since_s = time.monotonic()
 
     def _start_if_all_are_there(self) -> None:
-        """Start, if all members want that, and none of them is about to go back once more."""
+        """Start a run if all members ask for it, and none of them is about to reset again."""
         if self._run is not None or self._failed or self._gone or not self._posted.empty():
             return
         wanted = self._wanted.epochs
@@ -386,10 +394,10 @@ class RegionQuery:
             self._run = _Run(epoch, new, began, staged, query, seats)
         for member in self._members():
             member.seat.let("not started")
-        log.info("query %s runs in epoch %s, from %s", self.name, epoch, "its beginning" if began is None else began)
+        log.info("[query %s] started in epoch %s, from batch %s", self.name, epoch, "0" if began is None else began)
 
     def _stop(self) -> None:
-        """End the run: what it does after that is void."""
+        """Stop the run; its later work is void."""
         for member in self._members():
             member.seat.hold("not started")
         with self._lock:
@@ -412,7 +420,7 @@ class RegionQuery:
     def _look(self) -> None:
         run = self._run
         if run is None:
-            self._look_for_lone()
+            self._complete_partial_reset()
             return
         if self._failed:
             return
@@ -425,38 +433,40 @@ class RegionQuery:
             member.look_ahead(ahead, kept // 4, kept // 2)
 
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
-        """One that has planned nothing is started again as it was, and nobody goes back for it."""
-        slow = SLOW in str(error)  # by text: Spark has no class for it
+        """Handle the end of a run; restart it without a reset of the region if it has planned nothing."""
+        slow = WORKER_START_TIMEOUT in str(error)  # Spark has no class for it
         self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
-        too_often = self._slow > SLOW_MOST or self._unplanned >= UNPLANNED_MOST
+        too_often = self._slow > WORKER_START_ATTEMPTS_MAX or self._unplanned >= UNPLANNED_RUNS_MAX
         if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
             self._fail(error)
             return
-        log.warning(
-            "query %s has failed before its first batch, and is started again: %s", self.name, _first_line(error)
-        )
+        log.warning("[query %s] failed before its first batch; restarting: %s", self.name, _first_line(error))
         self._stop()
         self._start(run.epoch)
 
     def _is_final(self, error: BaseException) -> bool:
         return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
 
-    def _look_for_lone(self) -> None:
-        """Some members have gone back, and others don't know why they should."""
+    def _complete_partial_reset(self) -> None:
+        """Reset the remaining members when some members of the query have reset and the others have not followed."""
         wanted = self._wanted
         some = 0 < len(wanted.epochs) < len(self._members())
-        if some and not self._failed and not self._gone and time.monotonic() > wanted.since_s + ALONE_S:
+        if some and not self._failed and not self._gone and time.monotonic() > wanted.since_s + PARTIAL_RESET_TIMEOUT_S:
             wanted.since_s = time.monotonic()
             for number, member in enumerate(self._members()):
                 if number not in wanted.epochs and member.machine.epoch >= 0:
-                    member.post(happens.ResetWanted(f"{self.name} reads from several groups, and goes back as a whole"))
+                    member.post(
+                        happens.ResetWanted(
+                            f"{self.name} reads from several groups, and all of them must reset together"
+                        )
+                    )
 
     def _fail(self, error: BaseException) -> None:
-        """Have all go back: from the last complete sequence it may go on. What can't be mended so ends the query."""
+        """Reset the region to its last complete checkpoint; an error that a reset can't cure ends the query."""
         self._failed = True
         lead = self._members()[LEAD]
         if isinstance(error, InvalidInputError) and self._run is None:
-            self.error = error  # nothing of it has run, and nobody has to go back
+            self.error = error  # nothing has run, so no reset is needed
             for member in self._members():
                 member.leave()
             return
@@ -466,8 +476,8 @@ class RegionQuery:
                 member.abandon()
             self.over.set()
             return
-        log.warning("query %s has failed: %s", self.name, error)
-        cause = f"{self.name} has failed: {_told_of(error)}"
+        log.warning("[query %s] failed: %s", self.name, error)
+        cause = f"{self.name} has failed: {_worker_exception(error)}"
         if self._failures.another(error, self._where()):
             remedy = f"mend it, then `kohort region resume {lead.machine.region} --execute`, and start the queries"
             lead.post(happens.Failed(f"{cause}, {self._failures.in_a_row} times in a row", remedy))
@@ -475,7 +485,7 @@ class RegionQuery:
             lead.post(happens.ResetWanted(cause))
 
     def _where(self) -> Where:
-        """What the batch reads that is planned and not done."""
+        """Return where the batch that is planned and not done starts."""
         run = self._run
         found: set[tuple[int, str, int, int]] = set()
         try:
@@ -491,15 +501,15 @@ class RegionQuery:
                     if span.end > span.start
                 }
         except (KafkaError, OSError) as error:
-            log.info("%s: what has failed can't be told: %s", self.name, error)
+            log.info("[query %s] can't determine the failed batch: %s", self.name, error)
         return frozenset(found)
 
 
 def _stop_quietly(query: Any) -> None:
     try:
         query.stop()
-    except Exception as error:  # noqa: BLE001 - it ends in any case, or is seen not to
-        log.info("a run that was stopped has ended with: %s", _first_line(error))
+    except Exception as error:  # noqa: BLE001 - the caller checks whether it has ended
+        log.info("a stopped run ended with: %s", _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:
@@ -507,7 +517,7 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:500]
 
 
-def _told_of(error: BaseException) -> str:
-    """What Python raised in a worker, which Spark puts last; else the first line."""
-    raised = [line for line in map(str.strip, str(error).splitlines()) if RAISED.match(line)]
+def _worker_exception(error: BaseException) -> str:
+    """Return the exception that Python raised in a worker, which Spark's text ends with; else the first line."""
+    raised = [line for line in map(str.strip, str(error).splitlines()) if EXCEPTION_LINE.match(line)]
     return raised[-1][:500] if raised else _first_line(error)

@@ -1,4 +1,4 @@
-"""A query of a region as it is declared: what can be told to be wrong before anything connects."""
+"""The declaration of a region's query, and the checks that need no connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
 
 SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
-AS_A_WHOLE = "a region goes back as a whole"
+AS_A_WHOLE = "all queries of a region reset together"
 A_FOLDER = "each run of a query has a checkpoint folder of its own, under SparkRegion(folder=...)"
 ITS_LOGS = "a region goes back to batches by the checkpoint's logs, which must not come later than the batches"
 NO_TRIGGER = (
@@ -37,8 +37,8 @@ REFUSED = {
     "checkpointlocation": A_FOLDER,
     "asyncprogresstrackingenabled": ITS_LOGS,
 }
-"""Options of a source that a region decides, in lower case, each with what to do instead."""
-NOT_TOLD = {
+"""Source options that the region decides, in lower case, each with what to do instead."""
+UNSUPPORTED = {
     "trigger": NO_TRIGGER,
     "available_now": NO_TRIGGER,
     "once": NO_TRIGGER,
@@ -46,7 +46,7 @@ NOT_TOLD = {
     "checkpoint_location": A_FOLDER,
     "async_progress_tracking": ITS_LOGS,
 }
-"""What a Spark program may think of telling a query, with what to do instead."""
+"""Arguments that a Spark program may try to give to a query, each with what to do instead."""
 PARTIAL, PINNED = "partial", "pinned"
 Source = Mapping[str, str]
 
@@ -55,18 +55,20 @@ class QuerySettings(TypedDict, total=False):
     """Options of `SparkRegion.query`.
 
     Attributes:
-        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (the default; else
-            the beginning) or a time in ms since the epoch.
-        on_rebalance: 'checkpoint': who must give up partitions does so with the next sequence; 'reset': all go back.
+        start: where partitions begin that the region has never read: 'beginning', 'end', 'committed' (the default;
+            without a committed offset the beginning) or a time in ms since the epoch.
+        on_rebalance: 'checkpoint': revoked partitions are released with the next region checkpoint; 'reset': the region
+            resets.
         output_mode: 'append', or 'update' for a sink that replaces rows by their keys.
-        state: of a query that keeps state and shares its group: 'partial': its results are parts, which whoever reads
+        state: for a query that keeps state and shares its group. 'partial': its results are parts, which the reader
             adds up; 'pinned': a partition belongs to one of `queries` for ever, and waits for it.
-        queries: with 'pinned', the names of all queries of the group, this one too; they never change.
-        reads_again: a group that is new to the region may read topics that another group of it has read into the same
-            sink: their records are there twice then. Refused by default, for it follows from a changed `group.id`.
-        on_bad_record: what becomes of a row that the sink can't take, and of a value that is not of its `valueFormat`:
-            'fail': the query fails; 'dead-letter': it goes to `dead_letters`, and the other rows into the sink. Where a
-            source says `onBadRecord`, that counts for its values.
+        queries: with 'pinned', the names of all queries of the group, including this one; they never change.
+        reads_again: whether a group that is new to the region may read topics that another of its groups has read into
+            the same sink, which then has their records twice. Refused by default, because a changed `group.id` has this
+            effect.
+        on_bad_record: what happens to a row that the sink can't take, and to a value that does not match its
+            `valueFormat`. 'fail': the query fails; 'dead-letter': the row goes to `dead_letters`, and the other rows
+            into the sink. A source's `onBadRecord` takes precedence for its values.
         dead_letters: the sink of such rows, with topic, partition, offset, timestamp, key and value of the record where
             the row has these columns, the row as JSON, the reason and the query's name. Queries may share one.
     """
@@ -82,17 +84,24 @@ class QuerySettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A query, before anything connects.
+class DeclaredQuery:
+    """A declared query, before anything connects.
 
     Attributes:
-        sources: of each, what Spark is told and what that says.
-        holds_back: a revocation waits for a sequence.
-        queries: all of its group, where it is pinned.
+        name: the query's name.
+        build: makes the DataFrame of the query from those of its sources.
+        sources: the options of each source, as given and parsed.
+        into: the sink.
+        start: where partitions begin that the region has never read.
+        holds_back: whether a revocation waits for a region checkpoint.
+        mode: Spark's output mode.
+        state: 'partial', 'pinned' or None.
+        queries: all queries of its group, where it is pinned.
+        reads_again: whether it may read topics again that another group has read into the same sink.
         letters: the sink of its dead letters.
-        divides: rows that the sink can't take become dead letters.
-        undecoded: of each source, the columns that the query is given, where values that do not decode become dead
-            letters; empty: they don't.
+        divides: whether rows that the sink can't take become dead letters.
+        undecoded: by source, the columns for the query when values that do not decode become dead letters; empty: they
+            don't.
     """
 
     name: str
@@ -110,11 +119,11 @@ class Declared:
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     def what(self) -> list[str]:
-        """What each source reads, for people and for the next program."""
+        """Return what each source reads, as text."""
         pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
         return [
-            (", ".join(one.subscribe) if one.subscribe else f"topics like {one.subscribe_pattern}") + pinned
-            for _, one in self.sources
+            (", ".join(options.subscribe) if options.subscribe else f"topics like {options.subscribe_pattern}") + pinned
+            for _, options in self.sources
         ]
 
 
@@ -123,26 +132,26 @@ def declare(
     build: Build,
     sources: Source | Sequence[Source],
     into: Sink,
-    told: QuerySettings,
+    settings: QuerySettings,
     connection: tuple[Servers, Mapping[str, Any]],
-) -> Declared:
-    """See what `SparkRegion.query` is given.
+) -> DeclaredQuery:
+    """Check the arguments of `SparkRegion.query`.
 
     Args:
-        name: of the query.
-        build: gives its rows.
-        sources: options of each.
-        into: its sink.
-        told: the rest.
-        connection: of the region: where its sources read if they don't say.
+        name: the query's name.
+        build: makes the DataFrame of the query from those of its sources.
+        sources: the options of each source.
+        into: the sink.
+        settings: the other options.
+        connection: the region's servers and settings, for sources that have none of their own.
 
     Raises:
-        InvalidInputError: what can't be.
+        InvalidInputError: an argument is invalid.
     """
     check_member(name)
-    unknown = sorted(told.keys() - QuerySettings.__annotations__.keys())
+    unknown = sorted(settings.keys() - QuerySettings.__annotations__.keys())
     if unknown:
-        reasons = "".join(f"; {NOT_TOLD[one]}" for one in unknown if one in NOT_TOLD)
+        reasons = "".join(f"; {UNSUPPORTED[option]}" for option in unknown if option in UNSUPPORTED)
         names = ", ".join(QuerySettings.__annotations__)
         raise InvalidInputError(f"query() knows no {', '.join(unknown)}: it knows {names}{reasons}")
     if not callable(build):
@@ -161,9 +170,9 @@ def declare(
         raise InvalidInputError(
             f"the query's name {name!r} is its folder's too: without '/', and no '.' at its beginning"
         )
-    bad, letters = told.get("on_bad_record", FAIL), told.get("dead_letters")
+    bad, letters = settings.get("on_bad_record", FAIL), settings.get("dead_letters")
     check_dead_letters(bad, into, letters)
-    rebalance, mode = told.get("on_rebalance", "checkpoint"), told.get("output_mode", "append")
+    rebalance, mode = settings.get("on_rebalance", "checkpoint"), settings.get("output_mode", "append")
     if rebalance not in ("checkpoint", "reset"):
         raise InvalidInputError(f"on_rebalance={rebalance!r}: say 'checkpoint' or 'reset'")
     if mode not in ("append", "update"):
@@ -171,20 +180,20 @@ def declare(
             f"output_mode={mode!r}: append, or update for a sink with keys; 'complete' writes the whole result each "
             "time, which no sequence can hold"
         )
-    state, queries = told.get("state"), told.get("queries", ())
+    state, queries = settings.get("state"), settings.get("queries", ())
     _check_pinned(name, state, queries)
     given = [sources] if isinstance(sources, Mapping) else list(sources)
     if not given:
         raise InvalidInputError(f"the query {name!r} has no source")
-    parsed = tuple(_options(one, *connection) for one in given)
+    parsed = tuple(_options(source, *connection) for source in given)
     undecoded = tuple(_undecoded_columns(*source) if bad == DEAD_LETTER else () for source in parsed)
     parsed = tuple(_keeping_bad_values(*source, columns) for source, columns in zip(parsed, undecoded, strict=True))
     _check_groups(name, [options.group_id for _, options in parsed])
     _check_protocols(state, [options.group_protocol for _, options in parsed])
-    start = start_of(told.get("start", "committed"), "earliest")
+    start = start_of(settings.get("start", "committed"), "earliest")
     holds_back = rebalance == "checkpoint"
-    again = told.get("reads_again", False)
-    return Declared(
+    again = settings.get("reads_again", False)
+    return DeclaredQuery(
         name, build, parsed, into, start, holds_back, mode, state, tuple(sorted(queries)), again, letters,
         bad == DEAD_LETTER, undecoded,
     )  # fmt: skip
@@ -233,7 +242,7 @@ def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> t
 
 
 def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[str, ...]:
-    """The columns that a query is given of a source whose bad values become dead letters; empty: they don't."""
+    """Return the columns that the query gets from a source whose bad values become dead letters; empty: they don't."""
     says = any(name.lower() == "onbadrecord" for name in raw)
     return () if says or options.value_format is None else columns_of(options)
 
@@ -241,7 +250,7 @@ def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[
 def _keeping_bad_values(
     raw: dict[str, str], options: SourceOptions, columns: tuple[str, ...]
 ) -> tuple[dict[str, str], SourceOptions]:
-    """The options by which a source gives the values that do not decode too, with their records."""
+    """Return options by which a source delivers values that do not decode too, with their records."""
     if not columns:
         return raw, options
     rest = {name: value for name, value in raw.items() if name.lower() != "columns"}
@@ -256,11 +265,11 @@ def _addresses(servers: Servers) -> str:
     return servers if isinstance(servers, str) else ",".join(map(str, servers))
 
 
-def check_sink(declared: Declared, built: BuiltQuery) -> None:
-    """See that the sink takes rows as the query gives them.
+def check_sink(declared: DeclaredQuery, built: BuiltQuery) -> None:
+    """Check that the sink takes rows as the query emits them.
 
     Raises:
-        InvalidInputError: it does not replace rows by their keys and the query gives rows anew, or a key is no column.
+        InvalidInputError: the query updates rows and the sink does not replace rows by keys, or a key is not a column.
     """
     sink = declared.into
     mode, keys = str(getattr(sink, "mode", "append")), tuple(getattr(sink, "keys", ()))
@@ -276,11 +285,11 @@ def check_sink(declared: Declared, built: BuiltQuery) -> None:
         )
 
 
-def check_state(declared: Declared, built: BuiltQuery) -> bool:
-    """Whether a query may share its group: its state does not move with partitions.
+def check_state(declared: DeclaredQuery, built: BuiltQuery) -> bool:
+    """Return whether a query may share its group although its state does not move with partitions.
 
     Raises:
-        InvalidInputError: its results are no parts that can be added up.
+        InvalidInputError: its results are not parts that can be added up.
     """
     if declared.state == PARTIAL and (built.watermark or set(built.operators) - {"aggregation"}):
         found = ", ".join(built.operators) + (" with a watermark" if built.watermark else "")

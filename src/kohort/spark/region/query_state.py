@@ -1,4 +1,4 @@
-"""What a query's contribution says of the query itself, as JSON: enough to go on from there, also after an upgrade."""
+"""The state of a query in a region checkpoint, as JSON: enough to continue from there, also after an upgrade."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FORM = 1
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """Where a query's checkpoint stands, and what it was then.
+    """The state of a query: its position in its Spark checkpoint, and the query's definition at that time.
 
     Attributes:
-        epoch: of the run whose checkpoint it is; -1: it had none yet.
+        epoch: the epoch of the run that wrote the Spark checkpoint; -1: there was none yet.
         batch: the last batch that counts; None: none was done.
         output: the schema of its rows, as Spark's JSON.
-        operators: of its stateful operators, in the plan's order.
+        operators: the names of its stateful operators, in the plan's order.
         sources: what each source reads, as text.
     """
 
@@ -29,8 +29,8 @@ class SavedQuery:
     sources: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """As a contribution's state."""
-        told = {
+        """Encode the state for a region checkpoint."""
+        fields = {
             "kohort-spark": FORM,
             "epoch": self.epoch,
             "batch": self.batch,
@@ -38,14 +38,14 @@ class SavedQuery:
             "operators": self.operators,
             "sources": self.sources,
         }
-        return json.dumps(told, separators=(",", ":")).encode()
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, state: bytes) -> SavedQuery:
-        """From a contribution's state.
+        """Decode the state from a region checkpoint.
 
         Raises:
-            InvalidInputError: it is another member's, or a later kohort's.
+            InvalidInputError: the state is another member's, or a newer kohort wrote it.
         """
         try:
             found = json.loads(state)
@@ -66,25 +66,25 @@ class SavedQuery:
 
 
 def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
-    """A query with state goes on only as what it was; one without may change.
+    """Refuse a changed query that keeps state; a query without state may change.
 
     Raises:
-        InvalidInputError: with the difference.
+        InvalidInputError: the query has changed; the message has the difference.
     """
     if not before.operators and not now.operators:
         return
-    for what, old, new in (
+    for aspect, old, new in (
         ("its stateful operators", before.operators, now.operators),
         ("what it reads", before.sources, now.sources),
         ("the columns of its rows", before.output, now.output),
     ):
         if old != new:
             raise InvalidInputError(
-                f"the query {query!r} keeps state and has changed: {what} were {_words(old)}, and are {_words(new)} "
-                "now; its state can't be carried over: give the changed query a name and a group of its own, or go on "
-                "with the earlier program"
+                f"the query {query!r} keeps state and has changed: {aspect} were {_as_text(old)}, and are "
+                f"{_as_text(new)} now; its state can't be carried over: give the changed query a name and a group of "
+                "its own, or go on with the earlier program"
             )
 
 
-def _words(told: str | tuple[str, ...]) -> str:
+def _as_text(told: str | tuple[str, ...]) -> str:
     return told if isinstance(told, str) else ", ".join(told) or "none"

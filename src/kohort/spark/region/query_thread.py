@@ -1,9 +1,13 @@
-"""The thread of a Spark source's member: it hears of group and control plane, and its query reads on meanwhile.
+"""The member's thread of a Spark source: it serves group and control plane while the query keeps reading.
 
-It differs from a member that reads by itself in three things. A cut does not stop the query: what it contributes is the
-last batch that is done. What the group wants back is read by no batch any more once the running one is done, and given
-up with the sequence of a cut that begins after that. Going back is the query's, which begins anew from another
-checkpoint folder. Source: spec 5.6-5.12, 6.2.
+It differs from a member that reads by itself in three ways:
+
+- A checkpoint attempt does not stop the query: the thread contributes the last completed batch.
+- When partitions are being revoked, no batch reads them once the running one is done. They are released with the region
+  checkpoint of an attempt that begins after that.
+- A reset is the query's task, which starts again from another checkpoint folder.
+
+Source: spec 5.6-5.12, 6.2.
 """
 
 from __future__ import annotations
@@ -33,52 +37,54 @@ from kohort.spark.region.sessions import Lost
 
 log = logging.getLogger("kohort.spark")
 
-POLL_MS, SOON_MS = 100, 10
-"""How long a poll waits; and while something waits for the running batch."""
-AGAIN_S = 1.0
-"""A query that is far ahead asks again for a sequence: what it asked may be lost with a connection, or with a reset."""
+POLL_TIMEOUT_MS, BUSY_POLL_TIMEOUT_MS = 100, 10
+"""Longest wait of a poll, and the wait while something depends on the running batch."""
+REQUEST_INTERVAL_S = 1.0
+"""Interval at which a query that is far ahead asks again for a region checkpoint: a request may be lost with a
+connection or a reset.
+"""
 RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", "closing", "too far ahead"
-"""Why no batch may begin."""
+"""Reasons to keep batches from beginning."""
 
 
 class Query(Protocol):
-    """The query, which all of its sources' members share. Any thread may call."""
+    """A query as its sources' members see it; any thread may call."""
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """A member works in this epoch; the query starts when all of them do."""
+        """Note that a member works in this epoch; the query starts when all of them do."""
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Stop, and start anew from this state when all members go back; each is told by `WentBack` that it has."""
+        """Stop, and start again from this state when all members have reset; `WentBack` tells each that it has."""
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
-        """What counts up to the last batch that is done: where partitions end, what it staged, and the query's state.
+        """Return the results up to the last completed batch: end offsets, staged files, and the query's state.
 
         Args:
-            member: who contributes.
-            cut: to which.
-            names: who else does: without all of the query's members, nothing counts.
+            member: the member that contributes.
+            cut: the checkpoint attempt.
+            names: all members that contribute; unless all of the query's members do, nothing counts.
 
         Raises:
-            KafkaError: it can't be told.
+            KafkaError: the results can't be determined.
         """
 
     def counted(self, member: int) -> int:
-        """Forget what was contributed last, which a complete sequence has; gives how many dead letters that has."""
+        """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
 
     def settled(self, member: int) -> None:
-        """Look whether the batch that runs is done."""
+        """Check whether the running batch is done."""
 
     def is_idle(self) -> bool:
-        """Whether no batch is under way that reads from any of the query's sources."""
+        """Return whether no batch that reads from any of the query's sources is running."""
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """The member is over."""
+        """Note that a member has ended."""
 
 
 class QueryThread(MemberThread):
-    """See the module's text."""
+    """The thread of a Spark source's member."""
 
     def __init__(
         self,
@@ -89,41 +95,41 @@ class QueryThread(MemberThread):
         query: Query,
         number: int,
     ) -> None:
-        """Does nothing before `start`; `number`: of the source among its query's."""
+        """Set up the thread of source `number` of the query; `start` starts it."""
         super().__init__(machine, consumer, publishers, config)
         self.seat = HandingSeat(lambda: self.post(happens.Fetched()), self.wake, self._lost)
         self._query, self.number = query, number
-        self._asked_back: deque[happens.Revoked] = deque()  # until no batch reads of it
-        self._kept: deque[happens.Revoked] = deque()  # no batch reads of it; until no cut is under way
+        self._asked_back: deque[happens.Revoked] = deque()  # revocations that wait for the running batch
+        self._kept: deque[happens.Revoked] = deque()  # no batch reads these; they wait for the attempt to end
         self._leaves = False
-        self._saves: tuple[Cut, tuple[str, ...]] | None = None  # the cut that its state is to be saved for, and of whom
+        self._saves: tuple[Cut, tuple[str, ...]] | None = None  # the attempt to save state for, and its members
         self._ask_again_s = 0.0
 
     def leave(self) -> None:
-        """Leave with the next complete sequence: no batch begins any more, the running one is finished."""
+        """Leave with the next complete checkpoint: finish the running batch, and begin no other."""
         self.seat.hold(CLOSING)
         self._leaves = True
         self.wake()
 
     def look_ahead(self, ahead: int, asks_at: int, holds_at: int) -> None:
-        """A query that runs too far ahead of the last complete sequence asks for one, and is held."""
+        """Request a region checkpoint if the query is far ahead of the last one, and hold it if it is further."""
         if ahead >= holds_at:
-            self.seat.hold(AHEAD, stays=True)  # its timers alone would carry it past what Spark keeps
+            self.seat.hold(AHEAD, stays=True)  # timers alone could run more batches than Spark retains
         else:
             self.seat.let(AHEAD)
         if ahead < asks_at:
             self._ask_again_s = 0.0
         elif time.monotonic() >= self._ask_again_s:
-            self._ask_again_s = time.monotonic() + AGAIN_S
+            self._ask_again_s = time.monotonic() + REQUEST_INTERVAL_S
             self.post(happens.CheckpointWanted())
 
     def _lost(self, lost: Lost) -> None:
-        """Records are gone that the query was to read."""
+        """Report a failure if lost records end the query."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"
             self.post(happens.Failed(lost.text, remedy))
 
-    # -- the turns
+    # -- The loop of the thread
 
     def _work(self) -> None:
         self._go_on_saving()
@@ -134,18 +140,21 @@ class QueryThread(MemberThread):
         if waits:
             self._look_for_end()
         if not self._over:
-            self._poll(SOON_MS if waits else POLL_MS)
+            self._poll(BUSY_POLL_TIMEOUT_MS if waits else POLL_TIMEOUT_MS)
 
     def _look_for_end(self) -> None:
         try:
             self._query.settled(self.number)
         except (KafkaError, OSError) as error:
-            log.info("%s: whether its batch is done can't be seen, and is told by Spark: %s", self.name, error)
+            log.info(
+                "[member %s] can't check whether its batch is done, waiting for Spark's report: %s", self.name, error
+            )
 
-    def _hear_all(self) -> None:
-        """What is known, above all that a batch has begun: else the machine would think that nothing was read.
+    def _process_posted(self) -> None:
+        """Process all posted events before anything else, above all that a batch has begun.
 
-        It is said again, for during a cut the machine may not note it.
+        Without it the machine would assume that nothing was read. The event is repeated, because the machine may ignore
+        it during a checkpoint attempt.
         """
         while not self._posted.empty():
             self._step(self._posted.get())
@@ -167,22 +176,22 @@ class QueryThread(MemberThread):
             self._asked_back.append(event)
             return
         if isinstance(event, happens.Lost):
-            self.seat.take(map(partition_of, event.parts))  # from here on no batch begins with them
-            self._hear_all()
+            self.seat.take(map(partition_of, event.parts))  # no batch begins with them from here on
+            self._process_posted()
             self._is_not_asked_back(event.parts)
         self._step(event)
 
     def _is_not_asked_back(self, parts: tuple[Part, ...]) -> None:
-        """These are gone: a late answer to that they were wanted back would be about whatever comes after."""
+        """Drop lost partitions from pending revocations: a late answer would concern their next assignment."""
         for waiting in (self._asked_back, self._kept):
             left = [tuple(part for part in event.parts if part not in parts) for event in waiting]
             waiting.clear()
-            waiting.extend(happens.Revoked(each) for each in left if each)
+            waiting.extend(happens.Revoked(parts_left) for parts_left in left if parts_left)
         if not self._asked_back:
             self.seat.let(RELEASE)
 
     def _keep_when_idle(self) -> None:
-        """What the group wants back is read by no batch any more: the others may go on with the rest."""
+        """Stop planning the revoked partitions once no batch reads them; batches of the others may continue."""
         if not self._asked_back or self.seat.hold(RELEASE) is not None:
             return
         while self._asked_back:
@@ -192,19 +201,19 @@ class QueryThread(MemberThread):
         self.seat.let(RELEASE)
 
     def _give_back_between_cuts(self) -> None:
-        """Give it to the machine, which releases it with the next sequence.
+        """Pass pending revocations to the machine, which releases the partitions with the next region checkpoint.
 
-        Not during a cut: what was contributed to that one may be of before the last batch that read from there.
+        Not during a checkpoint attempt: its contribution may be older than the last batch that read those partitions.
         """
         if self._kept:
-            self._hear_all()
+            self._process_posted()
         while self._kept and self.machine.cut is None:
             self._step(self._kept.popleft())
 
     def _leave_when_idle(self) -> None:
-        """Between two cuts: the next one has all that was read."""
+        """Leave between two checkpoint attempts: the next one includes everything that was read."""
         if self._leaves and not self.machine.closing and self._query.is_idle():
-            self._hear_all()
+            self._process_posted()
             if self.machine.cut is None:
                 self._step(happens.Closing())
 
@@ -212,7 +221,7 @@ class QueryThread(MemberThread):
         self.seat.hold("ended")
         self._query.ended(self.number, error)
 
-    # -- what the machine wants
+    # -- Effects of the machine
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -223,7 +232,7 @@ class QueryThread(MemberThread):
                 if clear:
                     self.seat.clear()
             case happens.Quiesce(cut):
-                self._step(happens.Quiet(cut))  # it reads on
+                self._step(happens.Quiet(cut))  # the query keeps reading
             case happens.SaveState(cut, names):
                 self._saves = cut, names
                 self._go_on_saving()
@@ -238,12 +247,12 @@ class QueryThread(MemberThread):
                 if counts:
                     self.figures.dead_letters += self._query.counted(self.number)
             case _:
-                pass  # `GoOn`: it never stopped
+                pass  # `GoOn`: the query never stopped
 
     def _go_on_saving(self) -> None:
-        """Contribute when no commit is under way: else offsets of the sequence before could come after those of this.
+        """Contribute when no commit is pending: otherwise older offsets could be committed after newer ones.
 
-        One that was not answered is sent once more, behind it: when that is answered, both are over.
+        An unanswered commit is sent once more, behind the first: when the second is answered, both are complete.
         """
         if self._saves is None or self._saves[0] != self.machine.cut:
             self._saves = None
@@ -261,13 +270,13 @@ class QueryThread(MemberThread):
         try:
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
-            log.warning("%s: %s can't be contributed to: %s", self.name, cut, error)
+            log.warning("[member %s] can't contribute to %s: %s", self.name, cut, error)
             self._step(happens.NotQuiet(cut, str(error)))
             return
         self._give(cut, self._ends(ends), staged, state)
 
     def _ends(self, ends: dict[TopicPartition, Position]) -> dict[Part, Position]:
-        """Of all that it was given to read; what no batch has read ends where it was begun."""
+        """Return the end offsets of all assigned partitions; a partition that no batch has read ends where it began."""
         found: dict[Part, Position] = {}
         for part, begin in self.machine.begins.items():
             at = ends.get(partition_of(part))

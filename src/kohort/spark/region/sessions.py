@@ -1,9 +1,9 @@
-"""What a source in a region asks its application, and what it is answered.
+"""The protocol between a source of a region and its application: requests, answers, and the sessions that answer.
 
-A region's member lives in the application, the source in a process of its own: it has a seat there, which hands out
-partitions, hears of each batch, and is told of records that are gone. Everything goes over
-`kohort.spark.driver_channel`, as messages whose `what` is "held", "begin" or "end"; the forms are written and read here
-alone.
+A region's member lives in the application, and the source in a separate process. The source has a session there (a
+*seat* in code), which assigns partitions, learns of each batch, and is told of lost records. Everything goes over
+`kohort.spark.driver_channel`, as messages whose `what` is "held", "begin" or "end". Only this file writes and reads
+their format.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from kohort.spark.driver_channel import Message
 log = logging.getLogger("kohort.spark")
 
 WAIT_MS_MAX = 1_000
-"""The longest that a source may have its application wait while nothing may be planned: a query that is stopped waits
-for it."""
+"""Longest wait of a source while no batch may be planned; stopping the query waits for it."""
 IDLE_MS = 100
-"""How far apart the looks of a source are that finds nothing to read; at most so much later is a new record seen. Spark
-triggers an idle query 70 times a second, which took a fifth of a core: in the source, the JVM, here and in the broker.
+"""Interval between the checks of an idle source, and so the longest delay of a new record.
+
+Spark triggers an idle query 70 times a second, which took a fifth of a core: in the source, the JVM, here and in the
+broker.
 """
 UNKNOWN = "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"
 ANOTHER = (
@@ -38,12 +39,14 @@ ANOTHER = (
 
 @dataclass(frozen=True, slots=True)
 class HandedPart:
-    """A partition as it was handed to a query.
+    """A partition that is assigned to a query's source.
 
     Attributes:
-        topic_id: NO_TOPIC_ID where brokers tell none.
-        start: where it is read from, if it is a new handing-out; an old one goes on where the last batch ended.
-        handing: number of this handing-out, unique in the run.
+        topic: the topic's name.
+        topic_id: the topic's id; NO_TOPIC_ID if the brokers have none.
+        partition: the partition's number.
+        start: the offset to start from in a new assignment; in a known one reading continues at the last batch's end.
+        handing: the number of this assignment, unique in the run.
     """
 
     topic: str
@@ -55,13 +58,13 @@ class HandedPart:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What a query may read now.
+    """The partitions that a query may read now.
 
     Attributes:
-        version: another one as soon as anything else is handed out or asked back.
-        epoch: of the run; another run has another one.
-        generation: of the group.
-        parts: all that the query has, in any order.
+        version: the version of the assignment, which changes with every assigned or revoked partition.
+        epoch: the epoch of the run, different in each run.
+        generation: the group's generation.
+        parts: all partitions of the query's source, in any order.
     """
 
     version: int
@@ -70,15 +73,15 @@ class Handed:
     parts: tuple[HandedPart, ...]
 
     def to_message(self) -> Message:
-        parts = [[one.topic, str(one.topic_id), one.partition, one.start, one.handing] for one in self.parts]
+        parts = [[part.topic, str(part.topic_id), part.partition, part.start, part.handing] for part in self.parts]
         return {"version": self.version, "epoch": self.epoch, "generation": self.generation, "parts": parts}
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> Handed:
-        """Read what `to_message` wrote.
+        """Decode the message of `to_message`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the message has another form.
         """
         try:
             version, epoch, generation = (int(message[name]) for name in ("version", "epoch", "generation"))  # type: ignore[call-overload]
@@ -93,11 +96,11 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A source that has found nothing to read in what it knows: it need not look again at once.
+    """The state of a source that has found nothing to read and need not check again at once.
 
     Attributes:
-        version: what it knows, as `Handed.version`.
-        ms: when it looks again, if that is still what counts; at most `IDLE_MS`.
+        version: the assignment that the source knows, as in `Handed.version`.
+        ms: when the source checks again unless the assignment changes; at most `IDLE_MS`.
     """
 
     version: int
@@ -108,7 +111,7 @@ class Idle:
 
     @classmethod
     def from_message(cls, message: Message) -> Idle | None:
-        """Read what `to_message` wrote; None: it is not in this question, which is answered at once.
+        """Decode the message of `to_message`; return None if the request has none and is answered at once.
 
         Raises:
             InvalidInputError: only a part of it is there.
@@ -120,12 +123,15 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """Where records of a partition are gone, by the source's own look at the log.
+    """Lost records of a partition, as the source found in the log.
 
     Attributes:
-        handing: the handing-out under which it was found.
-        at: where the query was to go on.
-        next: where it goes on instead; -1: nowhere, the topic is gone or another has its name.
+        topic: the topic's name.
+        topic_id: the topic's id.
+        partition: the partition's number.
+        handing: the number of the assignment under which the loss was found.
+        at: the offset at which the query was to continue.
+        next: the offset at which it continues instead; -1: none, the topic was deleted or re-created.
     """
 
     topic: str
@@ -138,12 +144,12 @@ class LostPart:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Records are gone that the query was to read.
+    """Lost records that the query was to read.
 
     Attributes:
-        text: what is gone, for people.
-        fatal: whether the query ends of it (failOnDataLoss); else it goes on, and its next batch begins at `next`.
-        parts: where.
+        text: a description of the loss.
+        fatal: whether the loss ends the query (failOnDataLoss); otherwise its next batch begins at `next`.
+        parts: the partitions concerned.
     """
 
     text: str
@@ -156,10 +162,10 @@ class Lost:
 
     @classmethod
     def from_message(cls, message: Message) -> Lost:
-        """Read what `to_message` wrote.
+        """Decode the message of `to_message`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the message has another form.
         """
         try:
             parts = tuple(
@@ -172,73 +178,73 @@ class Lost:
 
 
 class Seat(Protocol):
-    """One source's place in the application, for one run of its query.
+    """The session of one source in the application, for one run of its query.
 
-    Its methods are called by the thread of the source's connection. Each may raise InvalidInputError, which ends the
-    query with its text.
+    The thread of the source's connection calls its methods. Each may raise InvalidInputError, which ends the query with
+    its text.
     """
 
     def held(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
-        """What the query may read now; None: nothing may be planned.
+        """Return the partitions that the query may read now; None if no batch may be planned.
 
         Args:
-            wait_ms: how long to wait until something may be planned.
-            idle: how long to wait until that is something else than the source knows; None: not at all.
+            wait_ms: the longest wait until a batch may be planned.
+            idle: the longest wait for an assignment that the source does not know yet; None: no wait.
         """
 
     def stays(self) -> bool:
-        """Of a query that may plan nothing: whether its source asks on, and Spark's trigger does not end meanwhile.
+        """Return whether a source that may plan nothing keeps asking, so that Spark's trigger does not end meanwhile.
 
-        Told that there is nothing to read now, Spark runs a batch without records if the query has timers, and another
-        after that.
+        When Spark learns that there is nothing to read, it runs a batch without records if the query has timers, and
+        another after that.
         """
 
     def begin(self, version: int, batch: int) -> bool:
-        """A batch begins: from now on nothing is given up until it ends. False: what was handed out is another by now.
+        """Begin a batch: until it ends, no partition is released; return False if the assignment has changed.
 
         Args:
-            version: of what was handed out, which the batch was planned for.
-            batch: as `BatchOffset` counts; no number of Spark's.
+            version: the version of the assignment that the batch was planned for.
+            batch: the number in `BatchOffset`, not Spark's.
         """
 
     def end(self, batch: int) -> None:
-        """A batch is over: its sink has it, and it is in `commits/`. One that is not running is passed over."""
+        """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
     def lost(self, lost: Lost) -> None:
-        """Records are gone; said before the batch that begins behind them, or before the query ends."""
+        """Report lost records, before the batch that begins behind them, or before the query ends."""
 
 
 class Seats:
-    """The seats of a process, by their ids."""
+    """The sessions of a process, by their ids."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seats: dict[str, Seat] = {}
-        self._queries: dict[str, str] = {}  # by seat, who sits there
+        self._queries: dict[str, str] = {}  # by session, the query whose source has used it
 
     def add(self, id: str, seat: Seat) -> None:
-        """From now on a source with this id is answered by the seat; who sat there before does not any more."""
+        """Add a session: from now on it answers sources with this id, in place of an earlier one."""
         with self._lock:
             self._seats[id] = seat
             self._queries.pop(id, None)
 
     def remove(self, id: str) -> None:
-        """From now on a source with this id is refused."""
+        """Remove a session: from now on sources with this id are refused."""
         with self._lock:
             self._seats.pop(id, None)
             self._queries.pop(id, None)
 
     def query_at(self, id: str) -> str | None:
-        """Identity of the query whose source has asked from a seat, as its offsets carry it; None: nobody has yet."""
+        """Return the identity of the query whose source has used a session; None if none has yet."""
         with self._lock:
             return self._queries.get(id)
 
     def answer(self, query: str, message: Message) -> Message:
-        """What to answer a source.
+        """Answer a source's request.
 
         Args:
-            query: identity of the query that it drives.
-            message: what it asks.
+            query: the identity of the query that the source serves.
+            message: the request.
         """
         try:
             return self._answer(self._seat(query, message.get("seat")), message)
@@ -246,7 +252,7 @@ class Seats:
             return {"refused": error.message}
 
     def lost(self, query: str, message: Message) -> None:
-        """A source's word of records that are gone, to its seat; only logged when that is not there any more."""
+        """Pass a source's report of lost records to its session; only log it if that has ended."""
         lost = Lost.from_message(message)
         log.warning("%s", lost.text)
         try:
@@ -285,9 +291,9 @@ def _number(message: Message, name: str, most: int | None = None) -> int:
 
 
 def topic_ids(parts: Iterable[HandedPart]) -> dict[str, TopicId]:
-    """The ids of the parts' topics, as far as brokers tell them."""
-    return {one.topic: one.topic_id for one in parts if one.topic_id != NO_TOPIC_ID}
+    """Return the ids of the partitions' topics, as far as the brokers have them."""
+    return {part.topic: part.topic_id for part in parts if part.topic_id != NO_TOPIC_ID}
 
 
 SEATS = Seats()
-"""Of this process."""
+"""The sessions of this process."""

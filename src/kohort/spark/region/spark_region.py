@@ -1,4 +1,4 @@
-"""A consistent region of Spark queries: the face of it."""
+"""`SparkRegion`, the interface to a consistent region of Spark queries."""
 
 from __future__ import annotations
 
@@ -29,21 +29,28 @@ from kohort.spark.region.folders import check_place
 from kohort.spark.region.pinned import Pinned, query_of
 from kohort.spark.region.query_factory import Build, BuiltQuery, look
 from kohort.spark.region.query_run import LEAD, RegionQuery
-from kohort.spark.region.query_spec import PINNED, Declared, QuerySettings, Source, check_sink, check_state, declare
+from kohort.spark.region.query_spec import (
+    PINNED,
+    DeclaredQuery,
+    QuerySettings,
+    Source,
+    check_sink,
+    check_state,
+    declare,
+)
 from kohort.spark.region.query_state import SavedQuery, refuse_other
 from kohort.spark.region.query_thread import CLOSING, QueryThread
 from kohort.spark.region.staging import QueryOutput
-from kohort.spark.source.catalog import Catalog
+from kohort.spark.source.catalog import TopicCatalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# -- How a program that runs a region is stopped from outside: by SIGINT (Ctrl-C) and SIGTERM
+# -- Stop signals: SIGINT (Ctrl-C) and SIGTERM
 #
-# PySpark's own answer to SIGINT is to cancel all jobs, which fails the batches that run: from there a region can only
-# go back. So the first signal is only noted, and batches are finished; a second one ends the program as it would
-# without us.
+# On SIGINT, PySpark cancels all jobs, which fails the running batches: a region could only reset from there. So the
+# first signal is only recorded, and batches are finished. A second one ends the program as it would without kohort.
 
 log = logging.getLogger("kohort.spark")
 
@@ -51,21 +58,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Notes signals while it is entered; outside the main thread none comes."""
+    """A context manager that records stop signals; outside the main thread it receives none."""
 
     def __init__(self) -> None:
-        self._noted = False
+        self._received = False
         self._before: dict[signal.Signals, Any] = {}
 
     def is_set(self) -> bool:
-        """Whether one has come."""
-        return self._noted
+        """Return whether a signal has come."""
+        return self._received
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._restore()
-        self._noted = True
-        log.info("%s: the region is left with a last sequence", signal.Signals(number).name)
+        self._received = True
+        log.info("%s received: leaving the region after a last checkpoint", signal.Signals(number).name)
 
     def _restore(self) -> None:
         while self._before:
@@ -74,7 +81,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {one: signal.signal(one, self._note) for one in SIGNALS}
+            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -83,22 +90,22 @@ class StopSignals:
         self._restore()
 
 
-# -- When a job that runs now and then is done: all that was there when it began is published
+# -- The end of a job that runs now and then: everything that was there at its start is published
 
 Ends = Mapping[tuple[str, str, int], int]
-"""Where partitions end, by group, topic and partition."""
+"""End offsets of partitions, by group, topic and partition."""
 
 
-def present_ends(queries: Iterable[Declared]) -> Ends:
-    """Where the partitions that these queries read end now; of one that is pinned, its own alone.
+def present_ends(queries: Iterable[DeclaredQuery]) -> Ends:
+    """Return the present end offsets of the partitions that these queries read; of a pinned query, only its own.
 
     Raises:
-        KafkaError: they can't be asked for.
+        KafkaError: the offsets can't be read.
     """
     ends: dict[tuple[str, str, int], int] = {}
     for query in queries:
         for _, options in query.sources:
-            catalog = Catalog(options)
+            catalog = TopicCatalog(options)
             try:
                 found = catalog.ends(catalog.partitions(known=None))
             finally:
@@ -112,26 +119,27 @@ def present_ends(queries: Iterable[Declared]) -> Ends:
 
 
 def caught_up(seen: RegionSeen, ends: Ends) -> bool:
-    """Whether all up to there is in sequences that the sinks show."""
-    at = {(one.group, one.topic, one.partition): one.offset for one in seen.positions}
+    """Return whether everything up to these offsets is in region checkpoints that the sinks show."""
+    at = {(end.group, end.topic, end.partition): end.offset for end in seen.positions}
     return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in ends.items())
 
 
 CAUGHT_UP = "caught-up"
-LOOK_S = 0.2
-LEAVE_S = 60.0
-ASK_S = 1.0
-"""How often a sequence is asked for that is not due, when a job that is to catch up has nothing to read."""
+CHECK_INTERVAL_S = 0.2
+LEAVE_TIMEOUT_S = 60.0
+REQUEST_INTERVAL_S = 1.0
+"""Interval at which a job that is to catch up asks for a region checkpoint ahead of time, when it has nothing to read.
+"""
 
 
 class SparkRegionSettings(ConnectionSettings, total=False):
-    """Options of `SparkRegion`; beside these, how the cluster is reached: Kafka's names with `_` for `.`.
+    """Options of `SparkRegion`; besides these, the connection settings: Kafka's names with `_` for `.`.
 
     Attributes:
-        checkpoint_every: how often a sequence is begun, by default '5s'; None: only when asked.
+        checkpoint_every: interval between region checkpoints, by default '5s'; None: only on request.
         serves: whether this process may be the control plane.
-        host: where the control plane listens, if it comes to be here; by default on loopback.
-        metrics_listen: HOST:PORT where Prometheus reads.
+        host: the address that the control plane listens on if it runs here; by default loopback.
+        metrics_listen: HOST:PORT of the Prometheus endpoint.
     """
 
     checkpoint_every: str | None
@@ -141,14 +149,14 @@ class SparkRegionSettings(ConnectionSettings, total=False):
 
 
 class SparkRegion:
-    """Spark queries that take checkpoints and go back together, so that what they write is exact.
+    """Spark queries that take checkpoints and reset together, so that each record counts exactly once in their sinks.
 
         region = SparkRegion(spark, "flights", servers, folder="/data/regions", checkpoint_every="5s")
         region.query("delays", lambda flights: flights.selectExpr("CAST(value AS STRING) AS line"),
                      source={"subscribe": "flights", "group.id": "etl"}, into=ParquetFolder("/data/delays"))
         region.run()
 
-    Every application of a region makes one of the same name, with queries of other names, and the same folder.
+    Every application of a region creates one with the same name and folder, and with queries of other names.
     """
 
     def __init__(
@@ -160,17 +168,17 @@ class SparkRegion:
         folder: str | Path,
         **settings: Unpack[SparkRegionSettings],
     ) -> None:
-        """Connects with `start` or `run`.
+        """Set up the region; it connects with `start` or `run`.
 
         Args:
-            spark: a session of Spark in this process; not Spark Connect.
-            name: of the region, the same in all its applications.
-            bootstrap_servers: HOST:PORT, several with commas between or as a list.
-            folder: where the queries' checkpoints are, of this machine or mounted, with hard links.
+            spark: a Spark session in this process; not Spark Connect.
+            name: the region's name, the same in all its applications.
+            bootstrap_servers: HOST:PORT, several separated by commas or as a list.
+            folder: the folder of the queries' checkpoints, local or mounted, with hard links.
             **settings: see `SparkRegionSettings`.
 
         Raises:
-            InvalidInputError: what can't be.
+            InvalidInputError: an argument is invalid.
         """
         if not hasattr(spark, "_jsparkSession"):
             raise InvalidInputError(
@@ -181,22 +189,22 @@ class SparkRegion:
         self._region = Region(name, bootstrap_servers, **settings)
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
         self._folder = f"{check_place(str(folder))}/{name}"
-        self._declared: dict[str, Declared] = {}
+        self._declared: dict[str, DeclaredQuery] = {}
         self._running: dict[str, _Started] = {}
-        self._lock = threading.RLock()  # a handler may close the region while this thread holds it
+        self._lock = threading.RLock()  # a signal handler may close the region while this thread holds the lock
         self._closed = threading.Event()
 
     @property
     def name(self) -> str:
-        """The region's."""
+        """The region's name."""
         return self._region.name
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT where Prometheus reads; None: nowhere."""
+        """HOST:PORT of the Prometheus endpoint; None if there is none."""
         return self._region.metrics_address
 
-    # -- queries
+    # -- Queries
 
     def query(
         self,
@@ -210,38 +218,38 @@ class SparkRegion:
         """Declare a query; it starts with `start` or `run`.
 
         Args:
-            name: of the query and of its member, unique in the region; it survives restarts.
-            build: given the source's DataFrame (of several sources: each of theirs), gives what the sink is to take.
-            source: options of the Kafka source, `subscribe` or `subscribePattern` and `group.id` among them; several
-                for a join, each a member of a group of its own.
-            into: where its rows go.
+            name: the name of the query and of its member, unique in the region and the same after restarts.
+            build: takes the DataFrame of each source, and returns the DataFrame for the sink.
+            source: options of the Kafka source, including `subscribe` or `subscribePattern` and `group.id`; for a join
+                several, each a member of its own group.
+            into: the sink of its rows.
             **options: see `QuerySettings`.
 
         Raises:
-            InvalidInputError: what can't be, before anything is read.
+            InvalidInputError: an argument is invalid; nothing has been read.
         """
         if name in self._declared:
             raise InvalidInputError(f"the region has a query {name!r} already: give each a name of its own")
         self._declared[name] = declare(name, build, source, into, options, self._connection)
 
-    # -- running
+    # -- Running
 
     def start(self) -> None:
-        """Start the queries that were declared and do not run: all of them, or none.
+        """Start all declared queries that do not run yet, or none if one can't start.
 
-        It returns when their members are on their way; what ends one after that, `run` raises.
+        Return when their members have begun to join. An error that ends a query later is raised by `run`.
 
         Raises:
-            InvalidInputError: what can't be, before the first batch.
+            InvalidInputError: an argument is invalid; no batch has run.
             AnalysisException: Spark can't run such a query.
-            KafkaError: a group is another region's, or has members that are not of this region; no right to do this.
+            KafkaError: a group is another region's, or has members outside this region, or authorization failed.
         """
         with self._lock:
-            for one in self._ready():
-                self._begin(one)
+            for started in self._ready():
+                self._begin(started)
 
     def _ready(self) -> list[_Started]:
-        """Whatever does not run, looked through and known to the region; nobody of it is a member yet."""
+        """Check all queries that do not run, and admit them to the region; none of them has joined yet."""
         from kohort.spark import register
 
         if self._closed.is_set():
@@ -249,24 +257,24 @@ class SparkRegion:
         if not self._declared:
             raise InvalidInputError("the region has no query: declare one with query(...)")
         register(self._spark)
-        fresh = [one for name, one in self._declared.items() if name not in self._running]
-        looked = [(one, *self._look(one)) for one in fresh]
+        fresh = [declared for name, declared in self._declared.items() if name not in self._running]
+        checked = [(declared, *self._look(declared)) for declared in fresh]
         with ExitStack() as failing:
             ready = []
-            for declared, built, shares in looked:
+            for declared, built, shares in checked:
                 ready.append(self._admit(declared, built, shares))
                 failing.callback(ready[-1].end)
             failing.pop_all()
         return ready
 
-    def _look(self, declared: Declared) -> tuple[BuiltQuery, bool]:
-        """What can be told without a broker."""
+    def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
+        """Make the checks of a query that need no broker."""
         raw = [options for options, _ in declared.sources]
         built = look(self._spark, declared.build, raw, declared.mode, declared.what(), declared.undecoded)
         check_sink(declared, built)
         return built, check_state(declared, built)
 
-    def _admit(self, declared: Declared, built: BuiltQuery, shares: bool) -> _Started:
+    def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> _Started:
         region_id, sink, letters = UUID(int=0), declared.into, declared.letters
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
@@ -294,13 +302,13 @@ class SparkRegion:
         with ExitStack() as failing:
             failing.callback(started.end)
             for number in range(len(declared.sources)):
-                places = tuple(place for place in (sink, letters) if place is not None) if number == LEAD else ()
+                places = tuple(output for output in (sink, letters) if output is not None) if number == LEAD else ()
                 machine = self._machine(declared, number, places, how)
                 started.members.append(self._member(declared, number, places, machine, started.query))
             failing.pop_all()
         return started
 
-    def _machine(self, declared: Declared, number: int, places: Sequence[Sink], how: Behaviour) -> MemberMachine:
+    def _machine(self, declared: DeclaredQuery, number: int, places: Sequence[Sink], how: Behaviour) -> MemberMachine:
         at = [*map(place_of, places), "", ""]
         return MemberMachine(
             self.name,
@@ -313,7 +321,7 @@ class SparkRegion:
         )
 
     def _member(
-        self, declared: Declared, number: int, places: Sequence[Sink], machine: MemberMachine, query: RegionQuery
+        self, declared: DeclaredQuery, number: int, places: Sequence[Sink], machine: MemberMachine, query: RegionQuery
     ) -> QueryThread:
         options = declared.sources[number][1]
         publishers = [Publisher(place, machine.name) for place in places]
@@ -332,20 +340,20 @@ class SparkRegion:
             member.start(self._region.reach)
 
     def run(self, until: Literal["caught-up"] | None = None) -> None:
-        """Start what was declared, and stay until it is stopped, or until all that was there at the start is published.
+        """Start the declared queries, and block until they are stopped or have caught up.
 
-        SIGINT (Ctrl-C) and SIGTERM stop it with a last sequence, if this is the main thread; a second one does not wait
-        for that.
+        SIGINT (Ctrl-C) and SIGTERM stop the queries after a last checkpoint, if this is the main thread. A second
+        signal does not wait for it.
 
         Args:
-            until: 'caught-up': for jobs that are run now and then. Whatever reads beside the Kafka sources of a query
-                is not waited for.
+            until: 'caught-up', for jobs that run now and then: return when everything that was there at the start is
+                published. Sources of a query outside the region are not waited for.
 
         Raises:
-            InvalidInputError: what can't be, before the first batch.
+            InvalidInputError: an argument is invalid; no batch has run.
             AnalysisException: Spark can't run such a query.
             RegionStoppedError: the region has stopped.
-            Exception: what has ended a query for good.
+            Exception: the error that ended a query.
         """
         if until not in (None, CAUGHT_UP):
             raise InvalidInputError(f"until={until!r}: say 'caught-up', or leave it out")
@@ -363,65 +371,69 @@ class SparkRegion:
             try:
                 targets = self._targets() if until == CAUGHT_UP else {}
                 if until == CAUGHT_UP and not self._running and self._has_nothing_to_do(ready, targets):
-                    for one in ready:
-                        one.end()
+                    for started in ready:
+                        started.end()
                     return
             except BaseException:
-                for one in ready:
-                    one.end()
+                for started in ready:
+                    started.end()
                 raise
-            for one in ready:
-                self._begin(one)
+            for started in ready:
+                self._begin(started)
         asked_s = time.monotonic()
         while not (self._closed.is_set() or is_stopped() or self._are_over()):
             if until == CAUGHT_UP:
                 if self._has_caught_up(targets):
                     return
-                if time.monotonic() > asked_s + ASK_S and self._is_idle():
+                if time.monotonic() > asked_s + REQUEST_INTERVAL_S and self._is_idle():
                     asked_s = time.monotonic()
                     self._region.checkpoint()
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
 
     def _are_over(self) -> bool:
         with self._lock:
-            running = [one.query for one in self._running.values() if one.query is not None]
-        over = [one for one in running if one.over.is_set()]
-        for one in over:
-            if one.error is not None:
-                raise one.error
+            running = [started.query for started in self._running.values() if started.query is not None]
+        over = [query for query in running if query.over.is_set()]
+        for query in over:
+            if query.error is not None:
+                raise query.error
         return bool(running) and len(over) == len(running)
 
     def _is_idle(self) -> bool:
-        """Whether no batch runs here: what there is may have been read, long before a sequence is due."""
+        """Return whether no batch runs here: everything may have been read long before a checkpoint is due."""
         with self._lock:
-            members = [member for one in self._running.values() for member in one.members]
+            members = [member for started in self._running.values() for member in started.members]
         return all(member.seat.running() is None for member in members)
 
     def _targets(self) -> Ends:
         return present_ends(self._declared.values())
 
     def _has_nothing_to_do(self, ready: Sequence[_Started], targets: Ends) -> bool:
-        return not any(one.beside for one in ready) and caught_up(self._region.describe(), targets)
+        return not any(started.beside for started in ready) and caught_up(self._region.describe(), targets)
 
     def _has_caught_up(self, targets: Ends) -> bool:
         try:
             return caught_up(self._region.describe(), targets)
         except TimedOutError as error:
-            log.info("region %s: %s", self.name, error)  # another application comes to be its control plane
+            log.info(
+                "[region %s] control plane does not answer: %s", self.name, error
+            )  # another application takes over
             return False
 
-    # -- people
+    # -- Operations
 
     def describe(self) -> RegionSeen:
-        """The region as its control plane knows it."""
+        """Return the region's state, as its control plane knows it."""
         return self._region.describe()
 
     def checkpoint(self) -> None:
-        """Have a sequence begun."""
+        """Begin a region checkpoint."""
         self._region.checkpoint()
 
     def complete(self) -> int:
-        """The last sequence that all sinks of the region show: who reads several of them reads up to it; 0: none.
+        """Return the last region checkpoint that all sinks show; 0 if there is none.
+
+        A reader of several sinks reads each up to this checkpoint.
 
         Raises:
             TimedOutError: the control plane does not answer.
@@ -431,28 +443,28 @@ class SparkRegion:
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
     ) -> None:
-        """Have all go back to the last complete sequence, or to where the region began; see `Region.reset`."""
+        """Reset all members to the last complete checkpoint, or to the region's initial state; see `Region.reset`."""
         self._region.reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
-    # -- the end
+    # -- The end
 
-    def close(self, *, gently: bool = True, timeout_s: float = LEAVE_S) -> None:
-        """End the queries, and the control plane if it is here.
+    def close(self, *, gently: bool = True, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """End the queries, and the control plane if it runs here.
 
         Args:
-            gently: running batches are finished and published with a last sequence; else all of the region go back.
-            timeout_s: for that.
+            gently: finish running batches and publish them with a last checkpoint; otherwise the whole region resets.
+            timeout_s: the longest wait for that.
         """
         with self._lock:
             self._closed.set()
             running, self._running = list(self._running.values()), {}
-        for one in running:
-            one.leave() if gently else one.abandon()
+        for started in running:
+            started.leave() if gently else started.abandon()
         until_s = time.monotonic() + timeout_s
         with ExitStack() as closing:
             closing.callback(self._region.close)
-            for one in running:
-                closing.callback(one.join, until_s)
+            for started in running:
+                closing.callback(started.join, until_s)
 
     def __enter__(self) -> Self:
         return self
@@ -467,7 +479,7 @@ _OWN = SparkRegionSettings.__annotations__.keys() - ConnectionSettings.__annotat
 
 
 class _Started:
-    """A query that runs, with its members."""
+    """A running query with its members."""
 
     def __init__(self, beside: bool) -> None:
         self.beside = beside
@@ -475,42 +487,42 @@ class _Started:
         self.query: RegionQuery | None = None
 
     def leave(self) -> None:
-        """Leave with the next complete sequence."""
+        """Leave with the next complete checkpoint."""
         for member in self.members:
-            member.seat.hold(CLOSING)  # else a batch of one may begin when another has said that it leaves
+            member.seat.hold(CLOSING)  # before any member leaves, so that no other begins a batch
         for member in self.members:
             member.leave()
 
     def abandon(self) -> None:
-        """End without a word: to the region its members are dead."""
+        """End without leaving: the region sees dead members."""
         for member in self.members:
             member.abandon()
 
     def end(self) -> None:
-        """End what never began: nobody has heard of it."""
+        """Discard members that never started; the region does not know them."""
         for member in self.members:
             member.discard()
 
     def join(self, until_s: float) -> None:
-        """Wait for the end; who is late is abandoned."""
+        """Wait for the members to end, and abandon those that are late."""
         for member in self.members:
             if member.thread.is_alive():
                 member.thread.join(max(0.0, until_s - time.monotonic()))
             if member.thread.is_alive():
-                log.warning("%s: no sequence was complete in time: all go back", member.name)
+                log.warning("[member %s] abandoned: no checkpoint completed in time; the region resets", member.name)
                 member.abandon()
                 member.thread.join()
         if self.query is not None:
             self.query.close()
 
 
-def behaviour(declared: Declared, *, shares: bool, keeps: bool) -> Behaviour:
-    """How the members of a query take part, the same for all of its sources: they are one in everything.
+def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> Behaviour:
+    """Return how the members of a query behave in the region; it is the same for all of its sources.
 
     Args:
         declared: the query.
-        shares: its state moves with partitions, or it has none.
-        keeps: its state waits for it while it is away; so does each of its groups.
+        shares: whether its state moves with partitions, or it has none.
+        keeps: whether its state, and each of its groups, waits for it while it is away.
     """
     sources = len(declared.sources)
     of = uuid4().hex if sources > 1 else ""
@@ -518,15 +530,15 @@ def behaviour(declared: Declared, *, shares: bool, keeps: bool) -> Behaviour:
 
 
 def write_region(region: SparkRegion, name: str, build: Build, into: Sink, source: Source | Sequence[Source]) -> None:
-    """`region.query` as a function: declare a query with what it needs, and the defaults for the rest."""
+    """Declare a query with the defaults of `SparkRegion.query`, as a function."""
     region.query(name, build, source=source, into=into)
 
 
-def _settings(declared: Declared, options: SourceOptions) -> dict[str, Any]:
-    """Of the consumer that is a source's member."""
-    told: dict[str, Any] = client_settings(options)
-    del told["client.id"]  # the region's: by it members are known
-    settings = {key.replace(".", "_"): value for key, value in told.items()}
+def _settings(declared: DeclaredQuery, options: SourceOptions) -> dict[str, Any]:
+    """Return the settings of the consumer that is a source's member."""
+    client: dict[str, Any] = client_settings(options)
+    del client["client.id"]  # the region sets it, to identify members
+    settings = {key.replace(".", "_"): value for key, value in client.items()}
     settings |= {"group_id": options.group_id, "group_protocol": options.group_protocol}
     if declared.state == PINNED:
         settings["partition_assignment_strategy"] = [Pinned(declared.name, declared.queries)]

@@ -1,7 +1,8 @@
-"""How a batch's rows come into the sink's staging: each Spark task stages its own, the driver learns the keys alone.
+"""The staging of a batch's rows in the sink: each Spark task stages its own rows, and the driver gets only their keys.
 
-One action for each batch: two would run a stateful operator twice, and one that does not reach every partition would
-leave its state uncommitted. Attempts of tasks that did not count (retries, speculation) leave files that no key names.
+There is one Spark action for each batch. Two would run a stateful operator twice, and one that does not reach every
+partition would leave its state uncommitted. Attempts of tasks that did not count (retries, speculation) leave files
+that no key names.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 UNIT_BYTES = 64 * 1024 * 1024
-"""A unit is staged when it has come to so much."""
+"""A unit is staged when its rows reach this size."""
 KEYS = "key string, letters bigint"
-"""The rows that a task gives: the text of a key, and how many dead letters are under it; 0: rows are."""
+"""The columns of a task's result: the text of a key, and the number of dead letters under it; 0: it has rows."""
 UNITS_OF_ATTEMPT = 1 << 20
-"""Units are numbered by the attempt of the task, of which no two in an application are alike, and then in order."""
+"""Units per task attempt; a unit's number is the attempt's id, which is unique in an application, times this, and a
+count.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryOutput:
-    """Where a query's rows go, as the region writes there.
+    """The sinks of a query, to which the region writes.
 
     Attributes:
+        sink: the sink of the query's rows.
         letters: the sink of the dead letters.
-        divides: rows that the sink can't take become dead letters; else they fail the task.
+        divides: whether rows that the sink can't take become dead letters; otherwise they fail the task.
     """
 
     sink: Sink
@@ -50,10 +54,15 @@ class QueryOutput:
 
 @dataclass(frozen=True, slots=True)
 class StagingTask:
-    """What a Spark task does with its rows. Pickled to the workers.
+    """The work of a Spark task on its rows. Pickled to the workers.
 
     Attributes:
-        schema: of what the sink takes, as it was checked.
+        output: the sinks.
+        schema: the Arrow schema of the sink's rows, as it was checked.
+        region_id: the region's id.
+        epoch: the epoch of the run.
+        member: the member's name.
+        unit_bytes: the size of a unit.
     """
 
     output: QueryOutput
@@ -64,7 +73,7 @@ class StagingTask:
     unit_bytes: int = UNIT_BYTES
 
     def keys_of(self, batches: Iterator[pa.RecordBatch], attempt: int) -> Iterator[pa.RecordBatch]:
-        """Stage rows as they come; gives the keys, as `KEYS` says."""
+        """Stage rows as they come; yield the keys, with the columns of `KEYS`."""
         units, held, size = itertools.count(attempt * UNITS_OF_ATTEMPT), list[pa.RecordBatch](), 0
         for batch in batches:
             if batch.num_rows:
@@ -97,10 +106,10 @@ class StagingTask:
             yield _key_row(self._put(output.letters, units, bad), bad.num_rows)
 
     def _put(self, sink: Sink, units: Iterator[int], table: pa.Table) -> StagedKey:
-        """Stage a table, as often as it takes while the sink is away.
+        """Stage a table, and retry while the sink is unavailable.
 
-        Only this batch waits; checkpoints continue without it. Each attempt has a key of its own,
-        for something of one that failed may be there.
+        Only this batch waits; checkpoints continue without it. Each attempt has a new key, because a failed one may
+        have left something behind.
         """
         wait = sink_wait(self.member)
         while True:
@@ -118,7 +127,7 @@ class StagingTask:
 
 
 def _key_row(key: StagedKey, letters: int) -> pa.RecordBatch:
-    """One row. Not `pa.array`, which imports pandas where it is installed: a second in each worker that is new."""
+    """Build a batch of one row without `pa.array`, which imports pandas: a second in each new worker."""
     data = key.text().encode()
     ends = (0).to_bytes(4, "little") + len(data).to_bytes(4, "little")
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
@@ -127,25 +136,25 @@ def _key_row(key: StagedKey, letters: int) -> pa.RecordBatch:
 
 
 class StagedBatches:
-    """What the batches of one run have staged and no complete sequence has yet. Any thread may call."""
+    """The output that the batches of one run have staged and no complete checkpoint has yet. Any thread may call."""
 
     def __init__(self, after: int | None) -> None:
-        """`after`: the last batch of the checkpoint that the run began with; None: it begins anew."""
+        """Begin after the last batch of the checkpoint that the run began with; None: it was empty."""
         self._lock = threading.Lock()
         self._after = -1 if after is None else after
         self._given = self._after
         self._batches: dict[int, Staged] = {}
 
     def add(self, batch: int, staged: Staged) -> None:
-        """A batch is staged, also one without rows: lost output must not look like none."""
+        """Record the output of a batch, even without rows: lost output must not look like no output."""
         with self._lock:
             self._batches[batch] = staged
 
     def give(self, last: int | None) -> Staged:
-        """The keys of all batches up to `last` that no complete sequence has.
+        """Return the keys of all batches up to `last` that no complete checkpoint includes.
 
         Raises:
-            CorruptDataError: a batch has staged nothing, not even nothing.
+            CorruptDataError: the output of a batch is missing, even as an empty one.
         """
         with self._lock:
             self._given = self._after if last is None else max(self._after, last)
@@ -156,25 +165,25 @@ class StagedBatches:
             return together(self._batches[number] for number in wanted)
 
     def counted(self) -> int:
-        """Forget what was given last, which a complete sequence has; gives how many dead letters that has."""
+        """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
         with self._lock:
             done = [self._batches.pop(number) for number in sorted(self._batches) if number <= self._given]
             self._after = self._given
             return together(done).dead_letters
 
     def after(self) -> int:
-        """The last batch that a complete sequence has; -1: none."""
+        """Return the last batch that a complete checkpoint includes; -1 if none does."""
         with self._lock:
             return self._after
 
     def ahead(self, last: int | None) -> int:
-        """How many batches the last one is ahead of the last complete sequence."""
+        """Return by how many batches `last` is ahead of the last complete checkpoint."""
         with self._lock:
             return 0 if last is None else max(0, last - self._after)
 
 
 def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
-    """The one action of a batch: its tasks stage, and what comes back are the keys of the attempts that counted."""
+    """Return the one action of a batch: its tasks stage, and it returns the keys of the attempts that counted."""
 
     def in_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -184,11 +193,11 @@ def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
         return task.keys_of(batches, context.taskAttemptId())
 
     def stage(rows: DataFrame) -> Staged:
-        told = [(_key(row.key), row.letters) for row in rows.mapInArrow(in_worker, KEYS).collect()]
+        keys = [(_key(row.key), row.letters) for row in rows.mapInArrow(in_worker, KEYS).collect()]
         return Staged(
-            tuple(key for key, letters in told if not letters),
-            tuple(key for key, letters in told if letters),
-            sum(letters for _, letters in told),
+            tuple(key for key, letters in keys if not letters),
+            tuple(key for key, letters in keys if letters),
+            sum(letters for _, letters in keys),
         )
 
     return stage

@@ -1,8 +1,8 @@
-"""What the checkpoint remembers of a batch, and who wins when it and the group disagree.
+"""The offset of a batch in the checkpoint, and the rule that decides between checkpoint and group.
 
 An offset names for every partition where its batch starts *and* ends. So a batch that Spark replays reads exactly what
-it read before, whatever the group has done in between. It also carries the query's identity and the number of the
-batch, which the commits to the group carry too: that is how a query knows its own commits again after a restart.
+it read before, whatever the group has done meanwhile. The offset also has the query's identity and the number of the
+batch. The commits to the group have both too, so that a query recognizes its own commits after a restart.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
 
 FORM = 3
-"""The last version of the JSON form, which batches of a region have, for their epoch and handings. Form 1 had no topic
-ids; a reader passes over fields that it does not know."""
+"""The latest version of the JSON format, for batches of a region, which have an epoch and assignment numbers. Version 1
+had no topic ids. A reader ignores unknown fields.
+"""
 OUTSIDE_FORM = 2
-"""The form of batches outside a region: an earlier kohort reads them too."""
+"""The version for batches outside a region, which older versions of kohort can read too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets from `start` up to and without `end`."""
+    """A range of offsets from `start` up to, but without, `end`."""
 
     start: int
     end: int
@@ -37,18 +38,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class BatchOffset:
-    """One batch: which query planned it, as what generation of its group, and the span of every partition it held.
+    """One batch: the query that planned it, the group's generation, and the offsets of every owned partition.
 
     Attributes:
-        query: identity of the query, made when it first starts and kept by its checkpoint.
-        batch: counts the query's batches that had something to read; 0 before the first.
-        generation: of the group when the batch was planned; -1 without a group.
-        spans: by partition; a partition that was held but had nothing to read has an empty one.
-        ids: of the spans' topics; without those that are not known, as with brokers that have no topic ids.
-        group: whose member planned it; empty without a group, None where it is not known, as before this was kept.
-        epoch: of the region in which it was planned; -1 without one.
-        handings: in a region, by partition, under which handing-out it was held.
-        from_kafka_source: Spark's own Kafka source planned the batch (`kafka_offsets`).
+        query: the query's identity, made when it first starts and kept in its checkpoint.
+        batch: the number of the query's batches that had something to read; 0 before the first.
+        generation: the group's generation when the batch was planned; -1 without a group.
+        spans: the offsets by partition; empty for a partition that was owned but had nothing to read.
+        ids: the ids of the topics, where they are known; some brokers have none.
+        group: the group whose member planned the batch; empty without a group, None if unknown, as in old checkpoints.
+        epoch: the region's epoch in which the batch was planned; -1 without a region.
+        handings: in a region, the number of each partition's assignment.
+        from_kafka_source: whether Spark's own Kafka source planned the batch (`kafka_offsets`).
     """
 
     query: str
@@ -62,7 +63,7 @@ class BatchOffset:
     from_kafka_source: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON with keys in one stable order: Spark compares offsets as text."""
+        """Encode the batch as plain JSON with its keys in a stable order, because Spark compares offsets as text."""
         topics: dict[str, dict[str, dict[str, int]]] = {}
         for tp in sorted(self.spans):
             span = self.spans[tp]
@@ -87,10 +88,10 @@ class BatchOffset:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> BatchOffset:
-        """Read what `to_json` wrote.
+        """Decode the JSON of `to_json`.
 
         Raises:
-            InvalidInputError: the checkpoint is of another source, or of a later form.
+            InvalidInputError: the checkpoint is another source's, or has a newer format.
         """
         form = found.get("kohort")
         if isinstance(form, int) and form > FORM:
@@ -103,13 +104,13 @@ class BatchOffset:
                 f"the checkpoint's offset {json.dumps(found)[:200]} is not of this source; "
                 "use a fresh checkpointLocation"
             )
-        told = {
+        partitions = {
             TopicPartition(topic, int(number)): span
             for topic, numbers in found["topics"].items()
             for number, span in numbers.items()
         }
-        spans = {tp: Span(int(span["start"]), int(span["end"])) for tp, span in told.items()}
-        handings = {tp: int(span["handing"]) for tp, span in told.items() if "handing" in span}
+        spans = {tp: Span(int(span["start"]), int(span["end"])) for tp, span in partitions.items()}
+        handings = {tp: int(span["handing"]) for tp, span in partitions.items() if "handing" in span}
         ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
         return cls(
             found["query"],
@@ -124,7 +125,7 @@ class BatchOffset:
         )
 
     def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
-        """The same batch with other spans."""
+        """Return a copy of the batch with other offsets."""
         return replace(self, spans=spans)
 
     def ends(self) -> dict[TopicPartition, int]:
@@ -136,10 +137,12 @@ class BatchOffset:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a commit's metadata says about its maker, and about the topic that the offset belongs to.
+    """A commit's metadata: the query and batch that made it, and the topic that the offset belongs to.
 
     Attributes:
-        topic: the topic's id: brokers may keep a group's offsets by its name alone. None where it is not known.
+        query: the query's identity.
+        batch: the number of the query's batch.
+        topic: the topic's id, because brokers may keep a group's offsets by topic name only; None if unknown.
     """
 
     query: str
@@ -152,7 +155,7 @@ class Stamp:
 
     @classmethod
     def from_metadata(cls, text: str | None) -> Stamp | None:
-        """The stamp in a commit's metadata; None if the commit is not of this source."""
+        """Decode a commit's metadata; return None if another client made the commit."""
         try:
             found = json.loads(text) if text else None
             if not isinstance(found, dict):
@@ -165,7 +168,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The group's offset of a partition and who committed it (None: not this source)."""
+    """The group's offset of a partition, and the query that committed it; None: another client."""
 
     offset: int
     stamp: Stamp | None = None
@@ -173,7 +176,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a batch of the query's own began and ended in a partition, as its checkpoint says."""
+    """The start and end offset of a query's own batch in a partition, from its checkpoint."""
 
     start: int
     offset: int
@@ -181,13 +184,15 @@ class Reached:
 
 
 def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
-    """Where a partition starts that a query has just been given; None: neither the group nor the checkpoint knows.
+    """Return where a newly assigned partition starts; None if neither the group nor the checkpoint has an offset.
 
-    The group's offset counts. The checkpoint's raises it only if the group's was committed by this very query in an
-    earlier batch, and is not before where the checkpoint's batch began: then no one else had the partition since, and
-    the checkpoint only knows of a batch whose commit was cut off. An offset that the query committed in that batch or
-    later says that the batch was not read here: it was left to the group when it was to be run again. One before the
-    batch is an older commit of the query's that somebody saved and has put back.
+    The group's offset counts. The checkpoint's offset replaces it only under two conditions. The first: this query
+    committed the group's offset itself, in an earlier batch. Then no other member had the partition since, and the
+    batch's commit was merely lost. The second: the group's offset is not before the start of the checkpoint's batch. An
+    offset before it is an older commit of the query that somebody has restored.
+
+    An offset that the query committed in the checkpoint's batch or later shows that the batch was not read here. The
+    query left it to the group when it should have run again.
     """
     if committed is None:
         return reached.offset if reached is not None else None

@@ -1,4 +1,4 @@
-"""Where a read starts and ends, as its options say. Nothing is asked: that is `Catalog`'s."""
+"""The start and end of a read, from its options; `TopicCatalog` looks up their offsets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from kohort.spark.options import EARLIEST, LATEST, SourceOptions, numbers_of_jso
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """Where a read starts or ends.
+class ReadBound:
+    """The start or end of a read.
 
     Attributes:
-        kind: `times` and `offsets` are told by partition in `numbers`; `time` for all in `number`.
-        strategy: what to do where no record is as young as a timestamp: "latest" or "error".
+        kind: `offsets` and `times` are by partition in `numbers`; `time` is for all in `number`.
+        numbers: offsets or times in ms by partition.
+        number: a time in ms.
+        strategy: "latest" or "error", for partitions without a record at or after a timestamp.
     """
 
     kind: Literal["earliest", "latest", "committed", "offsets", "time", "times"]
@@ -26,16 +28,16 @@ class Bound:
     strategy: str = "latest"
 
 
-def refuse_not_read(option: str, bound: Bound, partitions: Collection[TopicPartition]) -> None:
-    """Offsets by partition name only partitions that are read, as in Spark's Kafka source.
+def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicPartition]) -> None:
+    """Refuse offsets by partition that name partitions outside the read, as Spark's Kafka source does.
 
     Args:
         option: `startingOffsets` or `endingOffsets`.
-        bound: what it or its form by time says.
-        partitions: all that are read.
+        bound: the value of the option or of its form by time.
+        partitions: all partitions of the read.
 
     Raises:
-        InvalidInputError: they name another one.
+        InvalidInputError: the bound names another partition.
     """
     others = sorted(bound.numbers.keys() - set(partitions))
     if others:
@@ -46,18 +48,18 @@ def refuse_not_read(option: str, bound: Bound, partitions: Collection[TopicParti
         )
 
 
-def starting_bound(options: SourceOptions, *, streaming: bool) -> Bound:
-    """Where a read starts; a timestamp counts before an offset, as in Spark's Kafka source.
+def starting_bound(options: SourceOptions, *, streaming: bool) -> ReadBound:
+    """Return where a read starts; a timestamp takes precedence over an offset, as in Spark's Kafka source.
 
     Raises:
-        InvalidInputError: malformed, or `committed` without a group.
+        InvalidInputError: the option is malformed, or `committed` without a group.
     """
     strategy = options.starting_strategy
     if options.starting_timestamp is not None:
-        return Bound("time", number=options.starting_timestamp, strategy=strategy)
+        return ReadBound("time", number=options.starting_timestamp, strategy=strategy)
     if options.starting_offsets_by_timestamp is not None:
         times = numbers_of_json("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp)
-        return Bound("times", times, strategy=strategy)
+        return ReadBound("times", times, strategy=strategy)
     default = "latest" if streaming else "earliest"
     bound = _offset_bound("startingOffsets", options.starting_offsets or default)
     if not streaming and (bound.kind == "latest" or LATEST in bound.numbers.values()):
@@ -67,17 +69,17 @@ def starting_bound(options: SourceOptions, *, streaming: bool) -> Bound:
     return bound
 
 
-def ending_bound(options: SourceOptions) -> Bound:
-    """Where a batch read ends.
+def ending_bound(options: SourceOptions) -> ReadBound:
+    """Return where a batch read ends.
 
     Raises:
-        InvalidInputError: malformed, or `earliest`, or `committed` without a group.
+        InvalidInputError: the option is malformed, or `earliest`, or `committed` without a group.
     """
     if options.ending_timestamp is not None:
-        return Bound("time", number=options.ending_timestamp)
+        return ReadBound("time", number=options.ending_timestamp)
     if options.ending_offsets_by_timestamp is not None:
         times = numbers_of_json("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp)
-        return Bound("times", times)
+        return ReadBound("times", times)
     bound = _offset_bound("endingOffsets", options.ending_offsets or "latest")
     if bound.kind == "earliest" or EARLIEST in bound.numbers.values():
         raise InvalidInputError("endingOffsets can't be earliest")
@@ -86,14 +88,14 @@ def ending_bound(options: SourceOptions) -> Bound:
     return bound
 
 
-def _offset_bound(name: str, text: str) -> Bound:
+def _offset_bound(name: str, text: str) -> ReadBound:
     word = text.strip().lower()
     if word in ("earliest", "latest", "committed"):
-        return Bound(word)  # type: ignore[arg-type]
+        return ReadBound(word)  # type: ignore[arg-type]
     numbers = numbers_of_json(name, text)
     for tp, number in numbers.items():
         if number < EARLIEST:
             raise InvalidInputError(
                 f"{name} asks for offset {number} of {tp}; offsets begin at 0, {EARLIEST} is earliest, {LATEST} latest"
             )
-    return Bound("offsets", numbers)
+    return ReadBound("offsets", numbers)

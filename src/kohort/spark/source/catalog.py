@@ -1,4 +1,4 @@
-"""What there is to read: partitions, their first and last offsets."""
+"""The partitions that exist, and their first and last offsets."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Stamp
-from kohort.spark.source.bounds import Bound
+from kohort.spark.source.bounds import ReadBound
 from kohort.spark.source.data_loss import lose
 from kohort.spark.source.topic_pattern import as_glob, topic_pattern
 
 log = logging.getLogger("kohort.spark")
 
 SAMPLE_RECORDS = 256
-"""How many records are looked at to learn their size."""
-ASKED_AGAIN_S = 0.1
+"""Records that are read to estimate the size of records."""
+RETRY_DELAY_S = 0.1
 REACH_MS = 10_000
-"""How long a read tries to reach a broker before it fails: wrong addresses and wrong security settings are found when
-it starts. What has been reached once is waited for as long as `default.api.timeout.ms` says."""
+"""How long a read tries to reach a broker before it fails.
+
+Wrong addresses and wrong security settings are thus found when the read starts. Once a broker has been reached,
+`default.api.timeout.ms` bounds every wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What there was when the cluster was asked.
+    """The partitions and topic ids in one metadata response.
 
     Attributes:
-        partitions: of the topics asked for, those that exist.
-        ids: of their topics; without those of brokers that have no topic ids.
+        partitions: the partitions of those topics that exist.
+        ids: the topics' ids, unless the brokers have none.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
@@ -46,37 +49,37 @@ class Present:
 
 
 def reach_soon(reader: RangeReader) -> None:
-    """Have a connection to a broker.
+    """Connect to a broker.
 
     Raises:
-        TimedOutError: none could be had within `REACH_MS`; names addresses and causes.
-        KafkaError: the login was refused, at once.
+        TimedOutError: no broker was reached within `REACH_MS`; names addresses and causes.
+        KafkaError: authentication failed, without waiting.
     """
     reader.reach(min(REACH_MS, reader.config.default_api_timeout_ms))
 
 
-class Catalog:
-    """Asks the cluster; for one thread. Connects with the first question, which fails soon if no broker is there."""
+class TopicCatalog:
+    """A client for cluster metadata and offsets, for one thread; the first call connects or fails soon."""
 
     def __init__(self, options: SourceOptions, *, streaming: bool = True) -> None:
-        """Not connected yet; a batch read of nothing is an error, a stream may wait for topics."""
+        """Set up the client, not connected yet; a batch read without topics fails, a stream waits for topics."""
         self._options, self._streaming, self._warned = options, streaming, False
         self._client = RangeReader(options.bootstrap_servers, columns=("key", "value"), **client_settings(options))
         self._reached = False
 
     @property
     def _reader(self) -> RangeReader:
-        """What asks, once a broker has been reached."""
+        """The reader, connected to a broker."""
         if not self._reached:
             reach_soon(self._client)
             self._reached = True
         return self._client
 
     def present(self, topics: Iterable[str]) -> Present:
-        """What there is of some topics, at once also where there is nothing.
+        """Return which of these topics exist, without waiting for missing ones.
 
         Raises:
-            KafkaError: a topic can't be seen for another reason than that it does not exist.
+            KafkaError: a topic can't be described although it may exist.
         """
         found = self._reader.present_topics(topics)
         return Present(
@@ -85,14 +88,14 @@ class Catalog:
         )
 
     def partitions(self, known: Container[str] | None = ()) -> list[TopicPartition]:
-        """Every partition the options choose, sorted.
+        """Return every partition that the options choose, sorted.
 
         Args:
-            known: topics that have existed, of which what is gone is left out; None: all.
+            known: topics that have existed, which are left out if they are gone; None: all.
 
         Raises:
-            NotFoundError: a topic, or a partition named by `assign`, does not exist; in a batch read also where no
-                topic matches the pattern.
+            NotFoundError: a topic, or a partition named by `assign`, does not exist; or in a batch read no topic
+                matches the pattern.
         """
         options = self._options
         wanted = options.assigned()
@@ -129,36 +132,36 @@ class Catalog:
         self._warned = True
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition that exists."""
+        """Return the first offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "earliest"))
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last one of each partition that exists."""
+        """Return the end offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "latest"))
 
     def ends_beyond(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The ends of partitions that seemed to end before these positions.
+        """Return the end offsets of partitions that seemed to end before these positions.
 
-        They are asked for until they do not, for as long as a leader may say so that stood still, and that another has
-        replaced. Then records are gone.
+        A leader that was suspended, and has been replaced, may answer with an old end offset. So the offsets are
+        requested again for a while. If they stay before the positions, records are lost.
         """
         until_s = time.monotonic() + CONFIRM_MS / 1000
         while True:
-            self.present({tp.topic for tp in positions})  # whom else is there to ask
+            self.present({tp.topic for tp in positions})  # refresh the leaders
             ends = self.ends(positions)
             if all(at <= ends[tp] for tp, at in positions.items() if tp in ends) or time.monotonic() > until_s:
                 return ends
-            time.sleep(ASKED_AGAIN_S)
+            time.sleep(RETRY_DELAY_S)
 
     def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
         return {tp: at.offset for tp, at in self._reader.present_offsets(wanted).items()} if wanted else {}
 
-    def resolve(self, bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of a bound in each partition that exists; whether it lies in the partition is not looked at.
+    def resolve(self, bound: ReadBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the offset of a bound in each partition that exists, without checking that the offset exists.
 
         Raises:
             InvalidInputError: a form by partition leaves one out.
-            OffsetError: no record is as young as a timestamp, and the strategy is to fail.
+            OffsetError: no record is at or after a timestamp, and the strategy is to fail.
         """
         wanted = list(partitions)
         if bound.kind == "earliest":
@@ -180,18 +183,18 @@ class Catalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The group's offsets, as anyone may ask for them; where there is none, `without_commit`.
+        """Return the group's committed offsets, also as a non-member; for partitions without one, `without_commit`.
 
         Raises:
-            OffsetError: there is one of an earlier topic of the name, if lost records are an error.
+            OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.
         """
-        from kohort.client.consumer.consumer import Consumer  # more than a batch read needs otherwise
+        from kohort.client.consumer.consumer import Consumer  # imported here because other batch reads do not need it
 
         options = self._options
         with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:
             found = consumer.committed(partitions)
-        known = {tp: one.offset for tp, one in found.items() if one is not None}
-        stamps = {tp: Stamp.from_metadata(one.metadata) for tp, one in found.items() if one is not None}
+        known = {tp: commit.offset for tp, commit in found.items() if commit is not None}
+        stamps = {tp: Stamp.from_metadata(commit.metadata) for tp, commit in found.items() if commit is not None}
         of = {tp: stamp.topic for tp, stamp in stamps.items() if stamp is not None and stamp.topic is not None}
         now = self.present({tp.topic for tp in of}).ids if of else {}
         earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
@@ -204,10 +207,10 @@ class Catalog:
         return known | self.beginnings(earlier) | without
 
     def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where partitions start that the group has no offset for, as `kafka.auto.offset.reset` says.
+        """Return where partitions without a committed offset start, by `kafka.auto.offset.reset`.
 
         Raises:
-            OffsetError: it says none.
+            OffsetError: the setting is none.
         """
         wanted = list(partitions)
         reset = self._options.kafka.get("auto.offset.reset", "latest")
@@ -229,13 +232,13 @@ class Catalog:
         return found | self.ends(late)
 
     def bytes_per_record(self, partition: TopicPartition, start: int, end: int, topic_id: TopicId | None) -> float:
-        """The mean size of key and value of some records from `start` on, 1.0 at least."""
+        """Return the mean size of key and value of some records from `start` on, at least 1.0."""
         rows = size = 0
-        some = self._reader.read(
+        sample = self._reader.read(
             partition, start, min(end, start + SAMPLE_RECORDS), fail_on_data_loss=False, topic_id=topic_id
         )
-        with contextlib.suppress(NotFoundError):  # gone since it was looked at; the next look tells
-            for batch in some:
+        with contextlib.suppress(NotFoundError):  # deleted meanwhile; the next check reports it
+            for batch in sample:
                 rows += batch.num_rows
                 size += batch.nbytes
         return max(1.0, size / rows) if rows else 1.0

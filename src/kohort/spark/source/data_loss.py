@@ -1,4 +1,4 @@
-"""What `failOnDataLoss` decides."""
+"""The choice of `failOnDataLoss`: an error or a warning."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ log = logging.getLogger("kohort.spark")
 
 
 def lose(text: str, remedy: str, *, strict: bool) -> None:
-    """Records are gone, or may be: an error, or a warning and on.
+    """Report that records are lost, or may be, as an error or a warning.
 
     Args:
-        text: what is gone.
+        text: the loss.
         remedy: what `failOnDataLoss=false` does about it, as a verb with its object.
-        strict: the option.
+        strict: the value of the option.
 
     Raises:
-        OffsetError: it is an error.
+        OffsetError: the option makes the loss an error.
     """
     if strict:
         raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")

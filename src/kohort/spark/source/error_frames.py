@@ -1,8 +1,8 @@
-"""Errors that show their reason: raised by what Spark calls, without the frames inside this package.
+"""Errors without this package's stack frames, so that their reason comes first.
 
-Spark hands a Python error on as text, traceback and all, and a notebook puts its own frames around it: with ours the
-reason stood some fifty lines down. Errors that are raised on purpose say all that there is to know; others keep their
-frames.
+Spark passes a Python error on as text with its traceback, and a notebook adds its own frames. With kohort's frames the
+reason stood some fifty lines down. Errors that are raised on purpose say everything in their message; other errors keep
+their frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def reason_first(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that Spark calls: what it raises on purpose comes without inner frames and causes."""
+    """Decorate a method that Spark calls: errors raised on purpose come without inner frames and causes."""
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def reason_first(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def reason_first_each(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Decorate a method that gives an iterator, whose steps may raise too."""
+    """Decorate a method that returns an iterator, whose steps may raise too."""
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

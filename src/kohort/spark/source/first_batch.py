@@ -1,8 +1,8 @@
-"""Where the first batch of a query began that Spark's own Kafka source has planned and not finished.
+"""The start of a query's first batch that Spark's own Kafka source planned and did not finish.
 
-Spark hands a source the end of such a batch alone: the beginning is in a file of the source's own, `sources/I/0`, and a
-Python source is not told where its checkpoint is. The application is, so the source asks it: "which of your queries has
-planned a batch with this end, and where does that batch begin?"
+Spark passes a source only the end of such a batch. Its start is in a file of that source, `sources/I/0`, but a Python
+source does not know its checkpoint's path. The application knows it. So the source asks: "which of your queries has
+planned a batch with this end, and where does that batch start?"
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_i
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kohort.spark.driver_channel import Hearing
+    from kohort.spark.driver_channel import SinkDoneReceiver
 
 log = logging.getLogger("kohort.spark")
 
-ASK_S = 10.0
-"""The longest that a source waits for its application, which reads two small files for each query that runs."""
+ANSWER_TIMEOUT_S = 10.0
+"""Longest wait of a source for its application, which reads two small files for each running query."""
 BY_HAND = (
     "the checkpoint has a first batch that Spark's Kafka source planned and did not finish, and where it begins "
     "can't be found from here ({why}): run `kohort spark checkpoint convert CHECKPOINT --to kohort --execute` first"
 )
 
 
-def initial_positions(hearing: Hearing | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Ask the application where the batch begins that ends at `end`.
+def initial_positions(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """Ask the application where the batch that ends at `end` starts.
 
     Raises:
-        InvalidInputError: the application can't be reached, or can't tell; names the command that helps.
+        InvalidInputError: the application can't be reached or does not know; the message has the command that helps.
     """
-    if hearing is None:
+    if receiver is None:
         raise InvalidInputError(BY_HAND.format(why="the application can't be reached"))
     try:
-        answer = hearing.line.ask({"kind": "initial", "end": end}, ASK_S)
+        answer = receiver.line.ask({"kind": "initial", "end": end}, ANSWER_TIMEOUT_S)
     except OSError as error:
         raise InvalidInputError(BY_HAND.format(why=str(error))) from error
     found = answer.get("start")
@@ -53,11 +53,11 @@ def initial_positions(hearing: Hearing | None, end: Mapping[str, Any]) -> dict[T
 
 
 def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
-    """Find the running query whose first batch has this end, and return where the batch begins.
+    """Find the running query whose first batch has this end, and return where the batch starts.
 
     Args:
-        sessions: whose queries are looked at.
-        message: a question of `initial_positions`.
+        sessions: the sessions whose queries are searched.
+        message: a request of `initial_positions`.
     """
     found = []
     for session in sessions:
@@ -65,7 +65,7 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
             try:
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
             except (KafkaError, OSError, ValueError, Py4JError) as error:
-                log.warning("the checkpoint %s can't be read: %s", root, error)
+                log.warning("can't read checkpoint %s: %s", root, error)
     if not found:
         return {"why": "no source of this application has such a batch"}
     if any(start != found[0] for start in found):
@@ -79,7 +79,7 @@ def _checkpoints(session: SparkSession) -> Iterator[str]:
 
 
 def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict[TopicPartition, int]]]:
-    """Yield the end and the beginning of the first batch, for each Kafka source of one checkpoint."""
+    """Yield the end and the start of the first batch, for each Kafka source of one checkpoint."""
     last = max((int(name) for name in _names(session, f"{root}/offsets") if name.isdecimal()), default=0)
     raw = _read(session, f"{root}/offsets/{last}")
     for name, end in () if raw is None else LogFile.parse(f"offsets/{last}", raw).kafka_sources():
@@ -88,20 +88,20 @@ def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict
             yield end, read_initial(initial)
 
 
-def _place(session: SparkSession, name: str) -> tuple[Any, Any]:
-    """Return a path and its file system by Hadoop, which reaches every place that a checkpoint may be in."""
+def _path_and_system(session: SparkSession, name: str) -> tuple[Any, Any]:
+    """Return a path and its file system in Hadoop, which reaches every file system of a checkpoint."""
     path = session._jvm.org.apache.hadoop.fs.Path(name)
     return path, path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
 def _names(session: SparkSession, folder: str) -> list[str]:
-    path, system = _place(session, folder)
+    path, system = _path_and_system(session, folder)
     return [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
 
 
 def _read(session: SparkSession, name: str) -> bytes | None:
-    """Read a file; None if there is none."""
-    path, system = _place(session, name)
+    """Read a file; return None if there is none."""
+    path, system = _path_and_system(session, name)
     if not system.exists(path):
         return None
     stream = system.open(path)

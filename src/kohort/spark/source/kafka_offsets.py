@@ -1,15 +1,15 @@
-"""Offsets as Spark's own Kafka source writes them into a checkpoint, and a checkpoint of that source taken over.
+"""The offsets in a checkpoint of Spark's own Kafka source, and their conversion to kohort's.
 
-| file | what Spark's Kafka source puts there |
+| file | content from Spark's Kafka source |
 |---|---|
 | `offsets/N`, a line for each source | `{"topic":{"0":10}}`: the end of batch N, the next offset of each partition |
-| `sources/I/0` | a zero byte, `v1`, then the same form: where batch 0 begins |
+| `sources/I/0` | a zero byte, `v1`, then the same form: the start of batch 0 |
 
-A batch begins where the batch before ended. A partition that the batch before does not name is new, and Spark reads it
-from offset 0.
+A batch starts where the previous batch ended. A partition that the previous batch does not name is new, and Spark reads
+it from offset 0.
 
-A query that goes on with such a checkpoint reads on at its offsets. It never reads them again because a group is
-behind: the checkpoint belongs to this query, and the group may have had other members since.
+A query that continues from such a checkpoint reads on at its offsets. It does not go back to a group that is behind.
+The checkpoint belongs to this query, and the group may have had other members since.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Span
 
 FINISHED: Final = 1
-"""The batch number of what Spark's source has read, however many batches that were; kohort's first one follows."""
+"""The batch number that stands for everything Spark's source has read; kohort's first batch follows."""
 _HEAD: Final = b"\x00v1\n"
 
 
 def is_kafka_offset(found: object) -> bool:
-    """Whether parsed JSON has the form of Spark's Kafka source: topics, each with offsets by partition number.
+    """Return whether parsed JSON has the form of Spark's Kafka source: topics, each with offsets by partition number.
 
-    `{}` counts too: a pattern that has matched no topic yet. A topic may be named kohort; in kohort's own form that key
-    has a number.
+    `{}` has it too, for a pattern that has matched no topic yet. A topic may be named kohort; in kohort's own form that
+    key has a number.
     """
     if not isinstance(found, dict):
         return False
@@ -43,7 +43,7 @@ def is_kafka_offset(found: object) -> bool:
 
 
 def positions_of(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """Return the offset of each partition that Spark's form names."""
+    """Return the offset of each partition in Spark's form."""
     return {
         TopicPartition(topic, int(number)): offset
         for topic, numbers in found.items()
@@ -52,7 +52,7 @@ def positions_of(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition,
 
 
 def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return positions in Spark's form, topics and numbers in order; `startingOffsets` takes the same form."""
+    """Return positions in Spark's form, with topics and numbers in order; `startingOffsets` takes the same form."""
     topics: dict[str, dict[str, int]] = {}
     for partition in sorted(positions):
         topics.setdefault(partition.topic, {})[str(partition.partition)] = positions[partition]
@@ -60,10 +60,10 @@ def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str,
 
 
 def read_initial(raw: bytes) -> dict[TopicPartition, int]:
-    """Read `sources/I/0`.
+    """Parse `sources/I/0`.
 
     Raises:
-        CorruptDataError: the bytes are not what Spark's source writes.
+        CorruptDataError: the bytes are not in the format of Spark's source.
     """
     text = raw.removeprefix(b"\x00")
     version, _, body = text.partition(b"\n")
@@ -77,15 +77,15 @@ def read_initial(raw: bytes) -> dict[TopicPartition, int]:
 
 
 def initial_bytes(positions: Mapping[TopicPartition, int]) -> bytes:
-    """Return what Spark's source keeps in `sources/I/0`."""
+    """Return the content of `sources/I/0`."""
     return _HEAD + json.dumps(kafka_offset(positions), separators=(",", ":")).encode()
 
 
 def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
-    """Return the end of a finished batch of Spark's source as a batch offset of ours.
+    """Return the end of a finished batch of Spark's source as kohort's batch offset.
 
     Args:
-        end: in Spark's form.
+        end: the end in Spark's form.
         query: the identity that this run has chosen for the query.
     """
     spans = {partition: Span(offset, offset) for partition, offset in positions_of(end).items()}
@@ -98,9 +98,9 @@ def unfinished(
     """Return the batch before an unfinished batch of Spark's source, and that batch with its ranges.
 
     Args:
-        start: where the batch begins; a partition that is missing here begins at 0.
-        end: in Spark's form.
-        query: as for `taken_over`.
+        start: where the batch starts; a partition that is missing here starts at 0.
+        end: the end in Spark's form.
+        query: the identity that this run has chosen for the query.
     """
     before = {partition: Span(offset, offset) for partition, offset in start.items()}
     spans = {partition: Span(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}

@@ -1,4 +1,4 @@
-"""How a query stands in its group: partitions are given up between batches, never inside one."""
+"""A query's membership in its group: partitions are released between batches, never during one."""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Committed, Stamp
 from kohort.spark.source.offset_coordinator import Held
-from kohort.spark.source.progress import Rebalances, Standing
+from kohort.spark.source.progress import MemberProgress, Rebalances
 from kohort.spark.source.topic_pattern import topic_pattern
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import GroupDescription, MemberDescription, Results
 
 
-# -- Other members of a query's group that subscribe to something else: legal, and mostly a `group.id` used twice
+# -- The check for members that subscribe to other topics: legal, but mostly a `group.id` used twice
 #
-# Each gets partitions of its own topics only, whatever else the group reads; and all rebalance together.
+# Each member gets partitions of its own topics only, and all rebalance together.
 
 log = logging.getLogger("kohort.spark")
 
-LOOK_MS = 30_000
-"""How long the coordinator may take to describe the group; nothing waits for it."""
-LOOKS_MOST = 10
-"""How often it is asked: a classic group that rebalances does not tell what its members subscribe to."""
-NAMED_MOST = 5
-"""So many members are named in the warning."""
-CLOSE_MS = 500
-"""How long the connections' end may take."""
+DESCRIBE_TIMEOUT_MS = 30_000
+"""Timeout of the coordinator's description of the group; nothing waits for it."""
+DESCRIPTIONS_MAX = 10
+"""Most descriptions requested: a rebalancing classic group does not report its members' subscriptions."""
+NAMED_MEMBERS_MAX = 5
+"""Most members named in the warning."""
+CLOSE_TIMEOUT_MS = 500
+"""Timeout for closing the connections."""
 
 
-class Neighbours:
-    """Looks once, after the first assignment, who else is in the group.
+class SubscriptionCheck:
+    """A check, made once after the first assignment, of the other members' subscriptions.
 
-    Over connections of its own: answers come in order, and a heartbeat would wait behind this one.
+    It has its own connections: responses come in order, and a heartbeat's would wait behind this one.
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        """Nothing is connected or asked yet."""
+        """Set up the check; nothing is connected or requested yet."""
         self._options, self._group = options, str(options.group_id)
         self._lock = threading.Lock()
-        self._left = LOOKS_MOST
+        self._left = DESCRIPTIONS_MAX
         self._client: ThreadClient | None = None
         self._asked: Future[Results[str, GroupDescription]] | None = None
 
     def warning(self, mine: str) -> str | None:
-        """What to warn of, once it is known. Asks where it must, and never waits: to be called now and then.
+        """Return the warning once it is known; request a description if needed, and never wait.
 
-        Who may not describe the group hears nothing: a member needs no right to.
+        The caller repeats the call now and then. A member without the right to describe the group gets no warning,
+        because a member does not need that right.
 
         Args:
             mine: this query's member id; empty before the first assignment.
@@ -72,21 +73,21 @@ class Neighbours:
                 self._asked = self._ask()
             if not self._asked.done():
                 return None
-            asked, self._asked = self._asked, None
+            description, self._asked = self._asked, None
             try:
-                found = asked.result().result(self._group)
+                group = description.result().result(self._group)
             except KafkaError as error:
-                log.debug("who else is in the group %s is not known: %s", self._group, error)
+                log.debug("[group %s] can't describe the other members: %s", self._group, error)
                 self._end()
                 return None
             self._left -= 1
-            told = is_told(found, mine)
-            if told or not self._left:
+            is_complete = has_subscriptions(group, mine)
+            if is_complete or not self._left:
                 self._end()
-            return warning_of(found, mine, self._options.subscribe_pattern) if told else None
+            return warning_of(group, mine, self._options.subscribe_pattern) if is_complete else None
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """End the check."""
         with self._lock:
             self._end()
 
@@ -96,38 +97,40 @@ class Neighbours:
         if self._client is None:
             settings = client_settings(self._options) | {"group_id": self._group}
             self._client = ThreadClient(client_config(ConsumerConfig, self._options.bootstrap_servers, settings))
-        asking = describe_consumer_groups(self._client.cluster, [self._group], timeout_ms=LOOK_MS)
+        asking = describe_consumer_groups(self._client.cluster, [self._group], timeout_ms=DESCRIBE_TIMEOUT_MS)
         return self._client.submit(asking, f"neighbours in {self._group}")
 
     def _end(self) -> None:
         self._left = 0
         if self._client is not None:
-            self._client.close(self._client.until_s(CLOSE_MS))
+            self._client.close(self._client.until_s(CLOSE_TIMEOUT_MS))
 
 
-def is_told(group: GroupDescription, mine: str) -> bool:
-    """Whether the coordinator says of every member what it subscribes to, this one included."""
-    told = {one.member_id for one in group.members if one.subscription is not None}
-    return mine in told and len(told) == len(group.members)
+def has_subscriptions(group: GroupDescription, mine: str) -> bool:
+    """Return whether the coordinator reports the subscription of every member, including this one."""
+    known = {member.member_id for member in group.members if member.subscription is not None}
+    return mine in known and len(known) == len(group.members)
 
 
 def warning_of(group: GroupDescription, mine: str, pattern: str | None = None) -> str | None:
-    """What to warn of: the members that subscribe to something else than this one; None where there is none.
+    """Return a warning about members that subscribe to other topics than this one; None if there are none.
 
-    A pattern and topics that it finds count as the same: members learn of new topics one after another.
+    A pattern and topics that it matches count as the same: members learn of new topics one after another.
 
     Args:
-        group: with all its members' subscriptions.
+        group: the group with all its members' subscriptions.
         mine: this member's id.
-        pattern: what it subscribes to, if not topics by name.
+        pattern: the pattern that this member subscribes to, if any.
     """
-    (me,) = (one for one in group.members if one.member_id == mine)
-    others = [one for one in group.members if one is not me and not _alike(me, one, pattern)]
+    (me,) = (member for member in group.members if member.member_id == mine)
+    others = [member for member in group.members if member is not me and not _alike(me, member, pattern)]
     if not others:
         return None
-    named = [f"{one.client_id} at {one.host.lstrip('/')} to {_topics(one)}" for one in others[:NAMED_MOST]]
-    if len(others) > NAMED_MOST:
-        named.append(f"{len(others) - NAMED_MOST} more")
+    named = [
+        f"{other.client_id} at {other.host.lstrip('/')} to {_topics(other)}" for other in others[:NAMED_MEMBERS_MAX]
+    ]
+    if len(others) > NAMED_MEMBERS_MAX:
+        named.append(f"{len(others) - NAMED_MEMBERS_MAX} more")
     reads = _topics(me) if pattern is None else f"the pattern {pattern}"
     return (
         f"members of the group {group.group_id} subscribe to other topics than this query, which reads {reads}: "
@@ -147,35 +150,38 @@ def _alike(me: MemberDescription, other: MemberDescription, pattern: str | None)
 
 
 def _may_find(regex: str, topics: tuple[str, ...]) -> bool:
-    """Whether another member's pattern finds topics; so it may where it is none of Python's."""
+    """Return whether another member's pattern may match all topics; True if it is not a Python pattern."""
     try:
         return all(re.fullmatch(regex, topic) for topic in topics)
     except re.error:
         return True
 
 
-def _topics(one: MemberDescription) -> str:
-    return ", ".join(one.subscription or ()) or f"the pattern {one.subscription_regex}"
+def _topics(member: MemberDescription) -> str:
+    return ", ".join(member.subscription or ()) or f"the pattern {member.subscription_regex}"
 
 
-FINDS_STARTS = {"auto.offset.reset": "none"}
-"""A query finds itself where a partition starts that the group has no offset for; a coordinator that pushes would write
-one else, and it would count as somebody's commit."""
-WATCH_MS = 1_000
-"""How long the watching thread waits for a change before it looks whether it should end."""
-LEAVE_MS = 1_500
-"""How long leaving may take: Spark does not wait for this process."""
+NO_OFFSET_RESET = {"auto.offset.reset": "none"}
+"""Consumer settings by which the query chooses starting offsets itself; a push coordinator would commit its own, which
+would count as another client's commit.
+"""
+WATCH_INTERVAL_MS = 1_000
+"""Interval of the watching thread's check whether it should end."""
+LEAVE_TIMEOUT_MS = 1_500
+"""Longest time for leaving the group: Spark does not wait for this process."""
 WAIT_WARNING_MS = 10_000
-"""A query that waits longer for its partitions warns once: a broker lets a group's first members wait for 3 s."""
+"""A query that waits longer for its partitions logs one warning; a broker delays a group's first rebalance by 3 s."""
 JOIN_MARGIN_MS = 60_000
 """Without `joinTimeoutMs`, a query waits for its partitions for this much longer than a rebalance waits for batches."""
-UNREAD_MS = 2_000
-"""How long a batch whose tasks Spark has not asked for keeps the group waiting: it asks 0.1 to 0.3 s after the plan,
-unless another source of the query is not done with its own."""
+UNREAD_BATCH_TIMEOUT_MS = 2_000
+"""Longest time that a batch without a request for its tasks delays a rebalance.
+
+Spark asks for tasks 0.1 to 0.3 s after the plan, unless another source of the query is still planning.
+"""
 
 
 class Limit(NamedTuple):
-    """For how long a rebalance waits for a batch, and the option that says so."""
+    """The longest time that a rebalance waits for a batch, with its option."""
 
     option: str
     ms: int
@@ -185,8 +191,8 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """The identity of a commit: query, batch, generation and topic ids."""
+class CommitSource:
+    """The source of a commit: query, batch, generation and topic ids."""
 
     query: str
     batch: int
@@ -194,76 +200,83 @@ class Maker:
     ids: Mapping[str, TopicId]
 
     def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets with the maker's stamp."""
+        """Return the offsets with the stamp of query and batch."""
         return {
             tp: OffsetAndMetadata(offset, Stamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
             for tp, offset in offsets.items()
         }
 
     def ids_of(self, offsets: Iterable[TopicPartition]) -> Mapping[str, TopicId]:
-        """The ids of all topics; none where one is not known: a commit is by id or by name."""
+        """Return the ids of all topics; none if one is unknown, because a commit is either by id or by name."""
         topics = {tp.topic for tp in offsets}
         return {topic: self.ids[topic] for topic in topics} if topics <= self.ids.keys() else {}
 
 
 class InGroup(Protocol):
-    """How a query stands in its group: as a member, or only as one who keeps offsets there."""
+    """A query's relation to its group: as a member, or as a client that only commits offsets there."""
 
     def held(self) -> Held:
-        """Wait until no rebalance is under way; give the partitions held then.
+        """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
-            TimedOutError: that takes longer than `joinTimeoutMs`.
+            TimedOutError: the wait exceeds `joinTimeoutMs`.
         """
 
     def still(self, held: Held) -> bool:
-        """Whether `held` is what is held; False if the group has moved on since, or is about to."""
+        """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
     def begin(self, held: Held) -> bool:
-        """Start a batch: from now on nothing is given up. False if the group has moved on since `held`."""
+        """Begin a batch: until it ends, no partition is released.
+
+        Return False if the group has rebalanced since `held`.
+        """
 
     def read(self) -> bool:
-        """Spark asks for the tasks of the batch that has begun. False: it was let go meanwhile."""
+        """Note that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
 
     def end(self) -> None:
-        """The batch is over and committed: give up what the group wants back."""
+        """End a committed batch, and release revoked partitions."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
-        """Commit next offsets with their maker's stamp as metadata, and wait.
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+    ) -> None:
+        """Commit next offsets with the stamp of query and batch as metadata, and wait.
 
         Raises:
-            CommitFailedError: the partitions are others' by now.
-            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
+            CommitFailedError: other members own the partitions by now.
+            NotFoundError: a topic was deleted or re-created; nothing of it was committed.
         """
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """The group's offsets with their makers."""
+        """Return the group's offsets with their stamps."""
 
-    def standing(self) -> Standing:
-        """What the progress says of it."""
+    def standing(self) -> MemberProgress:
+        """Return the member's state for the query's progress."""
 
     def close(self) -> None:
         """Leave the group."""
 
 
-class Membership:
-    """Joins with the first use, heartbeats in the background, and answers revocations when no batch is running.
+class GroupMembership:
+    """A member of a group that joins with the first use and answers revocations when no batch is running.
 
-    A batch begins by a call of the thread that plans, and ends by that thread's or by the one that hears of its sink;
-    a thread of its own releases revoked partitions while the query is idle, and tells the log of rebalances.
+    The planning thread begins a batch. It ends the batch too, or the thread that learns of the sink's end does. Another
+    thread releases revoked partitions while the query is idle, and logs rebalances.
 
     Spark plans the sources of a query one after the other, and asks for the first one's tasks when all have planned.
-    If two of them are in one group, or two queries have sources in the same two groups, the second source waits for a
-    rebalance that waits for the first one's batch. So a batch is let go when the group wants partitions back and its
-    tasks are not asked for soon: nothing of it has been read, and what stays with the query is taken anew (`read`).
+    Two sources of a query may be in one group, or two queries may have sources in the same two groups. Then the second
+    source may wait for a rebalance that waits for the first one's batch. So a batch is abandoned if partitions are
+    being revoked and Spark does not ask for its tasks soon. Nothing of it has been read, and `read` plans the remaining
+    partitions again.
     """
 
     def __init__(self, options: SourceOptions, heard: Callable[[], bool] = lambda: False) -> None:
         """Start joining in the background.
 
         Args:
-            options: of the source.
-            heard: whether this process hears when a sink is done; else a batch runs until the next trigger.
+            options: the options of the source.
+            heard: whether this process learns when a sink has completed a batch; otherwise a batch runs until the next
+                trigger.
         """
         self._member = GroupMember(
             options.bootstrap_servers,
@@ -271,27 +284,27 @@ class Membership:
             topics=options.subscribe,
             pattern=options.pattern_text(),
             group_protocol=options.group_protocol,
-            **client_settings(options) | FINDS_STARTS,
+            **client_settings(options) | NO_OFFSET_RESET,
         )
         self._options = options
         self._lock = threading.Lock()
-        self._given: frozenset[TopicPartition] = frozenset()  # by the last answer
-        self._busy = self._unread = False  # in a batch; in one whose tasks nobody has asked for
+        self._given: frozenset[TopicPartition] = frozenset()  # in the last assignment
+        self._busy = self._unread = False  # a batch runs; Spark has not asked for its tasks
         self._busy_since = self._looked_at = time.monotonic()
-        self._gap_s = 0.0  # the longest that this process did nothing, in the running batch
+        self._gap_s = 0.0  # longest pause of this process in the running batch
         self._heard, self._warned = heard, False
         self._rebalances = Rebalances(self._member.group_id)
-        self._neighbours = Neighbours(options)
+        self._subscription_check = SubscriptionCheck(options)
         self._failure: Exception | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
         self._watch.start()
 
     def held(self) -> Held:
-        """Wait until no rebalance is under way; give the partitions held then.
+        """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
-            TimedOutError: that takes longer than `joinTimeoutMs`.
+            TimedOutError: the wait exceeds `joinTimeoutMs`.
             KafkaError: the membership has failed.
         """
         limit_ms = self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
@@ -312,10 +325,10 @@ class Membership:
         raise self._failure
 
     def still(self, held: Held) -> bool:
-        """Whether `held` is from the last answer, and that still counts; False if the group may have moved on since.
+        """Return whether `held` is from the last assignment, and that is still valid.
 
-        A query passes over partitions of an answer, as those of topics that are gone. A generation goes on while
-        partitions come that others have given back.
+        A query may leave out partitions of an assignment, such as those of deleted topics. A generation continues while
+        partitions arrive that others have released.
         """
         with self._lock:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
@@ -323,71 +336,80 @@ class Membership:
     def _holds(self, held: Held) -> bool:
         if self._member.revocation() is not None or not self._member.owns():
             return False
-        assignment = self._member.assignment()  # a generation goes on while what it had is given back
+        assignment = self._member.assignment()  # a generation continues while its partitions are released
         return assignment.generation == held.generation and set(held.partitions) <= set(assignment.partitions)
 
     def begin(self, held: Held) -> bool:
-        """Start a batch: from now on revocations wait. False if the group has moved on since `held`, or may have."""
+        """Begin a batch: revocations wait until it ends.
+
+        Return False if the group has rebalanced since `held`, or may have.
+        """
         with self._lock:
             if not self._holds(held):
                 return False
-            self._take_in()
+            self._count_rebalances()
             self._busy, self._unread, self._busy_since = True, True, time.monotonic()
             self._rebalances.batch_began(self._busy_since * 1000)
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
     def read(self) -> bool:
-        """Spark asks for the tasks of the batch that has begun. False: it was let go meanwhile."""
+        """Note that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
         with self._lock:
             self._unread = False
             return self._busy
 
-    def _let_go(self, now_s: float) -> None:
-        """Let a batch go that has not been read, if the group has waited for it for long enough. Under the lock."""
-        if self._unread and (now_s - self._busy_since) * 1000 >= UNREAD_MS and self._member.revocation() is not None:
+    def _abandon_unread(self, now_s: float) -> None:
+        """Abandon an unread batch if the group has waited for it long enough; the caller holds the lock."""
+        if (
+            self._unread
+            and (now_s - self._busy_since) * 1000 >= UNREAD_BATCH_TIMEOUT_MS
+            and self._member.revocation() is not None
+        ):
             self._busy = self._unread = False
             self._rebalances.batch_ended(now_s * 1000)
             log.info(
-                "[group %s] batch let go: its tasks were not asked for within %d ms while the group rebalances; what "
-                "stays with the query is read with the next call",
+                "[group %s] batch abandoned: Spark did not ask for its tasks within %d ms during a rebalance; what "
+                "stays with the query is planned again with the next call",
                 self._member.group_id,
-                UNREAD_MS,
+                UNREAD_BATCH_TIMEOUT_MS,
             )
 
     def end(self) -> None:
-        """The batch is over and committed: give up what the group wants back.
+        """End a committed batch, and release revoked partitions.
 
-        What keeps the member out of its group is the planning thread's to hear, here and in the watching thread.
+        An error of the membership is raised to the planning thread, from here and from the watching thread.
         """
         with self._lock:
             self._busy = self._unread = False
             self._rebalances.batch_ended(time.monotonic() * 1000)
             self._member.release()
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
-        """Commit next offsets with their maker's stamp as metadata, and wait.
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+    ) -> None:
+        """Commit next offsets with the stamp of query and batch as metadata, and wait.
 
         Raises:
-            CommitFailedError: the partitions are others' by now.
-            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
+            CommitFailedError: other members own the partitions by now.
+            NotFoundError: a topic was deleted or re-created; nothing of it was committed.
         """
         try:
             if offsets:
-                ids = maker.ids_of(offsets)
+                ids = source.ids_of(offsets)
                 self._member.commit(
-                    maker.stamped(offsets), generation=maker.generation, topic_ids=ids, timeout_ms=timeout_ms
+                    source.stamped(offsets), generation=source.generation, topic_ids=ids, timeout_ms=timeout_ms
                 )
         except (CommitFailedError, FencedError) as error:
             raise CommitFailedError(f"{error.message}; {self._advice(error)}", error.code) from error
 
     def _advice(self, error: CommitFailedError | FencedError) -> str:
-        """What to do about partitions that are others' by now, by its cause."""
+        """Return what to do about partitions that other members own by now, depending on the cause."""
         with self._lock:
             now = time.monotonic()
             ran_ms, gap_ms = (now - self._busy_since) * 1000, max(self._gap_s, now - self._looked_at) * 1000
         if not self._busy:
-            return "the group has moved on"
+            return "the group has rebalanced"
         return advice(
             error,
             ran_ms,
@@ -398,61 +420,67 @@ class Membership:
 
     @property
     def _bound(self) -> Limit:
-        """How long a rebalance waits for a batch; a coordinator that pushes evicts who keeps a Stop for a session."""
+        """The longest time that a rebalance waits for a batch.
+
+        A push coordinator evicts a member that delays Stop for a session.
+        """
         config = self._member.config
         if config.group_protocol == "push":
             return Limit("kafka.session.timeout.ms", config.session_timeout_ms)
         return Limit("kafka.max.poll.interval.ms", config.max_poll_interval_ms)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """The group's offsets with their makers."""
-        return _with_makers(self._member.committed(list(partitions)))
+        """Return the group's offsets with their stamps."""
+        return _with_stamps(self._member.committed(list(partitions)))
 
-    def standing(self) -> Standing:
-        """What the progress says of this member, with the rebalances up to now."""
+    def standing(self) -> MemberProgress:
+        """Return the member's state for the query's progress, with all rebalances so far."""
         with self._lock:
-            self._take_in()
-            return Standing(
+            self._count_rebalances()
+            return MemberProgress(
                 self._member.assignment().member_id or None, self._rebalances.count, self._rebalances.standstill_ms
             )
 
-    def _take_in(self) -> None:
-        """Count what rebalances there were since the last call. Under the lock."""
+    def _count_rebalances(self) -> None:
+        """Count the rebalances since the last call; the caller holds the lock."""
         self._rebalances.take(self._member.rebalances(self._rebalances.count))
 
     def close(self) -> None:
         """Leave the group."""
         self._ended.set()
-        self._neighbours.close()
-        self._member.close(timeout_ms=LEAVE_MS)
+        self._subscription_check.close()
+        self._member.close(timeout_ms=LEAVE_TIMEOUT_MS)
 
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._member.wait_change(WATCH_MS)
+                self._member.wait_change(WATCH_INTERVAL_MS)
                 with self._lock:
                     now = time.monotonic()
                     self._gap_s, self._looked_at = max(self._gap_s, now - self._looked_at), now
-                    self._let_go(now)
+                    self._abandon_unread(now)
                     if not self._busy and not self._ended.is_set():
                         self._member.release()
-                    self._take_in()
+                    self._count_rebalances()
                 self._warn_if_long()
-                self._warn_of_neighbours()
+                self._warn_of_other_subscriptions()
             except Exception as error:
                 if not self._ended.is_set():
-                    log.exception("what watches for revocations has ended")
+                    log.exception("the thread that watches for revocations has failed")
                     self._failure = error
                 return
 
-    def _warn_of_neighbours(self) -> None:
-        """Say once that others in the group subscribe to other topics."""
-        warning = self._neighbours.warning(self._member.assignment().member_id)
+    def _warn_of_other_subscriptions(self) -> None:
+        """Log once that other members subscribe to other topics."""
+        warning = self._subscription_check.warning(self._member.assignment().member_id)
         if warning is not None:
             log.warning("%s", warning)
 
     def _warn_if_long(self) -> None:
-        """Say once that a rebalance would not wait for the running batch; Spark tells nobody a query's trigger."""
+        """Log once that a rebalance would not wait for the running batch.
+
+        A query's trigger interval is not known here.
+        """
         bound = self._bound
         with self._lock:
             long = self._busy and (time.monotonic() - self._busy_since) * 1000 > bound.ms
@@ -463,14 +491,14 @@ class Membership:
 
 
 def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, bound: Limit) -> str:
-    """What to do about a batch whose partitions were given to others.
+    """Return what to do about a batch whose partitions were assigned to others.
 
     Args:
-        error: what its commit was answered with.
-        ran_ms: how long the batch ran.
-        gap_ms: the longest time in it that this process did nothing at all.
-        session_ms: after so much silence a member is evicted.
-        bound: so long a rebalance waits for a batch.
+        error: the error of its commit.
+        ran_ms: the duration of the batch.
+        gap_ms: the longest pause of this process during the batch.
+        session_ms: the session timeout.
+        bound: the longest time that a rebalance waits for a batch.
     """
     if error.code in (ErrorCode.FENCED_INSTANCE_ID, ErrorCode.UNRELEASED_INSTANCE_ID):
         return "another process joined with its kafka.group.instance.id: give each query one of its own"
@@ -493,7 +521,7 @@ def advice(error: KafkaError, ran_ms: float, gap_ms: float, *, session_ms: int, 
 
 
 def no_assignment(member: GroupMember, limit_ms: int, bound: Limit) -> str:
-    """Word the failure of a query that got no partitions in time."""
+    """Return the error text of a query that got no partitions in time."""
     return (
         f"the group {member.group_id} gave no assignment within {limit_ms} ms: {member.waits_for()}. A rebalance waits "
         f"for the running batches of all members, for {bound.option} of each: raise joinTimeoutMs above that, or look "
@@ -502,24 +530,27 @@ def no_assignment(member: GroupMember, limit_ms: int, bound: Limit) -> str:
 
 
 def waits_for_assignment(member: GroupMember, limit_ms: int) -> str:
-    """Word the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
+    """Return the warning of a query that has waited for its partitions for `WAIT_WARNING_MS`."""
     return (
         f"[group {member.group_id}] the query waits for its partitions: {member.waits_for()}; it fails after "
         f"{limit_ms} ms (joinTimeoutMs). A rebalance waits for the running batches of all members"
     )
 
 
-def given_away(batch: int, error: CommitFailedError) -> str:
-    """What to say of a batch whose partitions are others' by now."""
-    return f"batch {batch} could not be committed, its partitions were given to others meanwhile: {error.message}"
+def partitions_lost(batch: int, error: CommitFailedError) -> str:
+    """Return the text about a batch whose partitions other members own by now."""
+    return (
+        f"batch {batch} could not be committed, its partitions were assigned to other members meanwhile: "
+        f"{error.message}"
+    )
 
 
 def long_batch_warning(bound: Limit, *, heard: bool) -> str:
-    """What to say when a batch has been running for longer than a rebalance waits.
+    """Return the warning that a batch has been running for longer than a rebalance waits.
 
     Args:
-        bound: how long it waits.
-        heard: whether it is known that the sink is not done; else the query may only wait for its trigger.
+        bound: the longest time that a rebalance waits.
+        heard: whether the sink is known to be running; otherwise the query may only be waiting for its trigger.
     """
     text = (
         f"a batch has been running for longer than {bound}: when another member joins or "
@@ -535,7 +566,7 @@ def long_batch_warning(bound: Limit, *, heard: bool) -> str:
 
 
 class OffsetKeeper:
-    """Keeps a query's offsets in a group that it is no member of: its partitions are named by `assign`."""
+    """A client that keeps a query's offsets in a group without joining: `assign` names its partitions."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._held = Held(options.assigned())
@@ -547,37 +578,39 @@ class OffsetKeeper:
         )
 
     def held(self) -> Held:
-        """All of `assign`."""
+        """Return all partitions of `assign`."""
         return self._held
 
     def still(self, held: Held) -> bool:
-        """Always true: assigned partitions are never revoked."""
+        """Return True: assigned partitions are never revoked."""
         return True
 
     def read(self) -> bool:
-        """Nothing is let go."""
+        """Return True: no batch is abandoned."""
         return True
 
     def begin(self, held: Held) -> bool:
-        """Always true: assigned partitions are never revoked."""
+        """Return True: assigned partitions are never revoked."""
         del held
         return True
 
     def end(self) -> None:
-        """Nothing is given up."""
+        """Do nothing: no partition is released."""
 
-    def commit(self, offsets: Mapping[TopicPartition, int], maker: Maker, timeout_ms: float | None = None) -> None:
-        """Commit next offsets with their maker's stamp as metadata, and wait.
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+    ) -> None:
+        """Commit next offsets with the stamp of query and batch as metadata, and wait.
 
         Raises:
             InvalidInputError: the group has members.
-            NotFoundError: a topic is gone, or another has its name; nothing was committed of it.
+            NotFoundError: a topic was deleted or re-created; nothing of it was committed.
         """
-        ids, cluster = maker.ids_of(offsets), self._client.cluster
+        ids, cluster = source.ids_of(offsets), self._client.cluster
         try:
             self._client.call(
                 commit_offsets(
-                    cluster, self._group, maker.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                    cluster, self._group, source.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
                 )
             )
         except CommitFailedError as error:
@@ -589,21 +622,21 @@ class OffsetKeeper:
             ) from error
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
-        """The group's offsets with their makers."""
-        return _with_makers(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
+        """Return the group's offsets with their stamps."""
+        return _with_stamps(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
-    def standing(self) -> Standing:
-        """It is no member."""
-        return Standing()
+    def standing(self) -> MemberProgress:
+        """Return an empty state: the query is not a member."""
+        return MemberProgress()
 
     def close(self) -> None:
-        self._client.close(self._client.until_s(LEAVE_MS))
+        self._client.close(self._client.until_s(LEAVE_TIMEOUT_MS))
 
 
-def _with_makers(
+def _with_stamps(
     found: Mapping[TopicPartition, OffsetAndMetadata | None],
 ) -> dict[TopicPartition, Committed | None]:
     return {
-        tp: None if one is None else Committed(one.offset, Stamp.from_metadata(one.metadata))
-        for tp, one in found.items()
+        tp: None if commit is None else Committed(commit.offset, Stamp.from_metadata(commit.metadata))
+        for tp, commit in found.items()
     }

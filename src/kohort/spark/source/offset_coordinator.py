@@ -1,7 +1,7 @@
-"""Where a query's partitions come from, where they start, and what follows a batch that is done: its place.
+"""The interface of a query to whoever keeps its offsets: partitions, their starts, and the commit of a completed batch.
 
-A query decides how much a batch reads, and its place all that others have a part in. `group_place.py` is the place of a
-query that keeps its own offsets, `region_place.py` of one whose region does.
+A query decides how much a batch reads; an offset coordinator decides everything that is shared with others.
+`group_offsets.py` is for a query that keeps its own offsets, `region_offsets.py` for a query of a region.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ from typing import Protocol
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.progress import Standing
+from kohort.spark.source.progress import MemberProgress
 
 log = logging.getLogger("kohort.spark")
 
-AGAIN_S = 0.1
-"""How long to wait before partitions are asked for again that changed while they were taken."""
-_TOLD_AFTER_S, _TOLD_LOOKS = 30.0, 20
-"""A rebalance or a topic that goes costs one or two looks, though one may wait long: what changes on and on is told."""
+RETRY_DELAY_S = 0.1
+"""Delay before partitions are requested again that changed while their starts were looked up."""
+_WARNING_AFTER_S, _WARNING_ATTEMPTS = 30.0, 20
+"""Time and attempts after which repeated changes are logged. A rebalance or a deleted topic costs one or two attempts,
+though one may take long.
+"""
 
 
-class Again:
-    """The wait before another look, which tells the log once when looks go on for long without an end."""
+class AssignmentRetry:
+    """The delay before another attempt, which logs one warning when attempts repeat without success."""
 
     def __init__(self) -> None:
-        self._told_s = time.monotonic() + _TOLD_AFTER_S
-        self._looks = 0
+        self._warning_at_s = time.monotonic() + _WARNING_AFTER_S
+        self._attempts = 0
 
     def wait(self) -> None:
-        """Wait, and tell if it is time."""
-        self._looks += 1
-        if self._looks >= _TOLD_LOOKS and time.monotonic() > self._told_s:
-            self._told_s = float("inf")
+        """Wait, and log the warning if it is time."""
+        self._attempts += 1
+        if self._attempts >= _WARNING_ATTEMPTS and time.monotonic() > self._warning_at_s:
+            self._warning_at_s = float("inf")
             log.warning(
-                "what the query may read has changed at each of %d looks (the group rebalances again and again, or "
-                "topics go and come): nothing is read until it stands still",
-                self._looks,
+                "the assignment has changed at each of %d lookups (the group rebalances again and again, or "
+                "topics are deleted and created): nothing is read until it is stable",
+                self._attempts,
             )
-        time.sleep(AGAIN_S)
+        time.sleep(RETRY_DELAY_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the query may read now.
+    """The partitions that the query may read now.
 
     Attributes:
         partitions: all of them.
-        generation: of the group, since when they are held; -1 without a group.
-        starts: where each of them goes on, as soon as that is settled.
-        ids: of their topics, as far as they are known.
-        epoch: of the region; -1 without one.
-        handings: in a region, which handing-out of each partition this is.
-        version: of what the region's application has handed out.
+        generation: the group's generation since when they are owned; -1 without a group.
+        starts: where each of them continues, once that is known.
+        ids: the ids of their topics, as far as they are known.
+        epoch: the region's epoch; -1 without a region.
+        handings: in a region, the number of each partition's assignment.
+        version: in a region, the version of the application's assignment.
     """
 
     partitions: tuple[TopicPartition, ...]
@@ -72,9 +74,9 @@ class Replay:
     """A batch of an earlier run that is read again.
 
     Attributes:
-        batch: what is to be read of it.
-        running: the part of it that is the query's to finish.
-        starts: where its partitions go on afterwards, as far as that is known.
+        batch: the ranges to read.
+        running: the part of them that the query has to commit.
+        starts: where its partitions continue afterwards, as far as that is known.
     """
 
     batch: BatchOffset
@@ -82,74 +84,77 @@ class Replay:
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-class Place(Protocol):
-    """How a query stands to those that it shares its partitions with.
+class OffsetCoordinator(Protocol):
+    """The coordination of a query's offsets with its group or region.
 
-    Its methods are called by the thread that plans, `finish` also by the one that hears of sinks, and then only while a
-    batch runs, in which the planning thread calls nothing.
+    The planning thread calls all methods. The thread that learns of a sink's end calls `finish` too, but only while a
+    batch runs, when the planning thread makes no calls.
     """
 
     def resume(self, start: BatchOffset) -> None:
-        """Take over what the checkpoint says, once: `start` is the end of its last finished batch."""
+        """Read the checkpoint, once: `start` is the end of its last finished batch."""
 
     def hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> Held | None:
-        """Wait until it is known what may be read now; give it with the start of each partition.
+        """Wait until the partitions to read are known; return them with the start of each.
 
-        Spark takes an empty answer for "nothing new", and a query may end on it: "not known yet" is none.
+        Spark takes an empty result for "nothing new", and a query may end on it. So "not known yet" must not look like
+        it.
 
         Args:
-            start: the batch before.
-            at: where the query goes on in what it held before.
+            start: the previous batch.
+            at: where the query continues in the partitions that it had before.
 
         Returns:
-            None: a region forbids planning now, and waiting would not help.
+            None if a region forbids planning now, and waiting would not help.
 
         Raises:
-            TimedOutError: what may be read is not known within `joinTimeoutMs`.
+            TimedOutError: the partitions to read are not known within `joinTimeoutMs`.
         """
 
     def settle(
         self, held: Held, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Where to go on once the partitions' ends are known.
+        """Return where to continue once the partitions' ends are known.
 
         Raises:
-            OffsetError: records are gone, and that is to end the query.
+            OffsetError: records are lost, and failOnDataLoss ends the query.
         """
 
-    def notes_start(self) -> bool:
-        """Whether nobody but the checkpoint keeps where a fresh query started: an empty batch is due then."""
+    def keeps_start(self) -> bool:
+        """Return whether only the checkpoint keeps where a fresh query started, so that an empty batch is needed."""
 
     def still(self, held: Held) -> bool:
-        """Whether a look at what is held still counts; False if that has changed since, or is about to."""
+        """Return whether `held` is still valid; False if the assignment has changed since, or is about to."""
 
     def begin(self, held: Held, batch: int) -> bool:
-        """Start a batch: from now on nothing is given up. False if what is held has changed since."""
+        """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
     def read(self) -> bool:
-        """Spark asks for the tasks of the batch that has begun. False: the batch was let go, and is to be taken anew.
+        """Note that Spark asks for the batch's tasks.
 
-        A batch that waits for its tasks waits for other sources of its query; see `Membership`.
+        Return False if the batch was abandoned and must be planned again.
+
+        A batch that waits for this call waits for other sources of its query; see `GroupMembership`.
         """
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
-        """A batch is done: its sink has it, and the checkpoint says so.
+        """Commit a batch that its sink has completed and the checkpoint has.
 
         Raises:
-            CommitFailedError: its partitions were given to others meanwhile, and that is to end the query.
-            KafkaError: it could not be told; it can be tried again.
+            CommitFailedError: its partitions were assigned to others meanwhile, and that ends the query.
+            KafkaError: the commit failed; the call may be repeated.
         """
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
-        """Begin a batch that an earlier run planned, or that was let go, and say what is to be read of it.
+        """Begin a batch that an earlier run planned, or that was abandoned, and return what to read of it.
 
         Args:
-            start: the batch before.
+            start: the previous batch.
             planned: the batch as it was planned.
         """
 
-    def standing(self) -> Standing:
-        """What the progress says of it."""
+    def standing(self) -> MemberProgress:
+        """Return the member's state for the query's progress."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group or region."""

@@ -1,6 +1,7 @@
-"""One query on the driver: which offsets its next batch reads, and when that batch is done.
+"""One query on the driver: the offsets of its next batch, and the end of that batch.
 
-Where its partitions come from and where they start, and what a finished batch means to others, is its place's to say.
+The query's offset coordinator decides where its partitions come from and where they start, and commits a finished
+batch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.settings.validation import duration_ms
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset, Span
-from kohort.spark.source.catalog import Catalog
-from kohort.spark.source.group_offsets import GroupPlace
-from kohort.spark.source.offset_coordinator import Again, Held, Place
-from kohort.spark.source.progress import Standing
+from kohort.spark.source.catalog import TopicCatalog
+from kohort.spark.source.group_offsets import GroupOffsets
+from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, OffsetCoordinator
+from kohort.spark.source.progress import MemberProgress
 
-# -- What a query's progress shows of its lag and its place in the group. Pure
+# -- A query's lag and group membership, for its progress. Pure
 
 
 def lag_report(
@@ -30,16 +31,16 @@ def lag_report(
     ends: Mapping[TopicPartition, int],
     generation: int,
     group: str | None,
-    standing: Standing,
+    standing: MemberProgress,
 ) -> dict[str, Any]:
-    """Where a query is and how far its partitions go, as plain JSON.
+    """Return a query's positions and the ends of its partitions, as plain JSON.
 
     Args:
         positions: next offsets to read; a partition without one has nothing to read.
-        ends: of the partitions held.
-        generation: of the group; -1 without one.
-        group: its name; None without one.
-        standing: the query's, as a member.
+        ends: end offsets of the owned partitions.
+        generation: the group's generation; -1 without a group.
+        group: the group's name; None without a group.
+        standing: the query's group membership.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -49,7 +50,7 @@ def lag_report(
             "end": ends[tp],
             "lag": max(0, ends[tp] - position),
         }
-    lag = sum(one["lag"] for numbers in topics.values() for one in numbers.values())
+    lag = sum(report["lag"] for numbers in topics.values() for report in numbers.values())
     standstill_ms = None if standing.standstill_ms is None else round(standing.standstill_ms)
     return {
         "group": group,
@@ -68,15 +69,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dict[Key, int]:
-    """Split `limit` over partitions so that none starves: equal shares, what one can't use going to the others.
+    """Split `limit` fairly over partitions: equal shares, and what one can't use goes to the others.
 
     Args:
         available: records waiting, by partition, in a stable order.
-        limit: the most to take of all together.
-        first: whose turn it is when single records are left over; a count that the caller raises with each batch.
+        limit: the most records in total.
+        first: the partition, by index, that gets a single left-over record first; the caller counts it up with each
+            batch.
 
     Returns:
-        What to take of each, never more than it has; together `min(limit, sum(available))`.
+        The share of each partition, never more than it has; together `min(limit, sum(available))`.
     """
     shares = dict.fromkeys(available, 0)
     if sum(available.values()) <= limit:
@@ -95,14 +97,14 @@ def fair_shares(available: Mapping[Key, int], limit: int, first: int = 0) -> dic
         level, rest = divmod(left, len(open_keys))
         order = [key for key in available if key in set(open_keys)]
         turn = first % len(order)
-        for place, key in enumerate(order[turn:] + order[:turn]):
-            shares[key] = level + (1 if place < rest else 0)
+        for index, key in enumerate(order[turn:] + order[:turn]):
+            shares[key] = level + (1 if index < rest else 0)
     return shares
 
 
 @dataclass(slots=True)
-class BytesSeen:
-    """Bytes per record of one partition, as a sliding mean of samples."""
+class RecordSize:
+    """Bytes per record of one partition, as a moving average of samples."""
 
     mean: float
     batches_ago: int = 0
@@ -113,12 +115,12 @@ class BytesSeen:
 
 
 def limit_by_bytes(available: Mapping[Key, int], bytes_per_record: Mapping[Key, float], limit: int) -> int:
-    """The number of records that a byte limit lets through, at least one, if a batch is split fairly.
+    """Return how many records a byte limit allows, at least one, if a batch is split fairly.
 
     Args:
         available: records waiting, by partition.
         bytes_per_record: an estimate for each of these partitions.
-        limit: bytes.
+        limit: the limit in bytes.
     """
     low, high = 1, max(1, sum(available.values()))
     while low < high:
@@ -134,68 +136,67 @@ def limit_by_bytes(available: Mapping[Key, int], bytes_per_record: Mapping[Key, 
 log = logging.getLogger("kohort.spark")
 
 RESAMPLE_BATCHES = 10
-"""After so many batches a partition's record size is looked at again."""
+"""A partition's record size is sampled again after this many batches."""
 LAST_COMMIT_MS = 1_000
-"""How long a query that ends may take to commit what is done: Spark does not wait for its process."""
+"""Timeout of the last commit of a query that ends: Spark does not wait for its process."""
 
 
 class Query:
     """The state of a running query.
 
-    A batch is *running* from the moment it is planned until it is known that the sink has taken it and the checkpoint
-    says so: the application tells (`sink_done`), or Spark asks for the next batch, which it does only then. Then the
-    place finishes it: in a group its ends are committed, and only then are partitions given up that the group wants
-    back.
+    A batch is *running* from its plan until its sink is known to be done and the checkpoint has it. The query learns
+    that from the application (`sink_done`), or from Spark's request for the next batch, which comes only then. Then the
+    offset coordinator finishes the batch: it commits the end offsets, and only then releases revoked partitions.
 
-    Spark's calls come from one thread; `sink_done` may come from another at any time. What both touch is the running
-    batch and how it ends, under `_ending`: nothing else uses the place while a batch is running.
+    Spark's calls come from one thread; `sink_done` may come from another at any time. Both touch the running batch and
+    its end, under the lock `_ending`: nothing else uses the coordinator while a batch is running.
     """
 
     def __init__(
         self,
         options: SourceOptions,
         identity: str,
-        place: Callable[[SourceOptions, Catalog], Place] = GroupPlace,
+        place: Callable[[SourceOptions, TopicCatalog], OffsetCoordinator] = GroupOffsets,
     ) -> None:
-        """Nothing is joined yet.
+        """Set up the query; nothing has joined yet.
 
         Args:
-            options: of the source.
-            identity: of the query.
-            place: makes its place.
+            options: the options of the source.
+            identity: the query's identity.
+            place: makes the query's offset coordinator.
         """
         self.identity = identity
         self._options = options
-        self._catalog = Catalog(options)
-        self._place = place(options, self._catalog)
+        self._catalog = TopicCatalog(options)
+        self._coordinator = place(options, self._catalog)
         self._ending = threading.Lock()
         self._running: BatchOffset | None = None
-        self._planned: BatchOffset | None = None  # the running batch as Spark knows it
-        self._known = False  # that the running batch's sink is done
-        self._failure: CommitFailedError | None = None  # of a commit that Spark has not been told of
+        self._planned: BatchOffset | None = None  # the running batch as Spark has it
+        self._known = False  # whether the running batch's sink is known to be done
+        self._failure: CommitFailedError | None = None  # of a commit, to be raised at Spark's next call
         self._held: Held | None = None
         self._ids: dict[str, TopicId] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
         self._targets: dict[TopicPartition, int] | None = None
-        self._aimed: Mapping[str, TopicId] = {}  # whose the targets are
-        self._sizes: dict[TopicPartition, BytesSeen] = {}
+        self._aimed: Mapping[str, TopicId] = {}  # topic ids of the targets
+        self._sizes: dict[TopicPartition, RecordSize] = {}
         self._delay_ms = duration_ms("maxTriggerDelay", options.max_trigger_delay)
         self._triggered_s = float("-inf")
-        self._held_back = False  # records, by the last look, until there are more
+        self._held_back = False  # records wait for more, by the last lookup
         self._batch = 0
 
     def aim_at_present(self) -> None:
-        """From now on plan nothing beyond the partitions' present ends."""
+        """Plan nothing beyond the partitions' present ends from now on."""
         partitions = self._catalog.partitions(known=None)
         self._aimed = self._catalog.present({tp.topic for tp in partitions}).ids
         self._targets = self._catalog.ends(partitions)
 
     def finish(self, start: BatchOffset) -> None:
-        """Spark is done with everything before `start`: tell the place.
+        """Finish everything before `start`, which Spark has completed.
 
         Raises:
-            CommitFailedError: the batch took too long and its partitions are others', if that is to end the query.
+            CommitFailedError: the batch took too long, other members own its partitions, and that ends the query.
         """
         with self._ending:
             failure, self._failure = self._failure, None
@@ -204,13 +205,13 @@ class Query:
             if self._running is not None:
                 self._end_running()
             elif start.batch:  # the first call after a restart
-                self._place.resume(start)
+                self._coordinator.resume(start)
 
     def sink_done(self, end: BatchOffset) -> bool:
-        """A batch's sink is done, and the checkpoint says so: tell the place, and be idle.
+        """Commit a batch when its sink is done and the checkpoint has it; then be idle.
 
-        What goes wrong is Spark's to hear at the next trigger; a commit that nobody answered is tried again then.
-        False: `end`, the batch as Spark knows it, is not the running one; it is none of this run's, or ended before.
+        An error is raised at Spark's next trigger; a commit without an answer is repeated then. Return False if `end`,
+        the batch as Spark has it, is not the running batch: it is another run's, or has ended before.
         """
         with self._ending:
             if self._running is None or end != self._planned:
@@ -221,11 +222,11 @@ class Query:
                 log.warning("%s", error)
                 self._failure = error
             except KafkaError as error:
-                log.warning("batch %s is done, but not committed yet: %s", end.batch, error)
+                log.warning("batch %s is done, but its commit failed and will be retried: %s", end.batch, error)
             return True
 
     def is_running(self) -> bool:
-        """Whether a batch is under way that is not known to be done."""
+        """Return whether a batch is running that is not known to be done."""
         return self._running is not None and not self._known
 
     def _begin_running(self, running: BatchOffset, planned: BatchOffset) -> None:
@@ -233,56 +234,56 @@ class Query:
             self._running, self._planned, self._known = running, planned, False
 
     def _end_running(self, timeout_ms: float | None = None) -> None:
-        """Finish the running batch, which is done; it stays the running one while that can be tried again."""
+        """Finish the running batch, which is done; keep it as running while the commit can be repeated."""
         running = self._running
         assert running is not None
         self._known = True
         try:
-            self._place.finish(running, timeout_ms)
+            self._coordinator.finish(running, timeout_ms)
         except CommitFailedError:
             self._running = None
             raise
         self._running = None
 
     def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
-        """The next batch, or None if there is nothing to read now.
+        """Return the next batch, or None if there is nothing to read now.
 
-        None is said of what the query holds when this returns: Spark may end a query on it.
+        None is true of the assignment at the time of the return, because Spark may end a query on it.
 
         Args:
-            start: the batch before.
-            limited: whether the options that bound a batch count.
+            start: the previous batch.
+            limited: whether the options that bound a batch apply.
         """
-        self._batch, again = start.batch, Again()
+        self._batch, again = start.batch, AssignmentRetry()
         while True:
             held = self._hold(start)
             if held is None:
                 return None
-            spans = self._look(held, limited=limited)
+            spans = self._plan_ranges(held, limited=limited)
             if spans is not None:
                 due = any(span.offsets for span in spans.values())
-                if due or (start.batch == 0 and self._place.notes_start()):
-                    if self._place.begin(held, start.batch + 1):
+                if due or (start.batch == 0 and self._coordinator.keeps_start()):
+                    if self._coordinator.begin(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
-                elif self._place.still(held):
+                elif self._coordinator.still(held):
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
-            again.wait()  # what is held has changed, or a topic has gone, since it was looked at
+            again.wait()  # the assignment has changed, or a topic was deleted, since the lookup
 
-    def _look(self, held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
-        """Look how far a batch would read in what is held; None: not all of it is there any more."""
+    def _plan_ranges(self, held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
+        """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""
         self._ends = self._catalog.ends(held.partitions)
         if len(self._ends) != len(held.partitions):
             return None
-        self._positions = self._place.settle(held, self._positions, self._ends)
+        self._positions = self._coordinator.settle(held, self._positions, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
         return {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
 
     def _batch_of(self, held: Held, start: BatchOffset, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
-        """The batch that has begun."""
+        """Begin and return the batch."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(
             self.identity,
@@ -298,8 +299,8 @@ class Query:
         return planned
 
     def _hold(self, start: BatchOffset) -> Held | None:
-        """Wait until it is known what may be read now; None: nothing may be."""
-        held = self._place.hold(start, self._positions)
+        """Wait until the partitions to read are known; return None if a region forbids planning."""
+        held = self._coordinator.hold(start, self._positions)
         if held is not None:
             for tp in [tp for tp in self._sizes if held.ids.get(tp.topic) != self._ids.get(tp.topic)]:
                 del self._sizes[tp]
@@ -307,7 +308,10 @@ class Query:
         return held
 
     def _limit(self, tp: TopicPartition) -> int:
-        """How far the next batch may go; a target of another topic of the name is none."""
+        """Return the end of the next batch in a partition.
+
+        The target of a deleted topic of the same name does not count.
+        """
         end = self._ends[tp]
         if self._targets is None:
             return end
@@ -325,10 +329,10 @@ class Query:
         return fair_shares(available, most, first=self._batch)
 
     def _holds_back(self, total: int) -> bool:
-        """Whether `minOffsetsPerTrigger` has so few records wait for more.
+        """Return whether `minOffsetsPerTrigger` makes these few records wait for more.
 
         As in Spark's own source, `maxTriggerDelay` counts from the last trigger that did not hold back, and a run's
-        first trigger does not.
+        first trigger does not hold back.
 
         Source: Apache Spark's KafkaMicroBatchStream.delayBatch, whose last trigger is in 1970 at first.
         """
@@ -339,43 +343,43 @@ class Query:
 
     def _record_sizes(self, available: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         for tp, count in available.items():
-            seen = self._sizes.setdefault(tp, BytesSeen(0.0, RESAMPLE_BATCHES))
-            seen.batches_ago += 1
-            if count and seen.batches_ago > RESAMPLE_BATCHES:
+            sample = self._sizes.setdefault(tp, RecordSize(0.0, RESAMPLE_BATCHES))
+            sample.batches_ago += 1
+            if count and sample.batches_ago > RESAMPLE_BATCHES:
                 start = self._positions[tp]
-                seen.add(self._catalog.bytes_per_record(tp, start, start + count, self._ids.get(tp.topic)))
+                sample.add(self._catalog.bytes_per_record(tp, start, start + count, self._ids.get(tp.topic)))
         return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
 
     def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
-        """Say what is to be read of a batch: all that was planned if it is under way, else what the place says."""
+        """Return what to read of a batch: all of it if it is running, otherwise what the coordinator decides."""
         with self._ending:
             running = self._running
-            if running is not None and running.batch == planned.batch and self._place.read():
+            if running is not None and running.batch == planned.batch and self._coordinator.read():
                 return running
             self._running = None
         self.identity, self._batch = planned.query, start.batch
-        again = self._place.replay(start, planned)
-        self._positions = dict(again.starts)
-        self._begin_running(again.running, planned)
-        return again.batch
+        repeated = self._coordinator.replay(start, planned)
+        self._positions = dict(repeated.starts)
+        self._begin_running(repeated.running, planned)
+        return repeated.batch
 
     def report(self) -> dict[str, Any] | None:
-        """Where the query is and how far its partitions go, for the progress that Spark shows."""
+        """Return the query's positions and the ends of its partitions, for Spark's progress."""
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
-        return lag_report(self._positions, self._ends, generation, self._options.group_id, self._place.standing())
+        return lag_report(self._positions, self._ends, generation, self._options.group_id, self._coordinator.standing())
 
     def close(self) -> None:
-        """Leave the place; a batch that is known to be done, and whose commit was cut off, is committed first."""
+        """Leave the group or region, after committing a completed batch whose commit was interrupted."""
         if self._ending.acquire(timeout=LAST_COMMIT_MS / 1000):
             try:
                 if self._running is not None and self._known:
                     self._end_running(LAST_COMMIT_MS)
             except KafkaError as error:
-                log.warning("a batch that is done was not committed: %s", error)
+                log.warning("a completed batch could not be committed: %s", error)
             finally:
                 self._running = None
                 self._ending.release()
-        self._place.close()
+        self._coordinator.close()
         self._catalog.close()

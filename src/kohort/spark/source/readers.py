@@ -1,6 +1,6 @@
-"""The two readers that Spark asks: of a streaming query, and of a batch read.
+"""The readers that Spark calls, for a streaming query and for a batch read.
 
-Both are pickled to the workers, which only read: what drives a query is imported where that begins.
+Both are pickled to the workers, which only read. Modules for driving a query are imported where that begins.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.source.batch_offset import BatchOffset, Span
-from kohort.spark.source.bounds import Bound, ending_bound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import Catalog
+from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
+from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.data_loss import lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
-from kohort.spark.tasks.read import ReadTask, Slice, cut
+from kohort.spark.tasks.read import ReadTask, TaskRange, cut
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
-    from kohort.spark.driver_channel import Contact, Hearing
-    from kohort.spark.source.catalog import Catalog
-    from kohort.spark.source.offset_coordinator import Place
+    from kohort.spark.driver_channel import Contact, SinkDoneReceiver
+    from kohort.spark.source.catalog import TopicCatalog
+    from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import Query
     from kohort.spark.source.single_reader_lock import Load, SoleReader
     from kohort.spark.values.columns import Column
     from kohort.spark.values.decoding import Values
 
 
-# -- What a Spark task does: read its slices as Arrow batches. Runs in Spark's Python workers, so imports stay few
+# -- The work of a Spark task: reading its ranges as Arrow batches. Runs in Spark's Python workers, so imports stay few
 
 log = logging.getLogger("kohort.spark")
 FETCH_BYTES = 8 * 1024 * 1024
@@ -61,11 +61,13 @@ FETCH_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How tasks read: plain values, which travel to the workers.
+    """The settings of tasks, as plain values that are pickled to the workers.
 
     Attributes:
-        settings: of the client, as pairs.
-        columns: to hand over, in order.
+        bootstrap_servers: the brokers.
+        settings: the client's settings, as pairs.
+        columns: the columns to deliver, in order.
+        fail_on_data_loss: whether lost records are an error.
         values: the declared type of values; None: they stay bytes.
     """
 
@@ -87,38 +89,40 @@ class Reading:
         return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss, values)
 
     def _fetched(self) -> tuple[str, ...]:
-        """The columns to decode; with typed values also the offsets, for errors."""
+        """Return the columns to decode; with typed values also the offsets, for errors."""
         made = (*SPAN_COLUMNS, BAD_VALUE, BAD_REASON)
         found = tuple(name for name in self.columns if name not in made)
         return (*found, "offset") if "offset" not in found and (self.values is not None or not found) else found
 
     def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
-        """The records of a task, with one connection per worker process that outlives the task."""
+        """Yield the records of a task, over a connection that the worker process keeps for later tasks."""
         wanted = self._fetched()
         reader = _reader(self, wanted)
-        whole = False
+        complete = False
         try:
-            for one in task.slices:
-                for batch in self._batches(reader, one):
-                    yield _dressed(batch, self, one)
-            whole = True
+            for part in task.slices:
+                for batch in self._batches(reader, part):
+                    yield _with_columns(batch, self, part)
+            complete = True
         except OffsetError as error:
-            text = f"{error.message}; failOnDataLoss=false passes over what is gone"
+            text = f"{error.message}; failOnDataLoss=false skips the lost records"
             raise OffsetError(text, error.code, error.partition) from error
         finally:
-            if not whole:  # its state is unknown: the next task connects again
+            if not complete:  # the reader's state is unknown: the next task connects again
                 _readers.pop((os.getpid(), self, wanted), None)
                 reader.close()
 
-    def _batches(self, reader: RangeReader, one: Slice) -> Iterator[pa.RecordBatch]:
-        """The records of a slice; none, with a warning, if its topic is gone and that is no error."""
-        span, strict = one.span, self.fail_on_data_loss
+    def _batches(self, reader: RangeReader, part: TaskRange) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range; if its topic is gone and that is no error, log a warning."""
+        span, strict = part.span, self.fail_on_data_loss
         try:
-            yield from reader.read(one.partition, span.start, span.end, fail_on_data_loss=strict, topic_id=one.topic_id)
+            yield from reader.read(
+                part.partition, span.start, span.end, fail_on_data_loss=strict, topic_id=part.topic_id
+            )
         except NotFoundError as error:
-            text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {one.partition} is lost"
+            text = f"{error.message}: what was left of offsets {span.start} to {span.end} of {part.partition} is lost"
             if strict:
-                raise OffsetError(text, error.code, one.partition) from error
+                raise OffsetError(text, error.code, part.partition) from error
             log.warning("%s", text)
 
 
@@ -139,8 +143,8 @@ def _reader(reading: Reading, wanted: tuple[str, ...]) -> RangeReader:
     return found
 
 
-def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBatch:
-    """The batch with the exact columns and types that Spark was told."""
+def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> pa.RecordBatch:
+    """Return a batch with the exact columns and types that Spark expects."""
     typed: dict[str, Column] = {}
     if reading.values is None:
         schema = arrow_schema(reading.columns)
@@ -150,9 +154,9 @@ def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBa
         schema = arrow_schema(reading.columns, reading.values.kind)
         offsets = batch.column("offset")
         typed["value"], typed[BAD_VALUE], typed[BAD_REASON] = reading.values.typed(
-            batch.column("value"), lambda row: f"{one.partition} at offset {offsets[row].as_py()}"
+            batch.column("value"), lambda row: f"{part.partition} at offset {offsets[row].as_py()}"
         )
-    facts = {"generation": one.generation, "rangeStart": one.whole.start, "rangeEnd": one.whole.end}
+    facts = {"generation": part.generation, "rangeStart": part.whole.start, "rangeEnd": part.whole.end}
     arrays = []
     for name, field in zip(reading.columns, schema, strict=True):
         if name in facts:
@@ -163,29 +167,31 @@ def _dressed(batch: pa.RecordBatch, reading: Reading, one: Slice) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# -- The driver-side process of a query: how it ends
+# -- The end of a query's driver-side process
 #
-# Spark starts one Python process per query, as a child of the JVM, and ends it with SIGTERM without waiting. Nobody
-# tells it when the JVM is killed. A member must leave its group in both cases, or its partitions stand still until the
-# session times out.
+# Spark starts one Python process per query, as a child of the JVM, and ends it with SIGTERM without waiting. When the
+# JVM is killed, the process gets no signal at all. The member must leave its group in both cases. Otherwise nobody
+# reads its partitions until the session times out.
 
 PARENT_CHECK_S = 0.25
-"""How often the process looks whether its parent is still there."""
-LAST_WORDS_S = 3.0
-"""How long the process may take to leave the group once its parent is gone."""
+"""Interval of the check whether the parent process is still there."""
+ORPHAN_EXIT_TIMEOUT_S = 3.0
+"""Longest time to leave the group once the parent is gone."""
 
 
 AGAIN_S = 1.0
-"""How long after SIGTERM the process looks whether its end has begun: code that runs for the garbage collector swallows
-SystemExit, and the process would go on, in its group, with nobody who knows of it."""
-TIMES = 3
-"""How often it is told then, before it ends at once."""
+"""Interval after SIGTERM at which the signal is repeated until the process begins to end.
+
+Code that runs for the garbage collector swallows SystemExit. The process would then stay in its group without an owner.
+"""
+SIGNAL_REPEATS = 3
+"""Repetitions of the signal before the process ends at once."""
 LEAVING_S = 10.0
-"""How long the reader's `stop` and the interpreter's end may take: two seconds are the most that they should."""
+"""Longest time for the reader's `stop` and the interpreter's exit, which should take two seconds at most."""
 
 
 class Ending:
-    """How this process ends by SIGTERM: by SystemExit, so that Spark's runner calls the reader's `stop`."""
+    """The end of this process by SIGTERM: as SystemExit, so that Spark's runner calls the reader's `stop`."""
 
     def __init__(self) -> None:
         self._begun = threading.Event()
@@ -193,21 +199,21 @@ class Ending:
         self._told = False
 
     def install(self) -> None:
-        """Take SIGTERM. Only in a main thread."""
+        """Install the handler of SIGTERM; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._exit)
 
     def begin(self) -> None:
-        """The reader's `stop` runs: nothing interrupts it."""
+        """Note that the reader's `stop` runs, and must not be interrupted."""
         self._begun.set()
 
     def end(self) -> None:
-        """The reader's `stop` is done: end the process here if its end is Spark's wish.
+        """End the process after the reader's `stop`, if Spark has ended the query.
 
-        Spark's runner would tell the JVM of the SystemExit, or write to a connection that the JVM has closed, and the
-        log would have the traceback. Does nothing where an error is on its way to the query.
+        Otherwise the log would have a traceback: Spark's runner would report the SystemExit to the JVM, or write to a
+        closed connection. Do nothing if an error is being raised to the query.
         """
-        if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the connection's end
+        if not self._told and sys.exc_info()[0] is not EOFError:  # neither SIGTERM nor the end of the connection
             return
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
@@ -216,7 +222,7 @@ class Ending:
         os._exit(0)
 
     def _exit(self, _number: int, _frame: FrameType | None) -> None:
-        """Spark's signal can come twice; the second does not interrupt what the first began."""
+        """Exit on the first signal; Spark may send a second one, which must not interrupt the exit."""
         if self._begun.is_set() or not self._raises:
             return
         self._raises, self._told = False, True
@@ -224,7 +230,7 @@ class Ending:
         sys.exit(0)
 
     def _insist(self) -> None:
-        for _ in range(TIMES):
+        for _ in range(SIGNAL_REPEATS):
             if self._begun.wait(AGAIN_S):
                 break
             self._raises = True
@@ -235,7 +241,7 @@ class Ending:
 
 
 class ParentWatch:
-    """Ends this process when its parent ends: by SIGTERM to itself, and if that does not help, at once."""
+    """A thread that ends this process when its parent ends: by SIGTERM, and if that does not help, at once."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
@@ -247,7 +253,7 @@ class ParentWatch:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the parent has ended: nothing more will be heard of the query."""
+        """Whether the parent has ended, and no more messages about the query will come."""
         return os.getppid() != self._parent
 
     def end(self) -> None:
@@ -257,26 +263,25 @@ class ParentWatch:
         while not self._ended.wait(PARENT_CHECK_S):
             if self.orphaned:
                 os.kill(os.getpid(), signal.SIGTERM)
-                self._ended.wait(LAST_WORDS_S)
+                self._ended.wait(ORPHAN_EXIT_TIMEOUT_S)
                 os._exit(1)
 
 
-# -- What a batch read covers: where it starts and ends in each partition, checked against what there is
+# -- The range of a batch read in each partition, checked against the log
 
 
-def batch_spans(catalog: Catalog, starting: Bound, ending: Bound, *, strict: bool) -> BatchOffset:
-    """Everything between two bounds, with the ids of the topics.
+def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *, strict: bool) -> BatchOffset:
+    """Return everything between two bounds, with the ids of the topics.
 
     Args:
-        catalog: of the read's options.
-        starting: where it starts.
-        ending: where it ends.
-        strict: whether records that are gone are an error.
+        catalog: looks up the read's partitions and offsets.
+        starting: where the read starts.
+        ending: where the read ends.
+        strict: whether lost records are an error.
 
     Raises:
-        InvalidInputError: offsets that are asked for lie beyond the end, or end before they start.
-        OffsetError: the group's offset lies beyond the end; or records that are asked for are gone, if that is an
-            error.
+        InvalidInputError: requested offsets lie beyond the end, or end before they start.
+        OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
     every = catalog.partitions()
@@ -312,9 +317,9 @@ def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | 
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query, as Spark asks for it; `Query` holds what it knows.
+    """The reader of one streaming query; `Query` holds its state.
 
-    Spark's calls come from one thread. What the application says of the query comes from another: `sink_done`.
+    Spark's calls come from one thread. The application's messages about the query come from another: `sink_done`.
     """
 
     def __init__(
@@ -326,35 +331,35 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         load: Load,
     ) -> None:
-        """Nothing is connected.
+        """Set up the reader; nothing is connected.
 
         Args:
-            options: of the query.
-            columns: to hand over.
-            contact: of the application; None where it can't be reached.
+            options: the options of the query.
+            columns: the columns to deliver.
+            contact: the application's address; None if it can't be reached.
             values: the declared type of values; None: they stay bytes.
             load: the `load()` that the query reads.
         """
         starting_bound(options, streaming=True)
         self._options = options
         self._load = load
-        self._sole: SoleReader | None = None
+        self._load_lock: SoleReader | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
         self._query: Query | None = None
         self._watch: ParentWatch | None = None
         self._ending: Ending | None = None
         self._contact = contact
-        self._hearing: Hearing | None = None
+        self._receiver: SinkDoneReceiver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_query", "_watch", "_ending", "_contact", "_hearing", "_sole")
+        own = ("_query", "_watch", "_ending", "_contact", "_receiver", "_load_lock")
         return {**self.__dict__, **dict.fromkeys(own)}
 
     def _driver(self, identity: str | None = None) -> Query:
-        """The query's state, made with the first call: only one of the processes that build this object drives."""
+        """Return the query's state, made with the first call: only one process with this object drives it."""
         if self._query is None:
-            from kohort.spark.driver_channel import Hearing
+            from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import Query
 
             self._ending = Ending()
@@ -363,36 +368,36 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._watch.start()
             self._claim()
             if self._contact is not None:
-                self._hearing = Hearing(self._contact, self.sink_done)
-            self._query = Query(self._options, identity or self._identity, self._place)
+                self._receiver = SinkDoneReceiver(self._contact, self.sink_done)
+            self._query = Query(self._options, identity or self._identity, self._make_coordinator)
         if identity is not None:
             self._query.identity = identity
-            if self._hearing is not None:
-                self._hearing.drives(identity)
+            if self._receiver is not None:
+                self._receiver.drives(identity)
         return self._query
 
-    def _place(self, options: SourceOptions, catalog: Catalog) -> Place:
-        """The query's place: in its group, or in its region.
+    def _make_coordinator(self, options: SourceOptions, catalog: TopicCatalog) -> OffsetCoordinator:
+        """Make the query's offset coordinator: its group's, or its region's.
 
         Raises:
             InvalidInputError: the application of a region can't be reached from here.
         """
-        hearing = self._hearing
+        receiver = self._receiver
         if options.region_seat is None:
-            from kohort.spark.source.group_offsets import GroupPlace
+            from kohort.spark.source.group_offsets import GroupOffsets
 
-            return GroupPlace(options, catalog, lambda: hearing is not None and hearing.connected)
-        if hearing is None:
+            return GroupOffsets(options, catalog, lambda: receiver is not None and receiver.connected)
+        if receiver is None:
             raise InvalidInputError(
                 "a region's query asks its application what to read, and can't reach it from here: on Spark Connect "
                 "there are no regions"
             )
-        from kohort.spark.source.region_offsets import RegionPlace
+        from kohort.spark.source.region_offsets import RegionOffsets
 
-        return RegionPlace(options, catalog, hearing.line, options.region_seat)
+        return RegionOffsets(options, catalog, receiver.line, options.region_seat)
 
     def _claim(self) -> None:
-        """Be the only reader of this `load()`, and of its topics in this query and group.
+        """Lock this `load()` for this query, and check that the query reads no topic twice in its group.
 
         Raises:
             InvalidInputError: another query reads the `load()`, or this query reads a topic twice.
@@ -402,18 +407,18 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         group = self._options.group_id
         if group is not None:
-            with contextlib.suppress(OSError):  # files can't be locked here, which SoleReader warns of
+            with contextlib.suppress(OSError):  # files can't be locked here; SoleReader logs a warning
                 refuse_read_twice(self._load, self._options)
-            self._sole = self._sole or SoleReader()
-            self._sole.claim(self._load, group, ids_tell=self._contact is not None)
+            self._load_lock = self._load_lock or SoleReader()
+            self._load_lock.claim(self._load, group, ids_tell=self._contact is not None)
 
     def initialOffset(self) -> dict[str, Any]:
-        """A query's first offset carries nothing but its identity: where it starts depends on what it will hold."""
+        """Return a query's first offset with its identity only: where it starts depends on its later assignment."""
         self._identity = self._identity or uuid.uuid4().hex
         return BatchOffset(self._identity).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tells Spark that batches are bounded; `latestOffset` combines the options itself."""
+        """Tell Spark that batches are bounded; `latestOffset` combines the options itself."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -425,7 +430,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def prepareForTriggerAvailableNow(self) -> None:
-        """Aims at what there is now.
+        """Read only up to the present ends.
 
         Raises:
             InvalidInputError: the query is in a region.
@@ -439,7 +444,10 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commits what is done, answers the group, plans the next batch; `start` itself means nothing new."""
+        """Commit the previous batch, answer the group, and plan the next batch.
+
+        Return `start` if there is nothing new.
+        """
         done = self._finished(start)
         query = self._driver(done.query)
         query.finish(done)
@@ -447,14 +455,14 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if planned is None else planned.to_json()
 
     def _finished(self, offset: dict[str, Any]) -> BatchOffset:
-        """Read the end of a finished batch, which Spark's own Kafka source may have written."""
+        """Decode the end of a finished batch, which Spark's own Kafka source may have written."""
         if not is_kafka_offset(offset):
             return BatchOffset.from_json(offset)
         self._identity = self._identity or uuid.uuid4().hex
         return taken_over(offset, self._identity)
 
     def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
-        """Read the two ends of a planned batch; one that Spark's own Kafka source has planned keeps its ranges."""
+        """Decode the two ends of a planned batch; a batch that Spark's own Kafka source planned keeps its ranges."""
         if not is_kafka_offset(end):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex
@@ -463,16 +471,16 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver(self._identity)
         from kohort.spark.source.first_batch import initial_positions
 
-        return unfinished(initial_positions(self._hearing, end), end, self._identity)
+        return unfinished(initial_positions(self._receiver, end), end, self._identity)
 
     def sink_done(self, end: str) -> bool:
-        """The sink has taken a batch, and the checkpoint's commit log says so: commit it now. From any thread.
+        """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.
 
         Args:
-            end: the batch's end offset, as the checkpoint and the query's progress have it.
+            end: the batch's end offset, as in the checkpoint and the query's progress.
 
         Returns:
-            Whether that was the batch that is running; another is none of this run's, or is done already.
+            Whether that was the running batch; any other is another run's, or is done already.
         """
         query = self._query
         return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
@@ -482,7 +490,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @reason_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Tasks for the spans that `end` names; after a restart this is the first call for an unfinished batch."""
+        """Return the tasks for the ranges of `end`; after a restart this is the first call for an unfinished batch."""
         if start == end:
             return []
         before, planned = self._planned(start, end)
@@ -507,15 +515,15 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ending is not None:
             self._ending.begin()
         query = self._query
-        if self._hearing is not None:
+        if self._receiver is not None:
             if query is not None and self._watch is not None and not self._watch.orphaned:
-                self._hearing.last_words(query.is_running)
-            self._hearing.close()
+                self._receiver.last_words(query.is_running)
+            self._receiver.close()
         self._query = None
         if query is not None:
             query.close()
-        if self._sole is not None:
-            self._sole.release()
+        if self._load_lock is not None:
+            self._load_lock.release()
         if self._watch is not None:
             self._watch.end()
         if self._ending is not None:
@@ -523,7 +531,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class KohortReader(DataSourceReader):
-    """One batch read: no membership, nothing committed."""
+    """The reader of one batch read: no membership, and no commits."""
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> None:
         self._options = options
@@ -533,10 +541,10 @@ class KohortReader(DataSourceReader):
 
     @reason_first
     def partitions(self) -> list[InputPartition]:
-        """Tasks for everything between the two bounds."""
-        from kohort.spark.source.catalog import Catalog
+        """Return the tasks for everything between the two bounds."""
+        from kohort.spark.source.catalog import TopicCatalog
 
-        catalog = Catalog(self._options, streaming=False)
+        catalog = TopicCatalog(self._options, streaming=False)
         try:
             batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
@@ -553,5 +561,5 @@ class KohortReader(DataSourceReader):
 
     @reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """An empty read comes as a partition without slices."""
+        """Yield the records of a partition; an empty read has a partition without ranges."""
         return self._reading.read(partition if isinstance(partition, ReadTask) else ReadTask(()))

@@ -1,9 +1,9 @@
-"""One query for each `load()`: two sinks of one DataFrame would each get half of its records, without a word.
+"""The lock that gives each `load()` one query: two sinks of one DataFrame would each silently get half of its records.
 
-Spark makes one source object for each `load()`, and hands a copy to every query that reads it, also to both sides of a
-join with itself: the object's id tells them from two `load()`s, which may share a group. The queries' processes run on
-one machine, the driver's, so a locked file there says which ids are being read; the system unlocks it with the process,
-however that ends.
+Spark makes one source object for each `load()`, and gives a copy to every query that reads it. Both sides of a join
+with itself get one too. The object's id distinguishes them from two `load()`s, which may share a group. All queries'
+processes run on the driver's machine, so a locked file there says which ids are being read. The operating system
+releases the lock with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from kohort.settings.validation import is_secret
 
 log = logging.getLogger("kohort.spark")
 
-WAIT_S = 10.0
-"""How long a reader waits for the one before it: a query that was stopped takes up to three seconds to leave its group,
-and Spark starts the next one meanwhile."""
-AGAIN_S = 0.1
-"""How often it looks."""
+LOCK_TIMEOUT_S = 10.0
+"""Longest wait of a reader for the previous one: a stopped query takes up to three seconds to leave its group, and
+Spark starts the next one meanwhile.
+"""
+RETRY_DELAY_S = 0.1
+"""Interval of attempts to get the lock."""
 REMEDY = (
     "load() once for each query, each with a group.id of its own, or write to all sinks from one foreachBatch (with "
     "the same group.id, two queries share the records)"
@@ -39,10 +40,10 @@ REMEDY = (
 
 
 def folder() -> Path:
-    """This user's folder for locks.
+    """Return this user's folder for locks.
 
     Raises:
-        OSError: it can't be made, or is another's.
+        OSError: the folder can't be made, or belongs to another user.
     """
     path = Path(tempfile.gettempdir()) / f"kohort-spark-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -52,15 +53,15 @@ def folder() -> Path:
     return path
 
 
-class Claim:
-    """A name that one reader on this machine has, until `release` or the end of its process."""
+class ReaderLock:
+    """A lock on a name, which one reader on this machine has until `release` or the end of its process."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
 
     @classmethod
-    def of(cls, name: str) -> Claim | None:
-        """Claim a name; None: another reader has it.
+    def of(cls, name: str) -> ReaderLock | None:
+        """Lock a name; return None if another reader has it.
 
         Raises:
             OSError: files can't be locked here.
@@ -75,11 +76,11 @@ class Claim:
             except BlockingIOError:
                 os.close(descriptor)
                 return None
-            os.close(descriptor)  # released between the two calls: the file there now is another
+            os.close(descriptor)  # released between the two calls: the path now has another file
 
     @classmethod
     def is_held(cls, name: str) -> bool:
-        """Whether somebody has claimed a name; looking claims nothing.
+        """Return whether a reader has locked a name, without locking it.
 
         Raises:
             OSError: files can't be locked here.
@@ -97,7 +98,7 @@ class Claim:
         return False
 
     def release(self) -> None:
-        """Let others have the name."""
+        """Release the name."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)
@@ -115,8 +116,8 @@ class Load:
     """One `load()`.
 
     Attributes:
-        id: of its own.
-        likeness: the same for the same options.
+        id: its unique id.
+        likeness: a hash of its options.
     """
 
     id: str
@@ -124,43 +125,43 @@ class Load:
 
     @classmethod
     def of(cls, raw: Mapping[str, str]) -> Load:
-        """A new one with these options, as Spark hands them over."""
-        told = sorted((name.lower(), value) for name, value in raw.items() if not is_secret(name))
-        return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32])
+        """Make a new one with these options, as Spark passes them."""
+        options = sorted((name.lower(), value) for name, value in raw.items() if not is_secret(name))
+        return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32])
 
 
 class SoleReader:
-    """The claims of one query on what it reads."""
+    """The locks of one query on its `load()`s."""
 
     def __init__(self) -> None:
-        self._claims: list[Claim] = []
+        self._locks: list[ReaderLock] = []
 
     def claim(self, load: Load, group: str, *, ids_tell: bool) -> None:
-        """Claim a `load()`.
+        """Lock a `load()`.
 
         Args:
-            load: which.
-            group: the query's, for error texts.
-            ids_tell: whether one `load()` has one id. On Spark Connect each query has an id of its own: there, the
-                same options as another query's are warned of.
+            load: the `load()`.
+            group: the query's group, for error texts.
+            ids_tell: whether one `load()` has one id. On Spark Connect each query has a different id: there, only a
+                warning is logged when another query has the same options.
 
         Raises:
             InvalidInputError: another query reads it.
         """
         try:
             if not ids_tell:
-                self._warn_of_twins(group, load)
+                self._warn_of_equal_options(group, load)
                 return
-            deadline = time.monotonic() + WAIT_S
-            while (claim := Claim.of(load.id)) is None:
+            deadline = time.monotonic() + LOCK_TIMEOUT_S
+            while (claim := ReaderLock.of(load.id)) is None:
                 if time.monotonic() >= deadline:
                     raise InvalidInputError(
                         "another query reads this same load() already, or this query does on the other side of a join "
                         f"or union: as members of the group {group}, each would get a part of the records only; "
                         f"{REMEDY}"
                     )
-                time.sleep(AGAIN_S)
-            self._claims.append(claim)
+                time.sleep(RETRY_DELAY_S)
+            self._locks.append(claim)
         except OSError as error:
             log.warning(
                 "that two queries read one load() of the group %s would go unnoticed here, and each would get a part "
@@ -169,10 +170,10 @@ class SoleReader:
                 error,
             )
 
-    def _warn_of_twins(self, group: str, load: Load) -> None:
-        claim = Claim.of(f"options-{load.likeness}")
+    def _warn_of_equal_options(self, group: str, load: Load) -> None:
+        claim = ReaderLock.of(f"options-{load.likeness}")
         if claim is not None:
-            self._claims.append(claim)
+            self._locks.append(claim)
             return
         log.warning(
             "ANOTHER QUERY READS WITH THE VERY OPTIONS OF THIS ONE, in the group %s. If both are from one load(), each "
@@ -182,6 +183,6 @@ class SoleReader:
         )
 
     def release(self) -> None:
-        """Give back what was claimed."""
-        while self._claims:
-            self._claims.pop().release()
+        """Release all locks."""
+        while self._locks:
+            self._locks.pop().release()

@@ -1,8 +1,8 @@
 """The data source that Spark knows as "kohort".
 
-Spark builds it in several processes: options are parsed wherever that happens, and nothing connects before the first
-method of a reader is called in the process that drives the query. Each method imports what it alone needs: a process
-that is only asked for the columns, or that only reads, starts a quarter of a second sooner.
+Spark builds it in several processes. Options are parsed in each of them. Nothing connects before the first call of a
+reader's method in the process that drives the query. Each method imports only what it needs. So a process that only
+asks for the columns, or only reads, starts a quarter of a second sooner.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from kohort.spark.values.decoding import Values
 
 
-# -- A query that can't be: what it is refused with, said where Spark passes it on
+# -- The error of an invalid query, raised where Spark passes it on
 #
-# Spark's runner answers what `DataSource.streamReader` raises with an UnboundLocalError of its own; what a reader's
-# method raises reaches the application as it is.
+# Spark's runner replaces an error of `DataSource.streamReader` by an UnboundLocalError of its own. An error of a
+# reader's method reaches the application unchanged.
 
 # ruff: noqa: N802 (the methods' names are Spark's)
 
 
 class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises what the query is refused with, whichever of its methods Spark calls first."""
+    """A reader of an invalid query: whichever method Spark calls first raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -79,25 +79,24 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 log = logging.getLogger("kohort.spark")
 
 WARNED_MAX = 1_000
-"""Warnings that a process remembers to have said; one that forgets says them again."""
+"""Most warnings that a process remembers; after that, warnings are repeated."""
 _warned: set[tuple[int, str | None]] = set()
 
 ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
-"""What to do in place of a schema by hand."""
+"""What to do in place of a schema given by hand."""
 
 
 class KohortDataSource(DataSource):
     """`format("kohort")`: Kafka topics, read as a member of a consumer group, and written.
 
     Attributes:
-        contact: of the application, of a class that `register` hands over; Spark knows it only as the bytes of a
-            pickle.
+        contact: the application's address, set in a subclass that `register` passes to Spark as a pickle.
     """
 
     contact: ClassVar[Contact | None] = None
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Keep the options: only what is asked for next tells whether they are a read's or a write's."""
+        """Keep the options; only the next call tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
         self._load = Load.of(self._raw)
@@ -106,11 +105,11 @@ class KohortDataSource(DataSource):
 
     @classmethod
     def reaching(cls, contact: Contact | None) -> type[KohortDataSource]:
-        """This class with a contact of its own: being no module's, it is pickled as a whole."""
+        """Return a subclass with this address; as it is not importable from a module, it is pickled by value."""
         return type(cls.__name__, (cls,), {"contact": contact, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """What has made a reader or a writer goes on to Spark's workers, which have no use for the contact."""
+        """Pickle without the address after a reader or writer was made: Spark's workers have no use for it."""
         if self._used:
             return object.__new__, (KohortDataSource,), self.__dict__
         reduced: str | tuple[Any, ...] = super().__reduce_ex__(protocol)
@@ -122,10 +121,10 @@ class KohortDataSource(DataSource):
 
     @reason_first
     def schema(self) -> str:
-        """The columns of a read.
+        """Return the columns of a read.
 
         Raises:
-            InvalidInputError: an option of the read that can't be; nothing is connected to find out.
+            InvalidInputError: an option of the read is invalid; nothing is connected to check.
         """
         if is_table(self._raw):
             from kohort.spark.tables import parse_table_options, table_schema
@@ -134,15 +133,15 @@ class KohortDataSource(DataSource):
             self._warn(table.ignored)
             return table_schema(table)
         options = self._options()
-        self._warn(options.ignored)  # here, which every load() comes by once
+        self._warn(options.ignored)  # every load() calls this method once
         return spark_schema(columns_of(options), _type_of_values(options))
 
     @reason_first
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch read or of a table.
+        """Return the reader of a batch read or of a table.
 
         Raises:
-            InvalidInputError: options that can't be, or a schema by hand that is another.
+            InvalidInputError: an option is invalid, or a schema given by hand differs.
         """
         self._used = True
         from kohort.spark.source.readers import KohortReader
@@ -158,7 +157,7 @@ class KohortDataSource(DataSource):
         return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a query; one that can't be says why when Spark first calls it."""
+        """Return the reader of a query; the reader of an invalid query raises its error when Spark first calls it."""
         self._used = True
         try:
             return self._stream_reader(schema)
@@ -177,10 +176,10 @@ class KohortDataSource(DataSource):
 
     @reason_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """The sink of `df.write`.
+        """Return the sink of `df.write`.
 
         Raises:
-            InvalidInputError: options, columns or the save mode can't be.
+            InvalidInputError: an option, a column or the save mode is invalid.
         """
         from kohort.spark.sink import TopicWriter
 
@@ -191,10 +190,10 @@ class KohortDataSource(DataSource):
 
     @reason_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
+        """Return the sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
 
         Raises:
-            InvalidInputError: options or columns can't be.
+            InvalidInputError: an option or a column is invalid.
         """
         from kohort.spark.sink import TopicStreamWriter
 
@@ -206,7 +205,9 @@ class KohortDataSource(DataSource):
         from kohort.spark.tasks.write import Writing
 
         options = parse_sink_options(self._raw)
-        if self._made_by == os.getpid():  # Spark makes a stream's writer twice for each batch, once where it made this
+        if (
+            self._made_by == os.getpid()
+        ):  # Spark makes two writers for each batch of a stream, one of them in this process
             self._warn(options.ignored)
         return Writing.of(options, schema)
 
@@ -214,14 +215,14 @@ class KohortDataSource(DataSource):
         return parse_options(self._raw, streaming=streaming)
 
     def _warn(self, ignored_options: Iterable[str]) -> None:
-        """Say what has no effect, once for each `load()`, write or query, though Spark makes a sink for each batch."""
+        """Log options without effect once for each `load()`, write or query, though each batch has a new sink."""
         text = ignored_warning(ignored_options)
-        said = (hash(frozenset(self._raw.items())), text)
-        if text is None or said in _warned:
+        warning = (hash(frozenset(self._raw.items())), text)
+        if text is None or warning in _warned:
             return
         if len(_warned) >= WARNED_MAX:
             _warned.clear()
-        _warned.add(said)
+        _warned.add(warning)
         log.warning("%s", text)
 
 
@@ -236,10 +237,10 @@ def _type_of_values(options: SourceOptions) -> str:
 
 
 def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]) -> Values | None:
-    """The declared type of values; the schema is checked.
+    """Return the declared type of values, after checking the schema.
 
     Raises:
-        InvalidInputError: a schema by hand that is another than the read's own.
+        InvalidInputError: a schema given by hand differs from the read's own.
     """
     if not options.says_of_values():
         refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)

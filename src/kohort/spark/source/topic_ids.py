@@ -1,7 +1,7 @@
-"""Which topics a query's offsets belong to: a name may be deleted, and made again, under a query.
+"""The ids of a query's topics: a topic may be deleted and re-created under the same name while a query reads it.
 
-Offsets mean nothing in another topic of the same name, so they are kept with the topic's id, in the checkpoint and in
-the group, and tasks fetch by it.
+Offsets mean nothing in another topic of the same name. So they are kept with the topic's id, in the checkpoint and in
+the group, and tasks fetch by the id.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, Span
-from kohort.spark.source.catalog import Catalog, Present
+from kohort.spark.source.catalog import Present, TopicCatalog
 from kohort.spark.source.data_loss import lose
 
 
-class Incarnations:
+class TopicIds:
     """The topics of one query by their ids.
 
     Attributes:
-        ids: of each topic that the query knows offsets of; without those of brokers that have no topic ids.
-        gone: topics that do not exist, as far as is known; all that is to be said of them has been said.
-        again: topics that are read from their beginning, because there was another one of the name before.
+        ids: the ids of all topics that the query has offsets of, unless the brokers have none.
+        gone: topics that do not exist, as far as is known; their loss has been reported.
+        again: re-created topics, which are read from their beginning.
     """
 
-    def __init__(self, catalog: Catalog, *, strict: bool) -> None:
+    def __init__(self, catalog: TopicCatalog, *, strict: bool) -> None:
         self.ids: dict[str, TopicId] = {}
         self.gone: set[str] = set()
         self.again: set[str] = set()
         self._catalog = catalog
         self._strict = strict
-        self._watched: set[str] = set()  # what the checkpoint names, then what was held last: their loss is told
+        self._watched: set[str] = set()  # topics of the checkpoint, then of the last assignment: their loss is reported
 
     @property
     def known(self) -> set[str]:
@@ -37,10 +37,10 @@ class Incarnations:
         return self._watched | self.gone
 
     def remember(self, offset: BatchOffset) -> set[str]:
-        """Offsets of these topics come from the checkpoint.
+        """Note the topics of a checkpoint's offsets.
 
         Returns:
-            Topics that had another id before: offsets known of them are void.
+            Topics that had another id before, whose known offsets are void.
         """
         another = {topic for topic, of in offset.ids.items() if self.ids.get(topic, of) != of}
         self.again |= another
@@ -49,20 +49,20 @@ class Incarnations:
         return another
 
     def look(self, topics: Iterable[str]) -> tuple[Present, set[str]]:
-        """See what there is of the topics that are held now.
+        """Look up the topics of the present assignment.
 
         Returns:
-            What there is, and the topics of which every offset known before is void.
+            What exists, and the topics whose known offsets are void.
 
         Raises:
-            OffsetError: a topic that the query has read is gone, or another one has its name, if that is an error.
+            OffsetError: a topic that the query has read was deleted or re-created, if that is an error.
         """
         held = set(topics)
         present = self._catalog.present(held | self._watched)
         void: set[str] = set()
         for topic in sorted(held | self._watched):
             if topic not in present.topics:
-                self._deleted(topic)
+                self._report_deleted(topic)
             elif self._is_another(topic, present.ids.get(topic)):
                 void.add(topic)
             else:
@@ -70,7 +70,7 @@ class Incarnations:
         self._watched = held
         return present, void
 
-    def _deleted(self, topic: str) -> None:
+    def _report_deleted(self, topic: str) -> None:
         if topic in self._watched and topic not in self.gone:
             text = f"topic {topic}{self._named(topic)} was deleted: what the query had not read of it is lost"
             lose(text, "goes on without it", strict=self._strict)
@@ -83,14 +83,16 @@ class Incarnations:
                 self.ids[topic] = now
             return False
         if topic in self._watched:
-            self._made_again(topic, before, now)
+            self._report_recreated(topic, before, now)
         if now is not None:
             self.ids[topic] = now
         self.gone.discard(topic)
         self.again.add(topic)
         return True
 
-    def _made_again(self, topic: str, before: TopicId | None, now: TopicId | None, whose: str = "the query's") -> None:
+    def _report_recreated(
+        self, topic: str, before: TopicId | None, now: TopicId | None, whose: str = "the query's"
+    ) -> None:
         text = (
             f"topic {topic} was deleted and made again: {whose} offsets are of the one with id {before}, the one "
             f"there is now has id {now}; what was not read of the earlier one is lost. (Or this is another cluster, to "
@@ -103,29 +105,29 @@ class Incarnations:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
     def valid(self, found: Mapping[TopicPartition, Committed | None]) -> dict[TopicPartition, Committed | None]:
-        """The group's offsets without those that were committed for an earlier topic.
+        """Return the group's offsets without those of deleted topics.
 
         Raises:
-            OffsetError: there is one, if that is an error.
+            OffsetError: the group has such an offset, if that is an error.
         """
         valid = dict(found)
-        for tp, one in found.items():
-            of = None if one is None or one.stamp is None else one.stamp.topic
+        for tp, commit in found.items():
+            of = None if commit is None or commit.stamp is None else commit.stamp.topic
             now = self.ids.get(tp.topic)
             if of is None or now is None or of == now:
                 continue
             valid[tp] = None
             if tp.topic not in self.again:
-                self._made_again(tp.topic, of, now, "the group's")
+                self._report_recreated(tp.topic, of, now, "the group's")
                 self.again.add(tp.topic)
         return valid
 
     def of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
-        """The ids of these partitions' topics, as far as they are known."""
+        """Return the ids of these partitions' topics, as far as they are known."""
         return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
 
     def spans_of(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
-        """The spans of a batch of an earlier run whose topics are the same still."""
+        """Return the ranges of an earlier run's batch whose topics are still the same."""
         return {
             tp: span
             for tp, span in planned.spans.items()

@@ -1,11 +1,13 @@
-r"""Java's regular expressions for the names of topics, as Spark's `subscribePattern` has them.
+r"""Java's regular expressions for topic names, as in Spark's `subscribePattern`, in a form for Python and RE2.
 
-Spark takes a topic whose name contains a match (`Matcher.find`). A group's classic members look for topics in Python, a
-KIP-848 coordinator in RE2: so a pattern is written anew in the language that both share. Names of topics consist of
-letters, digits, `.`, `_` and `-` (Kafka's `Topic.LEGAL_CHARS`), so each class of characters is written as those of them
-that it has: `\p{Lower}` is `[a-z]`, `[a-z&&[^t]]` is `[a-su-z]`. What can't be written anew exactly is refused by name.
+Spark reads a topic whose name contains a match (`Matcher.find`). A group's classic members match topics in Python, and
+a KIP-848 coordinator in RE2. So a pattern is translated into the language that both share. Topic names consist of
+letters, digits, `.`, `_` and `-` (Kafka's `Topic.LEGAL_CHARS`). Each character class is therefore written as the
+characters of that set that it has: `\p{Lower}` is `[a-z]`, `[a-z&&[^t]]` is `[a-su-z]`. A construct that can't be
+translated exactly is refused by name.
 
 Source: the documentation of `java.util.regex.Pattern`, Java SE 17; what that leaves open was observed on a JVM.
+Source: the documentation of `java.util.regex.Pattern`, Java SE 17; unspecified behaviour was observed on a JVM.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ NAME_LETTERS: Letters = frozenset(string.ascii_letters + string.digits + "._-")
 INTERNAL_TOPICS = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 """Kafka's own topics, which Spark's source leaves out of every pattern. Source: Kafka's `Topic.INTERNAL_TOPICS`."""
 RE2_REPETITIONS_MAX = 1_000
-"""RE2 repeats nothing more often, nested counts multiplied."""
+"""Kafka's internal topics, which Spark's source leaves out of every pattern. Source: Kafka's `Topic.INTERNAL_TOPICS`.
+"""
 REPETITIONS_MAX = 1_000_000
 NEVER = r"[^\x00-\x7f]"
-"""Finds nothing in a topic's name."""
+"""A pattern that matches nothing in a topic's name."""
 _LOWER, _UPPER = frozenset(string.ascii_lowercase), frozenset(string.ascii_uppercase)
 _LETTERS, _DIGITS = _LOWER | _UPPER, frozenset(string.digits)
 _WORD = _LETTERS | _DIGITS | {"_"}
@@ -72,7 +75,7 @@ _POSIX: dict[str, Letters] = {
     "LD": _LETTERS | _DIGITS,
 }
 _CASED = frozenset(("Lower", "Upper", "Lu", "Ll", "Lt")) | {name for name in _POSIX if "per" in name or "ower" in name}
-"""Properties that Java's versions read in different ways where case does not matter."""
+"""Properties that Java's versions read differently when case is ignored."""
 _FLAGS = "idmsuU"
 
 
@@ -81,8 +84,8 @@ class TopicPattern:
     """A pattern in the language that Python and RE2 share.
 
     Attributes:
-        text: of the pattern; a topic is meant whose name contains a match.
-        only_here: constructs that RE2 lacks, by name: a coordinator can't look for such topics.
+        text: the pattern; it matches a topic whose name contains a match.
+        only_here: constructs that RE2 lacks, by name; a coordinator can't match such a pattern.
     """
 
     text: str
@@ -90,20 +93,20 @@ class TopicPattern:
 
     @property
     def search(self) -> Callable[[str], object]:
-        """A function that says whether a name contains a match."""
+        """The function that searches a name for a match."""
         return re.compile(self.text).search
 
     def finds(self, topic: str) -> bool:
-        """Whether the topic is meant; Kafka's own topics never are."""
+        """Return whether the pattern matches a topic; it never matches Kafka's internal topics."""
         return topic not in INTERNAL_TOPICS and self.search(topic) is not None
 
 
 @lru_cache(maxsize=1_000)
 def topic_pattern(pattern: str) -> TopicPattern:
-    """A pattern of Java's, written anew.
+    """Translate a pattern of Java's.
 
     Raises:
-        InvalidInputError: it is none, or has what can't be written anew.
+        InvalidInputError: the pattern is invalid, or has a construct that can't be translated.
     """
     parser = _Parser(_without_quotes(pattern))
     try:
@@ -118,7 +121,7 @@ def topic_pattern(pattern: str) -> TopicPattern:
 
 
 def as_glob(pattern: str) -> str | None:
-    """The meaning of a glob-like pattern as a regular expression; None: it does not look like one."""
+    """Return a hint about a glob-like pattern's meaning as a regular expression; None if it is not like a glob."""
     star = re.search(r"(?<!\\)([\w-])\*", pattern)
     if star is None or re.search(r"\\Q|\[", pattern):
         return None
@@ -130,11 +133,11 @@ def as_glob(pattern: str) -> str | None:
 
 
 class _NotTranslated(Exception):
-    """The text says what of a pattern is wrong, or can't be written anew."""
+    """An invalid pattern, or one that can't be translated; the text says why."""
 
 
 def _without_quotes(pattern: str) -> str:
-    r"""The pattern without `\Q…\E`, as `Pattern.RemoveQEQuoting` does it."""
+    r"""Return the pattern without `\Q…\E`, as `Pattern.RemoveQEQuoting` does it."""
     found: list[str] = []
     quoted = False
     at = 0
@@ -161,13 +164,13 @@ def _without_quotes(pattern: str) -> str:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """A part of the new pattern.
+class _PatternPart:
+    """A part of the translated pattern.
 
     Attributes:
-        text: of it.
-        unit: a quantifier after the text would count for all of it.
-        letter: it is one character, or one of a class.
+        text: its text.
+        unit: whether a quantifier after the text applies to all of it.
+        letter: whether it is one character, or one of a class.
         repeated: the greatest product of nested repetitions in it.
     """
 
@@ -178,7 +181,7 @@ class _Piece:
 
 
 class _Parser:
-    """Reads a pattern from beginning to end, and writes it anew."""
+    """A parser that translates a pattern from beginning to end."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
@@ -187,10 +190,10 @@ class _Parser:
         self.only_here: set[str] = set()
 
     def parse(self) -> str:
-        """The new text.
+        """Return the translated pattern.
 
         Raises:
-            _NotTranslated: it can't be.
+            _NotTranslated: the pattern can't be translated.
         """
         found = self._alternatives()
         if self._at < len(self._pattern):
@@ -210,34 +213,36 @@ class _Parser:
         self._at += 1
         return letter
 
-    def _alternatives(self) -> _Piece:
+    def _alternatives(self) -> _PatternPart:
         parts = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             parts.append(self._sequence())
-        return _Piece("|".join(part.text for part in parts), False, False, max(part.repeated for part in parts))
+        return _PatternPart("|".join(part.text for part in parts), False, False, max(part.repeated for part in parts))
 
-    def _sequence(self) -> _Piece:
-        parts: list[_Piece] = []
+    def _sequence(self) -> _PatternPart:
+        parts: list[_PatternPart] = []
         while (letter := self._peek()) and letter not in "|)":
             if letter in "*+?{":
                 raise _NotTranslated(f"there is nothing before {letter} to repeat (any letters are .*)")
             piece = self._atom()
             if piece is not None:
                 parts.append(self._quantified(piece))
-        return _Piece("".join(part.text for part in parts), False, False, max((p.repeated for p in parts), default=1))
+        return _PatternPart(
+            "".join(part.text for part in parts), False, False, max((p.repeated for p in parts), default=1)
+        )
 
-    def _atom(self) -> _Piece | None:
-        """The next part without its quantifier; None: flags, which stand for nothing."""
+    def _atom(self) -> _PatternPart | None:
+        """Parse the next part without its quantifier; return None for flags, which match nothing."""
         letter = self._take()
         if letter == "(":
             return self._group()
         if letter == "[":
             return _class_piece(self._class(consume=True))
         if letter == ".":
-            return _Piece(".", letter=True)
+            return _PatternPart(".", letter=True)
         if letter in "^$":
-            return _Piece(letter, unit=False)
+            return _PatternPart(letter, unit=False)
         if letter != "\\":
             return _class_piece(self._single(letter))
         escaped = self._peek()
@@ -245,11 +250,11 @@ class _Parser:
             self._at += 1
             if escaped == "b" and self._peek() == "{":
                 raise _NotTranslated(r"\b{g} can't be written for other engines")
-            return _Piece(_ANCHORS[escaped], unit=False)
-        found = self._escape()
-        return _class_piece(found if isinstance(found, frozenset) else self._single(found))
+            return _PatternPart(_ANCHORS[escaped], unit=False)
+        term = self._escape()
+        return _class_piece(term if isinstance(term, frozenset) else self._single(term))
 
-    def _group(self) -> _Piece | None:
+    def _group(self) -> _PatternPart | None:
         before = self._flags
         opening = "(?:"
         if self._peek() == "?":
@@ -272,7 +277,7 @@ class _Parser:
             raise _NotTranslated("there is a ( without its )")
         self._at += 1
         self._flags = before
-        return _Piece(f"{opening}{inner.text})", unit=opening == "(?:", repeated=inner.repeated)
+        return _PatternPart(f"{opening}{inner.text})", unit=opening == "(?:", repeated=inner.repeated)
 
     def _group_name(self) -> None:
         name = re.compile(r"([a-zA-Z][a-zA-Z0-9]*)>").match(self._pattern, self._at)
@@ -284,7 +289,7 @@ class _Parser:
         self._at = name.end()
 
     def _take_flags(self) -> bool:
-        """Flags up to the next : or ). True: they count for what follows in this group."""
+        """Parse flags up to the next : or ); return True if they apply to the rest of this group."""
         on = True
         while (letter := self._take()) not in ":)":
             if letter == "-" and on:
@@ -297,7 +302,7 @@ class _Parser:
                 self._flags = self._flags.replace(letter, "")
         return letter == ")"
 
-    def _quantified(self, piece: _Piece) -> _Piece:
+    def _quantified(self, piece: _PatternPart) -> _PatternPart:
         counted = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}").match(self._pattern, self._at)
         if counted is None:
             if self._peek() == "{":
@@ -316,10 +321,10 @@ class _Parser:
         if self._peek() in ("*", "+", "?", "{"):
             raise _NotTranslated(f"{self._peek()} repeats what {counted[0]} repeats already")
         text = piece.text if piece.unit else f"(?:{piece.text})"
-        return _Piece(text + counted[0] + suffix, repeated=piece.repeated * max(1, most))
+        return _PatternPart(text + counted[0] + suffix, repeated=piece.repeated * max(1, most))
 
     def _single(self, letter: str) -> Letters:
-        """Letters of names that one character of the pattern stands for."""
+        """Return the letters of names that one character of the pattern matches."""
         if "i" not in self._flags:
             return frozenset(letter) & NAME_LETTERS
         if not letter.isascii() and ("u" in self._flags or "U" in self._flags):
@@ -332,7 +337,7 @@ class _Parser:
         return letters | {letter.swapcase() for letter in letters}
 
     def _class(self, *, consume: bool) -> Letters:
-        """A class of characters after its `[`, or what stands behind `&&` up to the `]` of its class."""
+        """Parse a character class after its `[`, or the operand of `&&` up to the `]` of its class."""
         found: Letters | None = None
         negated = False
         if self._peek() == "^" and self._pattern[self._at - 1 : self._at] == "[":
@@ -377,7 +382,7 @@ class _Parser:
             raise _NotTranslated(f"{low}-{'…' if isinstance(high, frozenset) else high} is no range of characters")
         if "i" in self._flags and ("u" in self._flags or "U" in self._flags) and not high.isascii():
             raise _NotTranslated("(?iu) with characters beyond ASCII can't be written for other engines")
-        # Java looks a name's letter up in both cases, and so finds it wherever either lies in the range.
+        # Java looks up a name's letter in both cases, and so matches it if either lies in the range.
         return self._cases(frozenset(letter for letter in NAME_LETTERS if low <= letter <= high))
 
     def _class_letter(self) -> str | Letters:
@@ -389,7 +394,7 @@ class _Parser:
         return self._escape()
 
     def _escape(self) -> str | Letters:
-        """The term behind a backslash: a character, or a class of them."""
+        """Parse the term after a backslash: a character, or a class."""
         letter = self._take()
         if letter in "pP":
             return self._property(letter == "P")
@@ -442,12 +447,12 @@ class _Parser:
         return NAME_LETTERS - letters if negated else letters
 
 
-def _class_piece(letters: Letters) -> _Piece:
-    return _Piece(_class_text(letters), letter=True)
+def _class_piece(letters: Letters) -> _PatternPart:
+    return _PatternPart(_class_text(letters), letter=True)
 
 
 def _class_text(letters: Letters) -> str:
-    """Letters of names as a pattern that Python and RE2 read alike."""
+    """Return letters of names as a pattern that Python and RE2 read alike."""
     if not letters:
         return NEVER
     if letters == NAME_LETTERS:

@@ -1,4 +1,4 @@
-"""Cutting a batch into Spark tasks."""
+"""The division of a batch into Spark tasks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import Span
 
 SMALL_TASK = 5_000
-"""Records below which partitions share a task: starting a task costs about 20 ms, reading these costs less."""
+"""Partitions with fewer records share a task: starting a task costs about 20 ms, and reading these costs less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A part of a partition's span, which one task reads.
+class TaskRange:
+    """A part of a partition's range, which one task reads.
 
     Attributes:
-        span: what to read.
-        whole: what the batch covers of the partition.
-        generation: of the group when the batch was planned.
-        topic_id: the topic that the offsets belong to; None: not known.
+        partition: the partition.
+        span: the offsets to read.
+        whole: the offsets that the batch covers of the partition.
+        generation: the group's generation when the batch was planned.
+        topic_id: the id of the topic that the offsets belong to; None if unknown.
     """
 
     partition: TopicPartition
@@ -36,9 +37,9 @@ class Slice:
 
 @dataclass(eq=True, repr=True)
 class ReadTask(InputPartition):
-    """What one Spark task reads, in order."""
+    """The ranges that one Spark task reads, in order."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[TaskRange, ...]
 
 
 def cut(
@@ -49,10 +50,10 @@ def cut(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[ReadTask]:
-    """Tasks for the spans of a batch; empty spans give none.
+    """Return the tasks for a batch's ranges; empty ranges have none.
 
-    Large spans are cut so that there are at least `min_partitions` tasks (if records allow) and none has more than
-    `max_records`. Without those options, small spans share a task.
+    Large ranges are split so that there are at least `min_partitions` tasks (if records allow) and none has more than
+    `max_records`. Without those options, small ranges share a task.
     """
     full = [(tp, span) for tp, span in spans if span.offsets > 0]
     total = sum(span.offsets for _, span in full)
@@ -60,26 +61,26 @@ def cut(
     if min_partitions is not None and total:
         piece = min(piece, max(1, total // min_partitions))
     slices = [
-        Slice(tp, part, span, generation, ids.get(tp.topic)) for tp, span in full for part in _pieces(span, piece)
+        TaskRange(tp, part, span, generation, ids.get(tp.topic)) for tp, span in full for part in _pieces(span, piece)
     ]
     if min_partitions is not None or max_records is not None:
-        return [ReadTask((one,)) for one in slices]
+        return [ReadTask((part,)) for part in slices]
     return _shared(slices)
 
 
 def _pieces(span: Span, piece: int) -> list[Span]:
     count = -(-span.offsets // piece)
-    edges = [span.start + span.offsets * place // count for place in range(count + 1)]
+    edges = [span.start + span.offsets * index // count for index in range(count + 1)]
     return [Span(low, high) for low, high in pairwise(edges)]
 
 
-def _shared(slices: list[Slice]) -> list[ReadTask]:
-    tasks: list[list[Slice]] = []
+def _shared(slices: list[TaskRange]) -> list[ReadTask]:
+    tasks: list[list[TaskRange]] = []
     size = SMALL_TASK
-    for one in slices:
-        if size + one.span.offsets > SMALL_TASK or not tasks:
+    for part in slices:
+        if size + part.span.offsets > SMALL_TASK or not tasks:
             tasks.append([])
             size = 0
-        tasks[-1].append(one)
-        size += one.span.offsets
+        tasks[-1].append(part)
+        size += part.span.offsets
     return [ReadTask(tuple(task)) for task in tasks]

@@ -1,7 +1,8 @@
-"""Which Python Spark's workers run.
+"""The choice of the Python that Spark's workers run.
 
-Spark starts workers, and the process that drives a streaming query, with the command in PYSPARK_PYTHON, else with the
-`python3` of the PATH: not with the interpreter that runs the program. kohort must be installed in what is started.
+Spark starts workers, and the process that drives a streaming query, with the command in PYSPARK_PYTHON. Without it,
+they run the `python3` of the PATH, not the interpreter of the program. kohort must be installed in the Python that is
+started.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _HERE = ("local", "local[", "local-cluster[")
 
 
 class Choice(NamedTuple):
-    """What to do about a session's workers.
+    """A decision about a session's workers.
 
     Attributes:
-        python: the interpreter to set for them; None leaves it as it is.
-        warning: what to tell the user; None is nothing.
+        python: the interpreter to set for them; None leaves it unchanged.
+        warning: the warning for the user; None if there is none.
     """
 
     python: str | None = None
@@ -36,11 +37,11 @@ class Choice(NamedTuple):
 
 
 def choose(master: str, set_to: str | None, own: str) -> Choice:
-    """The interpreter of a session's workers.
+    """Choose the interpreter of a session's workers.
 
     Args:
         master: the session's master.
-        set_to: what PYSPARK_PYTHON said when the session was made, None when it was not set.
+        set_to: the value of PYSPARK_PYTHON when the session was made; None if it was not set.
         own: the interpreter that runs the program.
     """
     if master == _HERE[0] or master.startswith(_HERE[1:]):
@@ -58,9 +59,9 @@ def choose(master: str, set_to: str | None, own: str) -> Choice:
     return Choice()
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two commands start one environment's interpreter; a link to a program is another environment's."""
-    found = shutil.which(one)
+def _same(command: str, other: str) -> bool:
+    """Return whether two commands start the interpreter of one environment; a link is another environment's."""
+    found = shutil.which(command)
     if found is None:
         return False
     first, second = Path(found), Path(other)
@@ -68,9 +69,9 @@ def _same(one: str, other: str) -> bool:
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Make the workers of a local session run this interpreter; warn where that can't be done and may be needed.
+    """Make the workers of a local session run this interpreter; warn if that may be needed and can't be done.
 
-    On Spark Connect the server has chosen its Python, and nothing is done.
+    On Spark Connect the server has chosen its Python, and this does nothing.
     """
     try:
         context = spark.sparkContext

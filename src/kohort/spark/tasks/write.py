@@ -1,4 +1,4 @@
-"""What a Spark task does when it writes: send its rows from Arrow. Runs in Spark's workers, so imports stay few."""
+"""The work of a Spark task that writes: sending its rows from Arrow. Runs in Spark's workers, so imports stay few."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from kohort.columns.encode import ColumnNames
 from kohort.errors import InvalidInputError
 from kohort.spark.sink_options import SinkOptions
 
-UNSETTLED = 1_000
-"""Sent batches of which a task keeps the outcome before it looks at the oldest. The producer's memory bounds what is on
-its way; this bounds what has arrived and was not looked at."""
-PRODUCERS = 4
-"""Producers that a worker process keeps for its next tasks; few of its queries differ in their settings."""
+UNSETTLED_BATCHES_MAX = 1_000
+"""Most sent batches whose outcome a task has not checked. The producer's memory bounds the batches in flight; this
+bounds the acknowledged ones.
+"""
+PRODUCERS_MAX = 4
+"""Most producers that a worker process keeps for its next tasks; few of its queries differ in their settings."""
 
 _TEXT = (StringType, BinaryType, CharType, VarcharType)
 _KINDS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
@@ -49,12 +50,13 @@ _HEADERS = "array<struct<key: string, value: binary>>"
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How tasks write: plain values, which travel to the workers.
+    """The settings of writing tasks, as plain values that are pickled to the workers.
 
     Attributes:
-        settings: of the producer, as pairs.
-        topic: where all records go; None: each record's column says it.
-        columns: what is there to send; other columns of the rows are passed over.
+        bootstrap_servers: the brokers.
+        settings: the producer's settings, as pairs.
+        topic: the topic of all records; None: each record has a column for it.
+        columns: the columns to send; other columns of the rows are ignored.
     """
 
     bootstrap_servers: str
@@ -64,7 +66,7 @@ class Writing:
 
     @classmethod
     def of(cls, options: SinkOptions, schema: StructType) -> Writing:
-        """From what was said about the sink, and the rows that it will get.
+        """Make the settings from the sink's options and the schema of its rows.
 
         Raises:
             InvalidInputError: there is no value, or no topic, or a column has a type that can't be sent.
@@ -81,22 +83,22 @@ class Writing:
         return cls(options.bootstrap_servers, settings, options.topic, frozenset(found))
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Send the rows, and wait until every one is acknowledged; how many there were.
+        """Send the rows, and wait until every one is acknowledged; return their number.
 
-        The producer outlives the task, for the worker's next one, unless something failed.
+        The producer is kept for the worker's next task, unless something failed.
 
         Raises:
-            KafkaError: why a record was not delivered; others may have been.
+            KafkaError: a record was not delivered; others may have been.
             InvalidInputError: a row has no topic.
         """
         producer = _producer(self)
-        whole = False
+        complete = False
         try:
             rows = self._send(producer, batches)
-            whole = True
+            complete = True
             return rows
         finally:
-            if not whole:  # its state is unknown: the next task makes another
+            if not complete:  # the producer's state is unknown: the next task makes another
                 _producers.pop(_key(self), None)
                 producer.close(timeout_ms=0)
 
@@ -108,15 +110,15 @@ class Writing:
             for topic, part in self._by_topic(batch):
                 for piece, names in self._named(part):
                     unsettled.append(_sent(producer, topic, piece, names))
-            while unsettled and (unsettled[0].done() or len(unsettled) > UNSETTLED):
+            while unsettled and (unsettled[0].done() or len(unsettled) > UNSETTLED_BATCHES_MAX):
                 unsettled.popleft().result()
         producer.flush()
-        for one in unsettled:
-            one.result()
+        for delivery in unsettled:
+            delivery.result()
         return rows
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows of each topic, in their order."""
+        """Yield the rows of each topic, in their order."""
         if not batch.num_rows:
             return
         if self.topic is not None:
@@ -130,7 +132,7 @@ class Writing:
             yield str(topic), batch if len(topics) == 1 else batch.filter(pc.equal(column, topic))
 
     def _named(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, ColumnNames]]:
-        """The rows in their order, in stretches of which all have a partition or none has."""
+        """Yield the rows in their order, in runs in which all rows name a partition or none does."""
         has = self.columns
         if "timestamp" in has and batch.column("timestamp").null_count:
             batch = _with_times(batch)
@@ -154,16 +156,16 @@ def _sent(producer: Producer, topic: str, piece: pa.RecordBatch, names: ColumnNa
     """Send rows of one topic.
 
     Raises:
-        InvalidInputError: a row that can't be sent; names the topic, and the partitions that the rows ask for.
+        InvalidInputError: a row can't be sent; the text names the topic, and the partitions that the rows name.
     """
     try:
         return producer.send_arrow(topic, piece, columns=names)
     except InvalidInputError as error:
-        asked = ""
+        rows = ""
         if names.partition is not None and piece.column(names.partition).null_count < piece.num_rows:
             numbers = piece.column(names.partition)
-            asked = f", of rows whose column `partition` says {pc.min(numbers)} to {pc.max(numbers)}"
-        raise InvalidInputError(f"topic {topic}{asked}: {error.message}", error.code) from None
+            rows = f", of rows whose column `partition` says {pc.min(numbers)} to {pc.max(numbers)}"
+        raise InvalidInputError(f"topic {topic}{rows}: {error.message}", error.code) from None
 
 
 def _check_type(name: str, kind: DataType) -> None:
@@ -171,7 +173,7 @@ def _check_type(name: str, kind: DataType) -> None:
         fields = (
             kind.elementType.fields if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType) else []
         )
-        if [one.name for one in fields] != ["key", "value"] or not (
+        if [field.name for field in fields] != ["key", "value"] or not (
             isinstance(fields[0].dataType, StringType) and isinstance(fields[1].dataType, BinaryType)
         ):
             raise InvalidInputError(f"the column `headers` is of type {kind.simpleString()}; headers are {_HEADERS}")
@@ -182,7 +184,7 @@ def _check_type(name: str, kind: DataType) -> None:
 
 
 def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the present time where a row has none."""
+    """Return the batch with the present time where a row has none."""
     at = batch.schema.get_field_index("timestamp")
     column = batch.column(at)
     now_ms = time.time_ns() // 1_000_000
@@ -195,7 +197,7 @@ def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 _Key = tuple[int, str, tuple[tuple[str, Any], ...]]
 _producers: dict[_Key, Producer] = {}
-"""Producers of this process; the process id keeps a fork from using its parent's sockets."""
+"""The producers of this process; the process id keeps a fork from using its parent's sockets."""
 
 
 def _key(writing: Writing) -> _Key:
@@ -206,8 +208,8 @@ def _producer(writing: Writing) -> Producer:
     key = _key(writing)
     found = _producers.pop(key, None)
     if found is None:
-        while len(_producers) >= PRODUCERS:
+        while len(_producers) >= PRODUCERS_MAX:
             _producers.pop(next(iter(_producers))).close()
         found = Producer(writing.bootstrap_servers, **dict(writing.settings))
-    _producers[key] = found  # the last one used stands last
+    _producers[key] = found  # most recently used last
     return found

@@ -1,7 +1,7 @@
-"""`valueFormat=avro`: values by fastavro, one by one, and columns of what it gives by Arrow.
+"""The decoder of `valueFormat=avro`: fastavro decodes values one by one, and Arrow makes columns of the results.
 
-With a function for writers' schemas a value begins with a zero byte and four bytes of the schema's id, as Confluent's
-serializers write it; without one it is the datum alone.
+With a function for writer schemas, a value begins with a zero byte and four bytes of the schema's id, as Confluent's
+serializers write it. Without one, the value is only the datum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kohort.spark.values.avro_schema import (
     Items,
     Leaf,
     Node,
-    Record,
+    RecordNode,
     Schema,
     Skipped,
     differences,
@@ -36,7 +36,7 @@ from kohort.spark.values.isolate import REFUSALS, Parts, check_size
 
 _PREFIX = 5
 _SCHEMAS = 1_000
-"""Ids that are remembered: damaged values can name any."""
+"""Most schema ids remembered: damaged values can name any."""
 _EXACT = Context(prec=100)
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -59,26 +59,26 @@ _NUMBERED = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """A writer's schema, ready to read by; or why it can't be."""
+class _WriterSchema:
+    """A writer's schema, parsed; or the reason why it can't be used."""
 
     schema: Any = None
     refused: str = ""
 
 
 class AvroDecoder:
-    """Values as Avro; for one thread.
+    """A decoder of Avro values, for one thread.
 
     Attributes:
-        type: what values become.
+        type: the Arrow type of decoded values.
     """
 
     def __init__(self, kind: Kind, schema: str, writer_schemas: str | None) -> None:
-        """Prepare to read.
+        """Prepare the decoder.
 
         Args:
-            kind: of values, as Spark compares it.
-            schema: the reader's, as JSON.
+            kind: the type of values, as Spark compares it.
+            schema: the reader's schema, as JSON.
             writer_schemas: module:function, for values with a prefix.
         """
         text = schema_of(schema)
@@ -92,30 +92,30 @@ class AvroDecoder:
         self._repair = _repair(self._node)
         self._name = writer_schemas
         self._schema_of = None if writer_schemas is None else function_named(writer_schemas)
-        self._written: dict[int, _Written] = {}
+        self._written: dict[int, _WriterSchema] = {}
 
     def decode(self, values: Column) -> Parts:
-        """Every value, as the declared type.
+        """Decode every value as the declared type.
 
         Args:
-            values: binary; a null value stays null.
+            values: binary values; a null stays null.
         """
         parts = Parts(self.type, len(values))
         found: list[Any] = []
         for row, value in enumerate(values.to_pylist()):
             try:
-                found.append(None if value is None else self._one(value))
-            except _Bad as error:
+                found.append(None if value is None else self._decode_value(value))
+            except _BadValue as error:
                 parts.reasons[row] = str(error)
                 found.append(None)
         self._build(found, range(len(values)), parts)
         return parts
 
-    def _one(self, value: bytes) -> Any:
+    def _decode_value(self, value: bytes) -> Any:
         try:
             check_size(value)
         except ValueError as error:
-            raise _Bad(str(error)) from None
+            raise _BadValue(str(error)) from None
         stream = io.BytesIO(value)
         schema, reader = self._schema, None
         if self._schema_of is not None:
@@ -126,34 +126,34 @@ class AvroDecoder:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 (damaged bytes make it raise nearly anything)
-            raise _Bad(f"{type(error).__name__}: {str(error)[:200]}") from None
+            raise _BadValue(f"{type(error).__name__}: {str(error)[:200]}") from None
         if stream.tell() != len(value):
-            raise _Bad(f"{len(value) - stream.tell()} bytes follow the datum")
+            raise _BadValue(f"{len(value) - stream.tell()} bytes follow the datum")
         if self._repair is None:
             return found
         try:
             return self._repair(found)
         except ValueError as error:
-            raise _Bad(str(error)) from None
+            raise _BadValue(str(error)) from None
 
     def _writer(self, value: bytes) -> Any:
         if len(value) < _PREFIX or value[0] != 0:
-            raise _Bad("the prefix is missing: a zero byte and four of the schema's id")
+            raise _BadValue("the prefix is missing: a zero byte and four of the schema's id")
         number = int.from_bytes(value[1:_PREFIX], "big")
         found = self._written.get(number)
         if found is None:
             if len(self._written) >= _SCHEMAS:
                 self._written.clear()
-            found = self._written[number] = self._ask(number)
+            found = self._written[number] = self._look_up(number)
         if found.refused:
-            raise _Bad(found.refused)
+            raise _BadValue(found.refused)
         return found.schema
 
-    def _ask(self, number: int) -> _Written:
-        """The schema with an id.
+    def _look_up(self, number: int) -> _WriterSchema:
+        """Return the schema with an id.
 
         Raises:
-            InvalidInputError: the function failed, or gave something else than text; this ends the query.
+            InvalidInputError: the function failed, or returned something other than text; this ends the query.
         """
         assert self._schema_of is not None
         try:
@@ -164,7 +164,7 @@ class AvroDecoder:
                 "it returns None for an id that does not exist"
             ) from error
         if text is None:
-            return _Written(refused=f"there is no schema {number}")
+            return _WriterSchema(refused=f"there is no schema {number}")
         if not isinstance(text, str):
             raise InvalidInputError(
                 f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
@@ -173,9 +173,9 @@ class AvroDecoder:
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node), "")
-            return _Written(parsed(schema), f"the schema {number}: {wrong}" if wrong else "")
+            return _WriterSchema(parsed(schema), f"the schema {number}: {wrong}" if wrong else "")
         except InvalidInputError as error:
-            return _Written(refused=error.message)
+            return _WriterSchema(refused=error.message)
 
     def _build(self, found: list[Any], rows: Sequence[int], parts: Parts) -> None:
         try:
@@ -190,15 +190,15 @@ class AvroDecoder:
                 parts.add(rows, pa.nulls(1, self.type))
 
 
-class _Bad(Exception):
-    """A value that is not what the schema says."""
+class _BadValue(Exception):
+    """A value that does not match the schema."""
 
 
 def function_named(name: str) -> Callable[[int], str | None]:
-    """The function that `module:function` names.
+    """Return the function that `module:function` names.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: there is no such function.
     """
     module, colon, function = name.partition(":")
     try:
@@ -216,9 +216,9 @@ def function_named(name: str) -> Callable[[int], str | None]:
 
 
 def _plain_type(node: Node) -> Kind:
-    """The Arrow type of what fastavro gives."""
-    if isinstance(node, Record):
-        return pa.struct([pa.field(name, _plain_type(one)) for name, one in node.fields])
+    """Return the Arrow type of fastavro's result."""
+    if isinstance(node, RecordNode):
+        return pa.struct([pa.field(name, _plain_type(part)) for name, part in node.fields])
     if isinstance(node, Items):
         return pa.list_(pa.field("element", _plain_type(node.item)))
     if isinstance(node, Entries):
@@ -231,23 +231,23 @@ def _plain_type(node: Node) -> Kind:
 
 
 def _repair(node: Node) -> Callable[[Any], Any] | None:
-    """What is done to one value before Arrow takes it: bytes become decimals; None: nothing."""
+    """Return a function that converts a value for Arrow, such as bytes into decimals; None if none is needed."""
     if isinstance(node, Leaf):
         if node.logical != "decimal":
             return None
         scale, limit = node.scale, 10**node.precision
         return lambda found: None if found is None else _decimal(found, scale, limit)
-    if isinstance(node, Record):
-        repairs = [(name, made) for name, one in node.fields if (made := _repair(one)) is not None]
+    if isinstance(node, RecordNode):
+        repairs = [(name, made) for name, part in node.fields if (made := _repair(part)) is not None]
         return (lambda found: _repaired_record(found, repairs)) if repairs else None
     if isinstance(node, Skipped):
         raise AssertionError("a reader's schema has a part that can't be read")
     inner = _repair(node.item if isinstance(node, Items) else node.value)
     if isinstance(node, Items):
-        return None if inner is None else lambda found: None if found is None else [inner(one) for one in found]
+        return None if inner is None else lambda found: None if found is None else [inner(item) for item in found]
     if inner is None:
         return None
-    return lambda found: None if found is None else [(key, inner(one)) for key, one in found.items()]
+    return lambda found: None if found is None else [(key, inner(item)) for key, item in found.items()]
 
 
 def _repaired_record(found: Any, repairs: list[tuple[str, Callable[[Any], Any]]]) -> Any:
@@ -265,7 +265,7 @@ def _decimal(found: bytes, scale: int, limit: int) -> Decimal:
 
 
 def _finished(found: Column, kind: Kind) -> Column:
-    """What fastavro gave, as Spark's types: times in milliseconds become microseconds, INT may become TINYINT."""
+    """Return fastavro's result in Spark's types: milliseconds become microseconds, INT may become TINYINT."""
     if found.type.equals(kind):
         return found
     missing = found.is_null() if found.null_count else None
@@ -277,16 +277,16 @@ def _finished(found: Column, kind: Kind) -> Column:
         return pa.ListArray.from_arrays(found.offsets, items, type=kind, mask=missing)
     if pa.types.is_map(kind):
         items = _finished(found.items, kind.item_type)
-        made: Any = pa.MapArray.from_arrays  # the stubs know no type with a mask
+        made: Any = pa.MapArray.from_arrays  # the stubs lack the combination of type and mask
         return made(found.offsets, found.keys, items, type=kind, mask=missing)
     return pc.cast(found, kind)
 
 
 def parsed(schema: Schema) -> Any:
-    """The schema as fastavro reads by it.
+    """Return the schema in fastavro's parsed form.
 
     Raises:
-        InvalidInputError: fastavro refuses it, or is not installed.
+        InvalidInputError: fastavro refuses the schema, or is not installed.
     """
     try:
         from fastavro.schema import SchemaParseException, UnknownType, parse_schema

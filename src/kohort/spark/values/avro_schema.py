@@ -1,7 +1,7 @@
-"""Avro schemas: what Spark type each stands for, and what is left for fastavro once logical types are taken out.
+"""Avro schemas: the Spark type of each, and the schema for fastavro without logical types.
 
-The types are those of Spark's `from_avro`. Logical types are applied by Arrow, a column at a time: fastavro reads the
-plain numbers and bytes beneath them, which is faster and knows no limits of Python's dates.
+The types are those of Spark's `from_avro`. Arrow applies logical types to a column at a time. The library fastavro
+reads only the plain numbers and bytes beneath them. This is faster, and avoids the limits of Python's dates.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _TIMES = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WIDER = ({"int", "long"}, "long"), ({"float", "double"}, "double")
 NESTING_MAX = 150
-"""Objects and lists within one another in a schema's JSON: 50 records or 150 arrays. fastavro, Arrow and Spark go
-through types by recursion, and Python's own limit of 1,000 calls ends in a RecursionError."""
+"""Most levels of objects and lists in a schema's JSON: 50 records or 150 arrays.
+
+fastavro, Arrow and Spark process types recursively, and Python's limit of 1,000 calls would end in a RecursionError.
+"""
 _TOO_DEEP = f"is nested deeper than {NESTING_MAX} levels of JSON; read such values as bytes"
 DIGITS = 38
-"""What a decimal of Spark and of Arrow's 128 bits holds."""
+"""Most digits of a decimal in Spark and in Arrow's 128 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,10 @@ class Leaf:
 
     Attributes:
         avro: the type beneath the logical one.
-        logical: date, a timestamp, decimal; "" for none that counts.
-        precision: of a decimal.
-        scale: of a decimal.
+        ddl: the Spark type.
+        logical: date, a timestamp, or decimal; "" if there is none.
+        precision: the precision of a decimal.
+        scale: the scale of a decimal.
     """
 
     avro: str
@@ -61,8 +64,8 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Named parts, in order."""
+class RecordNode:
+    """A record with named fields, in order."""
 
     fields: tuple[tuple[str, Node], ...]
 
@@ -84,7 +87,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A map; keys are strings."""
+    """A map with strings as keys."""
 
     value: Node
 
@@ -95,24 +98,25 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What only a writer's schema may have, in parts that are not read: null alone, or a union of several types.
+    """A type that only a writer's schema may have, in unread parts: null alone, or a union of several types.
 
     Attributes:
         empty: whether it takes no bytes.
+        ddl: a placeholder for the Spark type.
     """
 
     empty: bool
     ddl: str = "void"
 
 
-Node: TypeAlias = Leaf | Record | Items | Entries | Skipped
+Node: TypeAlias = Leaf | RecordNode | Items | Entries | Skipped
 
 
 def schema_of(text: str, name: str = "valueSchema") -> Schema:
-    """A schema from its JSON.
+    """Parse a schema from its JSON.
 
     Raises:
-        InvalidInputError: it is no JSON, or nested too deep; `name` says whose it was.
+        InvalidInputError: the text is not JSON, or nested too deep; `name` identifies it in the error.
     """
     try:
         found: Schema = json.loads(text)
@@ -134,24 +138,24 @@ def _parts(value: Any) -> list[Any]:
 
 
 def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False) -> Node:
-    """What a schema stands for.
+    """Return the type of a schema.
 
     Args:
-        schema: to look through.
-        name: whose it is, for errors.
-        written: it is a writer's, which may have parts that no reader can have.
+        schema: the schema.
+        name: the schema's name in errors.
+        written: whether it is a writer's schema, which may have parts that a reader's may not.
 
     Raises:
-        InvalidInputError: a name that is not defined, a recursive schema, a union of more than null and one type, an
-            array whose items take no bytes, a decimal of more than 38 digits.
+        InvalidInputError: an undefined name, a recursive schema, a union of more than null and one type, an array whose
+            items take no bytes, a decimal of more than 38 digits.
     """
-    return _Walk(name, written).node(schema, "value", "")
+    return _SchemaWalk(name, written).node(schema, "value", "")
 
 
 def without_logical(schema: Schema) -> Schema:
-    """The schema that fastavro reads by."""
+    """Return the schema without logical types, for fastavro."""
     if isinstance(schema, list):
-        return [without_logical(one) for one in schema]
+        return [without_logical(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     left = {key: value for key, value in schema.items() if key not in ("logicalType", "precision", "scale")}
@@ -162,15 +166,15 @@ def without_logical(schema: Schema) -> Schema:
         left["type"] = without_logical(left["type"])
     if isinstance(left.get("fields"), list):
         left["fields"] = [
-            {**one, "type": without_logical(one["type"])} if isinstance(one, dict) and "type" in one else one
-            for one in left["fields"]
+            {**field, "type": without_logical(field["type"])} if isinstance(field, dict) and "type" in field else field
+            for field in left["fields"]
         ]
     return left
 
 
 def differences(writer: Node, reader: Node, path: str = "value") -> Iterator[str]:
-    """Where numbers that were written mean something else than they are read as: fastavro does not see it."""
-    if isinstance(writer, Record) and isinstance(reader, Record):
+    """Yield where the writer's numbers mean something else to the reader, which fastavro does not notice."""
+    if isinstance(writer, RecordNode) and isinstance(reader, RecordNode):
         written = dict(writer.fields)
         for name, node in reader.fields:
             if name in written:
@@ -180,17 +184,17 @@ def differences(writer: Node, reader: Node, path: str = "value") -> Iterator[str
     elif isinstance(writer, Entries) and isinstance(reader, Entries):
         yield from differences(writer.value, reader.value, f"{path}{{}}")
     elif isinstance(writer, Leaf) and isinstance(reader, Leaf) and writer.logical and reader.logical:
-        one, other = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
-        if one != other:
-            yield f"{path} was written as {_told(writer)} and is read as {_told(reader)}"
+        written_as, read_as = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
+        if written_as != read_as:
+            yield f"{path} was written as {_logical_name(writer)} and is read as {_logical_name(reader)}"
 
 
-def _told(leaf: Leaf) -> str:
+def _logical_name(leaf: Leaf) -> str:
     return f"decimal with scale {leaf.scale}" if leaf.logical == "decimal" else leaf.logical
 
 
-class _Walk:
-    """One walk through a schema; names are defined before they are used, as Avro demands."""
+class _SchemaWalk:
+    """One traversal of a schema; names are defined before they are used, as Avro requires."""
 
     def __init__(self, name: str, written: bool) -> None:
         self._name = name
@@ -286,13 +290,13 @@ class _Walk:
                 return self._decimal(schema, kind, path)
             return Leaf(kind, "binary")
         fields = schema.get("fields")
-        if not isinstance(fields, list) or not fields or not all(isinstance(one, dict) for one in fields):
+        if not isinstance(fields, list) or not fields or not all(isinstance(field, dict) for field in fields):
             raise self._wrong(path, "is a record without fields")
-        names = [one.get("name") for one in fields]
-        if len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
+        names = [field.get("name") for field in fields]
+        if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
             raise self._wrong(path, "has two fields of one name, or one without")
-        return Record(
-            tuple((one["name"], self.node(one.get("type"), f"{path}.{one['name']}", space)) for one in fields)
+        return RecordNode(
+            tuple((field["name"], self.node(field.get("type"), f"{path}.{field['name']}", space)) for field in fields)
         )
 
     def _decimal(self, schema: Mapping[str, Any], kind: str, path: str) -> Leaf:
@@ -306,6 +310,6 @@ class _Walk:
 
 
 def _takes_no_bytes(node: Node) -> bool:
-    if isinstance(node, Record):
-        return all(_takes_no_bytes(one) for _, one in node.fields)
+    if isinstance(node, RecordNode):
+        return all(_takes_no_bytes(part) for _, part in node.fields)
     return isinstance(node, Skipped) and node.empty

@@ -1,7 +1,7 @@
-"""Names for Arrow's arrays and types of any kind, and for the functions that take them.
+"""Type aliases for Arrow's arrays and types of any kind, and for functions that take them.
 
-The stubs of pyarrow have a class for each type, with what only that type has; code that asks a type what it is, and
-then goes on by that, can name none of them.
+The stubs of pyarrow have a class for each type, with only that type's attributes. Code that works with any type, and
+branches on what it is, can use none of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ Kind: TypeAlias = Any
 """A pyarrow.DataType."""
 
 compute: Any = pyarrow.compute
-"""The stubs know most of these functions for strings only, or for scalars."""
+"""The module pyarrow.compute; the stubs accept only strings or scalars for most of its functions."""
 read_json: Any = pyarrow.json.read_json
-"""The stubs know it for paths and files only."""
+"""Arrow's JSON reader; the stubs accept only paths and files."""

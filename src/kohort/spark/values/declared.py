@@ -1,4 +1,4 @@
-"""What a query says about its values: checked when it is declared, turned into types once Spark has parsed them."""
+"""The declaration of values in a query's options: checked first, and turned into types once Spark has parsed them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from kohort.spark.values.moments import zone_named
 from kohort.spark.values.types import arrow_type, ddl_of
 
 _ONE_TYPE = re.compile(r"\s*(?:(?:array|map|struct)\s*<.*>|\w+\s*(?:\([\d\s,]*\))?)\s*", re.IGNORECASE | re.DOTALL)
-"""A type by itself, as INT, DECIMAL(10, 2) or ARRAY<INT>; anything else is a list of fields."""
+"""A type by itself, such as INT, DECIMAL(10, 2) or ARRAY<INT>; anything else is a list of fields."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """The value's format and type.
+class DeclaredValues:
+    """The format and type of values.
 
     Attributes:
-        ddl: the type as Spark's parser reads it.
-        avro: the schema of values, when it was given as Avro's.
+        format: string, json or avro.
+        on_bad: fail, null or column.
+        zone: the zone of times without one.
+        ddl: the type in DDL, for Spark's parser.
+        avro: the schema of values, if it was given as an Avro schema.
         writer_schemas: module:function, with the format avro.
     """
 
@@ -40,14 +43,14 @@ class Declared:
     writer_schemas: str | None = None
 
     def values(self, schema: StructType, columns: tuple[str, ...]) -> Values:
-        """What tasks need to know.
+        """Return the settings for tasks.
 
         Args:
-            schema: the source's, as Spark has parsed it.
+            schema: the source's schema, as Spark has parsed it.
             columns: the names that it must have.
 
         Raises:
-            InvalidInputError: the type is none that values can have, or the text was more than one type.
+            InvalidInputError: values can't have the type, or the text was more than one type.
         """
         if tuple(schema.fieldNames()) != columns:
             raise InvalidInputError(
@@ -64,11 +67,11 @@ class Declared:
         return Values(self.format, made, self.on_bad, self.zone, avro, self.writer_schemas)
 
 
-def declare(options: SourceOptions) -> Declared:
-    """The options about values, of which there are some, checked.
+def declare(options: SourceOptions) -> DeclaredValues:
+    """Check the options about values.
 
     Raises:
-        InvalidInputError: options that do not belong together, a schema that can't be, a library that is not installed.
+        InvalidInputError: options do not belong together, a schema is invalid, or a library is not installed.
     """
     form, text = options.value_format, options.value_schema
     if form is None:
@@ -89,35 +92,35 @@ def declare(options: SourceOptions) -> Declared:
     if form == "string":
         if text is not None:
             raise InvalidInputError("valueFormat=string takes no valueSchema: values are strings as they are")
-        return Declared(form, options.on_bad_record, "UTC", "string")
+        return DeclaredValues(form, options.on_bad_record, "UTC", "string")
     if text is None or not text.strip():
         raise InvalidInputError(
             f"valueFormat={form} needs valueSchema: fields as in `a INT, b STRING`, or one type as ARRAY<INT>"
             + (", or an Avro schema" if form == "avro" else "")
         )
     if form == "json":
-        return Declared(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
+        return DeclaredValues(form, options.on_bad_record, _zone(options.value_time_zone), _ddl(text))
     return _avro(text, options)
 
 
-def _avro(text: str, options: SourceOptions) -> Declared:
-    parsed("int")  # says so now when fastavro is not installed
+def _avro(text: str, options: SourceOptions) -> DeclaredValues:
+    parsed("int")  # fails now if fastavro is not installed
     avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
     if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
-        return Declared("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
+        return DeclaredValues("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
     ddl = node_of(avro).ddl
     parsed(avro)
-    return Declared("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
+    return DeclaredValues("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
 
 
 def check_function(options: SourceOptions) -> None:
-    """Look for the function of valueWriterSchemas.
+    """Check that the function of valueWriterSchemas exists.
 
-    Where the source tells its schema, Spark has set up the files that users add to a session, as in the workers; in
-    a stream's own process it has not.
+    Call this where the source returns its schema: there, as in the workers, Spark has set up the files that users add
+    to a session. In a stream's own process it has not.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: there is no such function.
     """
     if options.value_writer_schemas is not None:
         function_named(options.value_writer_schemas)
@@ -133,14 +136,14 @@ def _zone(name: str | None) -> str:
 
 
 def _ddl(text: str) -> str:
-    """The type in DDL, which Spark's own parser checks as soon as the source tells its schema."""
+    """Return the type in DDL, which Spark's own parser checks as soon as the source returns its schema."""
     if text.lstrip().startswith("{"):
         return ddl_of(_from_json(text))
     return text.strip() if _ONE_TYPE.fullmatch(text) else f"struct<{text.strip()}>"
 
 
 def _from_json(text: str) -> DataType:
-    """A type from the text that Spark's `DataType.json()` gives."""
+    """Parse a type from the text of Spark's `DataType.json()`."""
     try:
         return _parse_datatype_json_string(json.dumps(json.loads(text)))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -164,11 +167,11 @@ _AVRO: dict[type[DataType], Any] = {
 
 
 def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
-    """The Avro schema that Spark's `to_avro` writes a type with.
+    """Return the Avro schema with which Spark's `to_avro` writes a type.
 
     Args:
-        kind: one that `arrow_type` takes.
-        name: of the first record.
+        kind: a type that `arrow_type` takes.
+        name: the name of the first record.
     """
     if isinstance(kind, spark.DecimalType):
         size = ((10**kind.precision).bit_length() + 8) // 8
@@ -180,8 +183,8 @@ def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
         return {"type": "map", "values": _optional(kind.valueType, kind.valueContainsNull, name)}
     if isinstance(kind, StructType):
         fields = [
-            {"name": one.name, "type": _optional(one.dataType, one.nullable, f"{name}.{one.name}")}
-            for one in kind.fields
+            {"name": field.name, "type": _optional(field.dataType, field.nullable, f"{name}.{field.name}")}
+            for field in kind.fields
         ]
         return {"type": "record", "name": name, "fields": fields}
     return _AVRO[type(kind)]

@@ -1,4 +1,4 @@
-"""What a task does with the values of a batch."""
+"""The decoding of a batch's values in a task."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kohort.spark.values.moments import zone_named
 
 
 class TextDecoder:
-    """Values as strings; a value that is not UTF-8 is bad."""
+    """A decoder of strings; a value that is not UTF-8 is bad."""
 
     type = pa.string()
 
     def decode(self, values: Column) -> Parts:
-        """Every value, checked.
+        """Decode and check every value.
 
         Args:
-            values: binary.
+            values: binary values.
         """
         parts = Parts(self.type, len(values))
         convert_in_parts(values, range(len(values)), parts, lambda some: some.cast(pa.string()), _one_by_one)
@@ -46,21 +46,23 @@ def _one_by_one(values: Column, rows: Sequence[int], parts: Parts) -> None:
 
 
 class Decoder(Protocol):
-    """A format, ready to read."""
+    """A decoder of a format."""
 
     def decode(self, values: Column) -> Parts:
-        """Every value of a binary array, as the type of the declaration."""
+        """Decode every value of a binary array as the declared type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The declared type of values, and what becomes of bad ones: plain values, which travel to the workers.
+    """The declared type of values, and the handling of bad ones, as plain values that are pickled to the workers.
 
     Attributes:
+        format: string, json or avro.
+        kind: the Arrow type.
         on_bad: fail, null or column.
-        zone: of times that name none.
+        zone: the zone of times without one.
         avro: the schema that values are read with, as JSON.
-        writer_schemas: module:function, which gives the schema that a value was written with.
+        writer_schemas: module:function, which returns the schema that a value was written with.
     """
 
     format: str
@@ -71,10 +73,10 @@ class Values:
     writer_schemas: str | None = None
 
     def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
-        """Values as the declared type, and the bytes of those that are bad, with the reasons; a bad one is null.
+        """Return values as the declared type, the bytes of bad ones, and the reasons; a bad value is null.
 
         Args:
-            values: binary.
+            values: binary values.
             place: names a row in errors.
 
         Raises:
@@ -93,8 +95,8 @@ class Values:
 def _bad_values(values: Column, parts: Parts) -> Column:
     if not parts.reasons:
         return pa.nulls(len(values), pa.binary())
-    places = [row if row in parts.reasons else None for row in range(len(values))]
-    return values.take(pa.array(places, pa.int64()))
+    indices = [row if row in parts.reasons else None for row in range(len(values))]
+    return values.take(pa.array(indices, pa.int64()))
 
 
 def _reasons(count: int, parts: Parts) -> Column:
@@ -105,11 +107,11 @@ def _reasons(count: int, parts: Parts) -> Column:
 
 @lru_cache(maxsize=16)
 def _decoder(values: Values, _process: int) -> Decoder:
-    """One per declaration in a process, which runs one task at a time; its id keeps a fork from sharing."""
+    """Return the decoder of a declaration in a process, which runs one task at a time; forks do not share it."""
     if values.format == "string":
         return TextDecoder()
     if values.avro is not None:
-        from kohort.spark.values.avro_records import AvroDecoder  # what only Avro needs
+        from kohort.spark.values.avro_records import AvroDecoder  # imports only needed for Avro
 
         return AvroDecoder(values.kind, values.avro, values.writer_schemas)
     return JsonDecoder(values.kind, zone_named(values.zone))

@@ -1,4 +1,4 @@
-"""Finding the few values that keep a chunk from being converted as a whole."""
+"""The search for the few values that keep a chunk from being converted as a whole."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pyarrow as pa
 from kohort.spark.values.columns import Column, Kind
 
 REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, OverflowError)
-"""What a conversion raises for values that it can't take. ArrowMemoryError and KeyboardInterrupt are none of them."""
+"""Errors of a conversion about values that it can't take; ArrowMemoryError and KeyboardInterrupt are not among them."""
 VALUE_BYTES = 32 * 1024 * 1024
-"""The largest value that is parsed: as Python's objects one may take up to about two hundred times its size."""
-FEW = 128
-"""Values that are looked at one by one rather than cut again: to convert so few as a whole costs as much."""
-CUTS = 10
-"""Pieces of what can't be converted as a whole: each level converts the good ones once more."""
+"""Size of the largest value that is parsed: as Python objects a value may take about two hundred times its size."""
+ONE_BY_ONE_MAX = 128
+"""Values that are converted one by one instead of being split again, which costs as much."""
+PIECES = 10
+"""Pieces into which an unconvertible chunk is split; each level converts the good values once more."""
 
 
 def check_size(value: bytes) -> None:
-    """Look at the size before anything is made of a value.
+    """Check the size of a value before it is parsed.
 
     Raises:
-        ValueError: it is larger than what is parsed.
+        ValueError: the value is too large.
     """
     if len(value) > VALUE_BYTES:
         raise ValueError(f"{len(value)} bytes are more than the {VALUE_BYTES} that are parsed")
@@ -33,9 +33,13 @@ def check_size(value: bytes) -> None:
 
 @dataclass(slots=True)
 class Parts:
-    """Arrays of one type, and which rows they are; together they make one array of `length` rows.
+    """Arrays of one type with their row numbers, which together make one array of `length` rows.
 
     Attributes:
+        kind: the type.
+        length: the number of rows.
+        arrays: the arrays.
+        rows: the row numbers of each array.
         reasons: why a row is bad, by row; bad rows are null.
     """
 
@@ -46,11 +50,11 @@ class Parts:
     reasons: dict[int, str] = field(default_factory=dict)
 
     def add(self, rows: Sequence[int], array: Column) -> None:
-        """Add rows that are done.
+        """Add converted rows.
 
         Args:
-            rows: which.
-            array: what they are, of the same length.
+            rows: the row numbers.
+            array: the rows' values.
         """
         if len(rows) != len(array):
             raise AssertionError(f"{len(array)} values for {len(rows)} rows")
@@ -58,16 +62,16 @@ class Parts:
         self.arrays.append(array)
 
     def joined(self) -> Column:
-        """The array; rows that were never added are null."""
+        """Return the array; rows that were never added are null."""
         if len(self.arrays) == 1 and len(self.arrays[0]) == self.length:
             return self.arrays[0]
         if not self.arrays:
             return pa.nulls(self.length, self.kind)
-        whole = pa.concat_arrays(self.arrays)
-        places: list[int | None] = [None] * self.length
+        joined = pa.concat_arrays(self.arrays)
+        indices: list[int | None] = [None] * self.length
         for at, row in enumerate(chain.from_iterable(self.rows)):
-            places[row] = at
-        return whole.take(pa.array(places, pa.int64()))
+            indices[row] = at
+        return joined.take(pa.array(indices, pa.int64()))
 
 
 Convert: TypeAlias = Callable[[Column], Column]
@@ -75,22 +79,22 @@ OneByOne: TypeAlias = Callable[[Column, Sequence[int], Parts], None]
 
 
 def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne) -> None:
-    """Convert values as a whole, or in pieces until what can't be converted stands alone.
+    """Convert values as a whole, or in pieces until the unconvertible ones are isolated.
 
     Args:
-        values: to convert.
-        rows: which they are.
+        values: the values.
+        rows: their row numbers.
         parts: takes the results.
-        convert: a whole array; raises one of `REFUSALS` when it can't take some value.
-        one_by_one: takes what is left: values, rows, parts.
+        convert: converts a whole array; raises one of `REFUSALS` if it can't take a value.
+        one_by_one: converts the rest, from values, rows and parts.
     """
     try:
         parts.add(rows, convert(values))
     except REFUSALS:
-        if len(values) <= FEW:
+        if len(values) <= ONE_BY_ONE_MAX:
             one_by_one(values, rows, parts)
             return
-        size = -(-len(values) // CUTS)
+        size = -(-len(values) // PIECES)
         for start in range(0, len(values), size):
             piece = values.slice(start, size)
             convert_in_parts(piece, rows[start : start + size], parts, convert, one_by_one)

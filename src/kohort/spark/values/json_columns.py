@@ -1,10 +1,9 @@
-"""`valueFormat=json`: chunks of values by Arrow's JSON reader, and what it refuses record by record.
+"""The decoder of `valueFormat=json`: Arrow's JSON reader for chunks of values, and a parser for single records.
 
-Arrow's reader takes one text of many objects and knows nothing of the records that they came from. That its row i is
-record i is proved for each chunk. Every record of it begins with `{` and ends with `}`, and a line end follows. No
-string of JSON holds a raw line end, so the last `}` of a record is a token. After that token, `{` can only follow
-between two whole objects. So each record is one object or more, and when there are as many rows as records, each is
-exactly one.
+Arrow's reader takes one text of many objects, and does not know the records that they came from. Each chunk is checked
+so that row i is surely record i. Every record of it begins with `{` and ends with `}`, and a line end follows. No JSON
+string has a raw line end, so the last `}` of a record is a token. After that token, `{` can only follow between two
+complete objects. So each record is one object or more. If there are as many rows as records, each is exactly one.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from kohort.spark.values.json_records import DEPTH, JsonRecords, binary_of
 from kohort.spark.values.types import check_required, has_required
 
 CHUNK_BYTES = 1 << 20
-"""Values that are parsed together: what a bad one among them makes to be done again, and what stays in the cache."""
+"""Bytes of values that are parsed together: a bad value repeats the work for its chunk, and a chunk fits the cache."""
 _NOT_FINITE = r"[:\[,]\s*-?(?:NaN|Inf)"
-"""Arrow's reader takes more spellings than others do, also in fields that no one asked for."""
+"""Spellings that Arrow's reader accepts and others do not, even in fields that are not read."""
 _BLANKS = " \t\r\n"
 
 
 class JsonDecoder:
-    """Values as JSON; for one thread.
+    """A decoder of JSON values, for one thread.
 
     Attributes:
-        type: what values become.
+        type: the Arrow type of decoded values.
     """
 
     def __init__(self, kind: Kind, zone: tzinfo) -> None:
-        """Prepare both ways.
+        """Prepare the decoder.
 
         Args:
-            kind: of values.
-            zone: of times that name none.
+            kind: the type of values.
+            zone: the zone of times without one.
         """
         self.type = kind
         self._records = JsonRecords(kind, zone)
@@ -58,10 +57,10 @@ class JsonDecoder:
         self._odd = "|".join([_NOT_FINITE, _too_long(max(scales))] if scales else [_NOT_FINITE])
 
     def decode(self, values: Column) -> Parts:
-        """Every value, as the declared type.
+        """Decode every value as the declared type.
 
         Args:
-            values: binary; null and blank values become null, which is not bad.
+            values: binary values; null and blank ones become null, which is not bad.
         """
         parts = Parts(self.type, len(values))
         for start, stop in _chunks(values):
@@ -86,9 +85,10 @@ class JsonDecoder:
             convert_in_parts(values, rows, parts, self._convert, self._one_by_one)
 
     def _plain(self, values: Column) -> Column | None:
-        """Which values Arrow's reader may be given; None: all.
+        """Return which values Arrow's reader can take; None if it can take all.
 
-        They begin with { and end with }, have no number that it reads in its own way, and are neither deep nor huge.
+        Such values begin with { and end with }, have no number that Arrow reads differently, and are neither deep nor
+        huge.
         """
         plain = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
         odd = pc.match_substring_regex(values, self._odd)
@@ -106,10 +106,10 @@ class JsonDecoder:
         return None if pc.all(plain, min_count=0).as_py() else plain
 
     def _convert(self, values: Column) -> Column:
-        """Values that begin with { and end with }, as a whole.
+        """Convert values that begin with { and end with }, as a whole.
 
         Raises:
-            ValueError: one of `REFUSALS`, when some value is not one object of the declared type.
+            ValueError: one of `REFUSALS`, if a value is not one object of the declared type.
         """
         _unchecked_text(values).validate(full=True)
         text = pc.binary_join(_as_one_list(values), b"\n")[0].as_buffer()
@@ -121,7 +121,7 @@ class JsonDecoder:
         assert wire is not None
         columns = [_whole(table.column(field.name)) for field in wire]
         found = pa.StructArray.from_arrays(columns, fields=list(wire))
-        found.validate(full=True)  # digits of decimals: the reader does not count them
+        found.validate(full=True)  # the reader does not check the digits of decimals
         done = self._finished(found, self.type)
         if self._required:
             check_required(done)
@@ -153,7 +153,7 @@ class JsonDecoder:
                 parts.add(rows, pa.nulls(1, self.type))
 
     def _finished(self, found: Column, kind: Kind) -> Column:
-        """What Arrow's reader made, as the declared type: dates, times and base64 came as strings."""
+        """Return the result of Arrow's reader in the declared type: dates, times and base64 are still strings."""
         if found.type.equals(kind):
             return found
         if pa.types.is_struct(kind):
@@ -169,7 +169,7 @@ class JsonDecoder:
         return pc.cast(found, kind)
 
     def _instants(self, texts: Column) -> Column:
-        """Times that all name a zone, or of which none does."""
+        """Parse times, if all name a zone or none does."""
         kind = pa.timestamp("us", tz="UTC")
         try:
             return pc.cast(texts, kind)
@@ -179,7 +179,7 @@ class JsonDecoder:
 
 
 def _wire_type(kind: Kind) -> Kind | None:
-    """The type to ask Arrow's reader for, None when it has none: it reads no maps."""
+    """Return the type for Arrow's reader; None if it has none, because it reads no maps."""
     if pa.types.is_map(kind):
         return None
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_binary(kind):
@@ -202,23 +202,23 @@ def _scales(kind: Kind) -> Iterator[int]:
 
 
 def _too_long(scale: int) -> str:
-    """Numbers whose digits, brought to a scale, may need more than 128 bits: Arrow's reader cuts them off silently."""
+    """Return a pattern of numbers that may need more than 128 bits at a scale: Arrow's reader truncates them."""
     return rf"[0-9.][eE][+-]?[0-9]|[0-9]{{{max(1, 39 - scale)}}}"
 
 
 def _from_base64(texts: Column) -> Column:
     found = [None if text is None else binary_of(text) for text in texts.to_pylist()]
-    ends = array("i", accumulate((len(one or b"") for one in found), initial=0))
+    ends = array("i", accumulate((len(value or b"") for value in found), initial=0))
     plain = pa.Array.from_buffers(
         pa.binary(),
         len(found),
-        [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(one or b"" for one in found))],
+        [None, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(value or b"" for value in found))],
     )
     return pc.if_else(texts.is_null(), pa.scalar(None, pa.binary()), plain) if texts.null_count else plain
 
 
 def _chunks(values: Column) -> Iterator[tuple[int, int]]:
-    """Rows start to stop of each chunk: `CHUNK_BYTES` of values, or one value that is larger."""
+    """Yield the rows from start to stop of each chunk: `CHUNK_BYTES` of values, or one larger value."""
     ends = memoryview(values.buffers()[1]).cast("i") if len(values) else memoryview(b"")
     first, stop = values.offset, values.offset + len(values)
     start = first
@@ -235,7 +235,7 @@ def _chunks(values: Column) -> Iterator[tuple[int, int]]:
 
 
 def _unchecked_text(values: Column) -> Column:
-    """The same bytes as strings, whatever they are."""
+    """Return binary values as strings without a check of their bytes."""
     return pa.Array.from_buffers(pa.string(), len(values), values.buffers(), offset=values.offset)
 
 

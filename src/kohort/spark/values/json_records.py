@@ -1,7 +1,7 @@
-"""JSON record by record, by Python's own parser: the meaning that Arrow's path must agree with, and what it refuses.
+"""The parser for single JSON records, for those that Arrow refuses; it also defines the results that Arrow must match.
 
-Conversions are those of Spark's `from_json`, except where docs/spark.md says why not. A record is good or bad as a
-whole.
+Conversions are those of Spark's `from_json`; docs/spark.md has the exceptions and their reasons. A record is good or
+bad as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kohort.spark.values.isolate import check_size
 from kohort.spark.values.moments import days_of_date, micros_of_time
 
 DEPTH = 500
-"""Levels of objects and arrays that a value may have: Python's parser takes one of its 1,000 frames for each."""
+"""Most levels of objects and arrays in a value: Python's parser needs one of its 1,000 frames for each."""
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _ROUNDING = Context(prec=100, rounding=ROUND_HALF_UP, Emax=10**6, Emin=-(10**6))
@@ -70,27 +70,27 @@ _NUMBERS = (_Integer, _Real)
 
 
 class JsonRecords:
-    """Converts one value after the other; for one thread.
+    """A converter of single values, for one thread.
 
     Attributes:
-        type: what values become.
+        type: the Arrow type of converted values.
     """
 
     def __init__(self, kind: Kind, zone: tzinfo) -> None:
         """Prepare the conversion.
 
         Args:
-            kind: of values.
-            zone: of times that name none.
+            kind: the type of values.
+            zone: the zone of times without one.
         """
         self.type = kind
         self._convert = _converter(kind, "value", zone)
 
     def convert(self, value: bytes) -> Any:
-        """What `pa.array` takes for the type; None for a blank value.
+        """Return a value in the form that `pa.array` takes for the type; None for a blank value.
 
         Raises:
-            ValueError: the value is bad; says why.
+            ValueError: the value is bad; the text says why.
         """
         check_size(value)
         if too_deep(value):
@@ -111,7 +111,7 @@ class JsonRecords:
 
 
 def too_deep(value: bytes) -> bool:
-    """Whether a value has more than `DEPTH` levels, damaged or not."""
+    """Return whether a value has more than `DEPTH` levels, damaged or not."""
     if value.count(b"[") + value.count(b"{") <= DEPTH:
         return False
     depth = 0
@@ -127,14 +127,14 @@ def too_deep(value: bytes) -> bool:
 
 
 def _converter(kind: Kind, path: str, zone: tzinfo) -> Convert:
-    """A function from what the parser gives to what `pa.array` takes; null is handled by what holds the value."""
+    """Return a function from the parser's result to the form for `pa.array`; the caller handles null."""
     made = _nested(kind, path, zone) or _leaf(kind, zone)
 
     def convert(found: Any) -> Any:
         try:
             return made(found)
         except _WrongKind:
-            raise ValueError(f"{path} is {_what(found)}, and was declared {kind}") from None
+            raise ValueError(f"{path} is {_described(found)}, and was declared {kind}") from None
 
     return convert if pa.types.is_nested(kind) else _named(made, path, kind)
 
@@ -144,7 +144,7 @@ def _named(made: Convert, path: str, kind: Kind) -> Convert:
         try:
             return made(found)
         except _WrongKind:
-            raise ValueError(f"{path} is {_what(found)}, and was declared {kind}") from None
+            raise ValueError(f"{path} is {_described(found)}, and was declared {kind}") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -152,10 +152,10 @@ def _named(made: Convert, path: str, kind: Kind) -> Convert:
 
 
 class _WrongKind(Exception):
-    """A number where a string must be, and the like."""
+    """A value of the wrong JSON type, such as a number in place of a string."""
 
 
-def _what(found: Any) -> str:
+def _described(found: Any) -> str:
     if isinstance(found, _Members):
         return "an object"
     if isinstance(found, list):
@@ -184,7 +184,7 @@ def _nested(kind: Kind, path: str, zone: tzinfo) -> Convert | None:
         def convert_map(found: Any) -> list[tuple[str, Any]]:
             if type(found) is not _Members:
                 raise _WrongKind
-            return list({name: None if one is None else item(one) for name, one in found}.items())
+            return list({name: None if member is None else item(member) for name, member in found}.items())
 
         return convert_map
     if pa.types.is_list(kind):
@@ -193,7 +193,7 @@ def _nested(kind: Kind, path: str, zone: tzinfo) -> Convert | None:
         def convert_list(found: Any) -> list[Any]:
             if type(found) is not list:
                 raise _WrongKind
-            return [None if one is None else element(one) for one in found]
+            return [None if item is None else element(item) for item in found]
 
         return convert_list
     return None
@@ -285,10 +285,10 @@ def _timestamp(zone: tzinfo) -> Convert:
 
 
 def binary_of(text: str) -> bytes:
-    """What base64 stands for.
+    """Decode base64.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not base64.
     """
     try:
         return base64.b64decode(text.rstrip("\r\n"), validate=True)
@@ -297,7 +297,7 @@ def binary_of(text: str) -> bytes:
 
 
 def _string(found: Any) -> str:
-    """The text of a string; anything else as JSON without blanks, its numbers as they were written."""
+    """Return the text of a string; any other value as JSON without blanks, with its numbers as written."""
     text = found if type(found) is str else _dumped(found)
     try:
         text.encode("utf-8")
@@ -308,7 +308,9 @@ def _string(found: Any) -> str:
 
 def _dumped(found: Any) -> str:
     if isinstance(found, _Members):
-        return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_dumped(one)}" for name, one in found) + "}"
+        return (
+            "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_dumped(member)}" for name, member in found) + "}"
+        )
     if isinstance(found, list):
         return "[" + ",".join(map(_dumped, found)) + "]"
     return str(found) if isinstance(found, _Integer | _Real | _NotFinite) else json.dumps(found, ensure_ascii=False)

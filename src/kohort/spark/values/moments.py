@@ -19,10 +19,10 @@ _MICROS_PER_DAY = 86_400_000_000
 
 
 def days_of_date(text: str) -> int:
-    """Days since 1970-01-01 of yyyy, yyyy-mm or yyyy-mm-dd; what follows a T or a blank after the day is not read.
+    """Return the days since 1970-01-01 of yyyy, yyyy-mm or yyyy-mm-dd; text after a T or blank is ignored.
 
     Raises:
-        ValueError: it is no date of the years 0 to 9999.
+        ValueError: the text is not a date of the years 0 to 9999.
     """
     found = _DATE.fullmatch(text)
     if found is None:
@@ -31,14 +31,14 @@ def days_of_date(text: str) -> int:
 
 
 def micros_of_time(text: str, zone: tzinfo | None) -> int:
-    """Microseconds since 1970-01-01T00:00:00 UTC of a date with or without a time of day; smaller parts are cut off.
+    """Return the microseconds since 1970-01-01T00:00:00 UTC of a date with an optional time; smaller parts are cut off.
 
     Args:
-        text: with an offset, a region of the time zone database, or neither.
-        zone: the zone of texts that name none; None: the text is local, and must name no zone.
+        text: the text with an offset, a region of the time zone database, or neither.
+        zone: the zone of texts without one; None: the text is local, and must have no zone.
 
     Raises:
-        ValueError: it is no time of the years 0 to 9999.
+        ValueError: the text is not a time of the years 0 to 9999.
     """
     found = _TIME.fullmatch(text)
     if found is None:
@@ -64,7 +64,7 @@ def _days(year: int, month: int, day: int, text: str) -> int:
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if not 1 <= month <= 12 or not 1 <= day <= _DAYS_IN_MONTH[month - 1] + (leap and month == 2):
         raise ValueError(f"{_short(text)} is no day of the calendar")
-    # The year begins in March, so that the leap day is its last; 719468 days are from 0000-03-01 to 1970-01-01.
+    # Years begin in March, so that the leap day is the last; 719468 days lie between 0000-03-01 and 1970-01-01.
     years = year - (month <= 2)
     day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
     return years * 365 + years // 4 - years // 100 + years // 400 + day_of_year - 719_468
@@ -88,10 +88,10 @@ def _offset(name: str, local: int, text: str) -> int:
 
 @lru_cache(maxsize=128)
 def zone_named(name: str) -> tzinfo:
-    """A zone of the time zone database.
+    """Return a zone of the time zone database.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no zone of this name.
     """
     if name.upper() in ("UTC", "GMT", "Z"):
         return UTC
@@ -102,7 +102,7 @@ def zone_named(name: str) -> tzinfo:
 
 
 def _offset_at(zone: tzinfo, local: int, text: str) -> int:
-    """Microseconds by which the zone is ahead; the earlier of two, and the one before a gap, as in Java."""
+    """Return the zone's offset in microseconds; the earlier of two, and the one before a gap, as in Java."""
     if zone is UTC:
         return 0
     if not -62_135_596_800_000_000 <= local < 253_402_300_800_000_000:

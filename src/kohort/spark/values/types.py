@@ -1,4 +1,4 @@
-"""The types that a value can have: Spark's, their text in DDL, and the Arrow types that Spark compares batches with."""
+"""The types of values: Spark's, their text in DDL, and the Arrow types that Spark compares batches with."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PLAIN: dict[type[spark.DataType], Kind] = {
 
 
 def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
-    """The Arrow type of a Spark type.
+    """Return the Arrow type of a Spark type.
 
     Args:
-        kind: of a value or a part of one.
-        path: names the part in errors.
+        kind: the type of a value or a part of one.
+        path: the name of the part in errors.
 
     Raises:
-        InvalidInputError: a type that values can't have, a map whose keys are no strings, a field's name twice.
+        InvalidInputError: a type that values can't have, a map whose keys are not strings, or a repeated field name.
     """
     plain = _PLAIN.get(type(kind))
     if plain is not None:
@@ -64,7 +64,7 @@ def arrow_type(kind: spark.DataType, path: str = "value") -> Kind:
 
 
 def ddl_of(kind: spark.DataType) -> str:
-    """A type as DDL, which Spark's parser reads back; field names are quoted."""
+    """Return a type as DDL, which Spark's parser reads back; field names are quoted."""
     if isinstance(kind, spark.ArrayType):
         return f"array<{ddl_of(kind.elementType)}>"
     if isinstance(kind, spark.MapType):
@@ -76,15 +76,15 @@ def ddl_of(kind: spark.DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as DDL takes any."""
+    """Return a name quoted for DDL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def check_required(array: Column, path: str = "value") -> None:
-    """Look for nulls where the type allows none: a field or an element that was declared NOT NULL.
+    """Check for nulls where the type allows none: a field or an element that was declared NOT NULL.
 
     Raises:
-        ValueError: there is one; names the field.
+        ValueError: there is a null; the text names the field.
     """
     kind = array.type
     if pa.types.is_struct(kind):
@@ -101,7 +101,7 @@ def check_required(array: Column, path: str = "value") -> None:
 
 
 def has_required(kind: Kind) -> bool:
-    """Whether a part of the type may not be null."""
+    """Return whether a part of the type must not be null."""
     if pa.types.is_struct(kind):
         return any(not field.nullable or has_required(field.type) for field in kind)
     if pa.types.is_list(kind):
