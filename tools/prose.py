@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tools.hygiene import ROOT, tracked_files
@@ -181,9 +181,15 @@ def faults_of_grain(trees: dict[str, ast.Module]) -> Iterator[Fault]:
                 yield Fault("satellite", modules[module], 1, f"imported by {importer} alone")
 
 
-def all_faults() -> list[Fault]:
-    """The faults of every tracked file."""
+OF_THE_PACKAGE = frozenset({"class", "short", "satellite"})
+"""Rules about all files of the package together."""
+
+
+def all_faults(rules: Iterable[str] = (), rooms: Iterable[str] = ()) -> list[Fault]:
+    """The faults of every tracked file; with rules and rooms given, at least those that these ask for."""
     files = [name for name in tracked_files() if name not in SKIPPED]
+    if rules and not OF_THE_PACKAGE.intersection(rules):
+        files = [name for name in files if not rooms or any(name.startswith((room + "/", room)) for room in rooms)]
     texts = {name: (ROOT / name).read_text() for name in files if name.endswith((".py", ".md"))}
     package = {
         name: ast.parse(text) for name, text in texts.items() if name.startswith("src/") and name.endswith(".py")
@@ -216,13 +222,13 @@ def grown(counts: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]])
 
 def main(arguments: list[str]) -> int:
     """1 if a count has grown."""
-    faults = all_faults()
     if arguments and arguments[0] in RULES:
-        for fault in faults:
-            if fault.rule == arguments[0] and fault.room == (arguments[1] if len(arguments) > 1 else fault.room):
+        rooms = [room.rstrip("/") for room in arguments[1:]]
+        for fault in all_faults(arguments[:1], rooms):
+            if fault.rule == arguments[0] and (not rooms or fault.room in rooms):
                 print(f"{fault.path}:{fault.line}: {fault.text}")
         return 0
-    counts = counts_of(faults)
+    counts = counts_of(all_faults())
     allowed = json.loads(ALLOWED.read_text()) if ALLOWED.exists() else counts
     if arguments == ["--lower"]:
         lower = {
