@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from kohort.cluster.journal import kafka_journal
-from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
 from kohort.cluster.journal.term import JournalTerm, JournalWriter, Written, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
@@ -61,7 +61,7 @@ class ReadsBeforeItFences(DiskMutant):
         return run
 
 
-async def latest(place: JournalPlace) -> int:
+async def latest(place: JournalPartition) -> int:
     """The end of the journal now."""
     part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
     topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])

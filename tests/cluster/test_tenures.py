@@ -17,7 +17,7 @@ from kohort.broker.server.dispatch import api_keys
 from kohort.cluster import shard_ownership
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.cluster.settings import advertised, configured, coordinator_id
-from kohort.cluster.shard_ownership import Tenures
+from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetCommit, OffsetToCommit, Topic
@@ -41,7 +41,7 @@ class Said:
         reached: it answers.
     """
 
-    in_office = False
+    is_leader = False
 
     def __init__(self) -> None:
         self.placement: Placement | None = None
@@ -85,7 +85,7 @@ class Host(GroupHost):
         super().__init__(loop, GroupConfig(), lambda _: topics, Map(), self._journal, api_keys(GROUP_ROUTES))
         self.groups.count = SHARDS
         self.door = Said()
-        self.tenures = Tenures(loop, self.groups, self.door, self._no_journal)
+        self.tenures = ShardOwnership(loop, self.groups, self.door, self._no_journal)
 
     def _journal(self, index: int) -> LogJournal:
         return LogJournal(self.logs[index])

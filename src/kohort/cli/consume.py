@@ -215,7 +215,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         except NotFoundError as error:
             raise _with_nearest(error, topics, common) from None
         with _until_signal() as signalled:
-            limits = Limits(max_messages, idle_timeout, _readers_end() if output is None else None)
+            limits = ConsumeLimits(max_messages, idle_timeout, _readers_end() if output is None else None)
             with record_writer(format, output, print_key, escape) as writer:
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
@@ -224,7 +224,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     return DONE
 
 
-class Limits:
+class ConsumeLimits:
     """The conditions that end `kohort consume`.
 
     Args:
@@ -304,7 +304,7 @@ def _with_nearest(error: NotFoundError, topics: tuple[str, ...], common: Common)
 
 
 def _pump(
-    consumer: Consumer, writer: RecordWriter, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
+    consumer: Consumer, writer: RecordWriter, signalled: list[int], ends: dict[Any, int], limits: ConsumeLimits, commit: bool
 ) -> int:
     total = 0
     last = time.monotonic()

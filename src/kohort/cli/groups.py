@@ -151,7 +151,7 @@ STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 PROTOCOLS = ("consumer", "connect", "share", "streams")
-"""Kafka's names of a group's states and protocol types; filters also accept the other values of the cluster's groups."""
+"""Kafka's names of a group's states and protocol types; filters also accept other values of the cluster's groups."""
 
 
 @app.command(name="list")

@@ -121,8 +121,8 @@ def list_(*, common: Common = _COMMON) -> int:
 def describe(name: str, *, common: Common = _COMMON) -> int:
     """Describe a region: its state, its members with their partitions, its sinks, and how far it has come.
 
-    For each Spark query it shows the last batch of the last complete sequence, the epoch in which that batch ran, and
-    the number of its records in the sequence. For each group it shows the records that no sequence contains yet.
+    For each Spark query it shows the last batch of the last complete sequence and the epoch of that batch. It also
+    shows the query's records in the sequence. For each group it shows the records that no sequence contains yet.
 
     Args:
         name: the region's name.

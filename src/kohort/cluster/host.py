@@ -22,10 +22,10 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
 from kohort.client.offsets import beginning_offsets, end_offsets
 from kohort.cluster.coordination.placement import NOBODY, Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.kafka_journal import KafkaJournal, fitting
 from kohort.cluster.journal.place import JournalSettings, JournalTopic
-from kohort.cluster.shard_ownership import Tenures
+from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
@@ -36,6 +36,8 @@ from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
 
 # -- Endpoints of the cluster in responses to clients
+#
+# The answers:
 #
 # | a client looks up | answer |
 # |---|---|
@@ -56,12 +58,12 @@ class Here(Protocol):
     """The part of a host that `ClusterEndpoints` reads."""
 
     me: Candidate
-    door: Door
+    door: CoordinationService
     topics: KafkaTopics
     groups: GroupShards
 
 
-class ClusterPlaces:
+class ClusterEndpoints:
     """Endpoints of Kafka's brokers and of the coordinators, for responses to clients."""
 
     def __init__(self, here: Here) -> None:
@@ -138,8 +140,8 @@ def _place(candidate: Candidate) -> Place:
 
 # -- Import of groups from Kafka's own coordinator: their members and committed offsets
 #
-# Nothing is changed in Kafka. The members are described before the offsets are read. Offsets that a member commits while
-# it leaves are therefore included.
+# Nothing is changed in Kafka. The members are described before the offsets are read. Offsets that a member commits
+# while it leaves are therefore included.
 
 ANSWER_MS = 5_000
 """Request timeout for Kafka's coordinator. After it the client gets a retriable error, and the import is retried."""
@@ -299,7 +301,7 @@ class CoordinatorHost(GroupHost):
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         client: AsyncClient,
-        door: Door,
+        door: CoordinationService,
         reserved: Collection[str],
         keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
@@ -317,9 +319,9 @@ class CoordinatorHost(GroupHost):
         self._client = client
         self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        super().__init__(loop, fitting(config), self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
+        super().__init__(loop, fitting(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys)
         self.features = {}
-        self.tenures = Tenures(loop, self.groups, door, self._open)
+        self.tenures = ShardOwnership(loop, self.groups, door, self._open)
         self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:

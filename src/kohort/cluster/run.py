@@ -34,10 +34,10 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster import status
-from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
@@ -45,7 +45,7 @@ from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.cluster.status import own_shards
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.settings.config import parse_listen
@@ -226,7 +226,7 @@ class RunningCoordinator:
         self._door.listen(self._follow)
         self._beside(self._show_life(me), "life of the loop")
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
-        if isinstance(self._door, ZooKeeperDoor):
+        if isinstance(self._door, ZooKeeperCoordination):
             self._door.listen_topics(topics.poll_soon)
             self._beside(show_topics(self._door, self.host), "mirror of topics")
             mirror = GroupMirror(self._door, self.host)
@@ -295,11 +295,11 @@ class RunningCoordinator:
         await self._client.close()
 
 
-def _door(options: Options) -> Door:
+def _door(options: Options) -> CoordinationService:
     own = options.configured.own
     if options.zookeeper is not None:
-        return ZooKeeperDoor(options.zookeeper, own.placement_session_ms)
-    return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+        return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)
+    return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
 
 
 def run_coordinator(options: Options) -> int:

@@ -1,6 +1,7 @@
 """Settings of a coordinator over Kafka: `kohort coordinator --set key=value`.
 
-There are three kinds: socket settings, named as a broker's; group settings, named as Kafka's; and the coordinator's own.
+There are three kinds: socket settings, named as a broker's; group settings, named as Kafka's; and the coordinator's
+own.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 | event | action |
 |---|---|
 | the placement assigns a shard to this coordinator | begin it, under a term that no shard had here before |
-| the placement assigns it to another | serve until the new owner fences it, at most `LEAVING_S`: clients then look it up |
-| another coordinator has fenced it | after a pause refresh the placement, and begin again if it is still assigned here |
+| the placement assigns it to another | serve until the new owner fences it, at most `LEAVING_S` |
+| another coordinator has fenced it | refresh the placement after a pause; begin again if it is still assigned here |
 | its journal can't be read | keep it as it is: its clients get the error, and somebody has to decide |
 
 A fenced coordinator does not trust its old placement. Cut off from the coordination service, it would otherwise take
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from kohort.broker.metrics import Histogram
 from kohort.broker.shards import GroupShards
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import FencedError
 
@@ -71,7 +71,7 @@ class Tenure:
     leaving: asyncio.TimerHandle | None = None
 
 
-class Tenures:
+class ShardOwnership:
     """The shards of one coordinator, which follow the placement and the journals' fences.
 
     Attributes:
@@ -84,7 +84,7 @@ class Tenures:
         self,
         loop: asyncio.AbstractEventLoop,
         groups: GroupShards,
-        door: Door,
+        door: CoordinationService,
         open_journal: Callable[[int], KafkaJournal],
     ) -> None:
         self._loop = loop

@@ -1,7 +1,7 @@
 """The topics of the Kafka cluster, polled continually for the group shards and for Metadata responses.
 
-Each poll goes to one broker, and the next poll to the next broker: agreement of two brokers is better evidence than one
-broker's answer twice (`TopicView`).
+Each poll goes to another broker, because agreement of two brokers is better evidence than one broker's answer twice
+(`TopicView`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 #
 # The offsets of a deleted topic are dropped and cannot be restored. A topic therefore counts as deleted only on
 # evidence. Absence from a list is no evidence: a broker that has just started lags behind the controller, and a revoked
-# permission hides a topic.
+# permission hides a topic. The evidence:
 #
 # | a broker's answer about a topic | conclusion |
 # |---|---|
 # | the known id | it exists; fewer partitions or an older leader epoch mean a stale answer |
 # | a new id, of a name that is not known | it exists |
-# | another id, or by name that it does not exist | two such answers, of different nodes if possible: recreated or deleted |
+# | another id, or by name that it does not exist | after two answers, if possible of two nodes: recreated or deleted |
 # | an id that was replaced | none: the broker lags |
 # | by name that it is not authorized, or another error | none: the topic is kept as it was |
 # | no answer | none: it is requested by name |
@@ -73,7 +73,7 @@ class KafkaTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TopicAnswer:
     """One broker's answer about one topic.
 
     Attributes:
@@ -125,7 +125,7 @@ class Doubt:
         self.answers, self.alone = 0, True
 
 
-class ToldTopics:
+class TopicView:
     """The topics that the brokers' answers add up to.
 
     Attributes:
@@ -171,7 +171,7 @@ class ToldTopics:
         self._racks.update(new)
         self._moved = bool(new)
 
-    def listed(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
+    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's list of all topics. `alone`: the node knows of no other node."""
         named: set[str] = set()
         for told in topics:
@@ -184,14 +184,14 @@ class ToldTopics:
     def to_ask(self) -> list[str]:
         """Return the topics that the last list left out, to be requested by name at the node that sent the list.
 
-        When there are more than `ASKED_MAX`, they take turns. A turn lasts for `ANSWERS_WANTED` lists, so that different
-        nodes are asked for the same topics.
+        When there are more than `ASKED_MAX`, they take turns. A turn lasts for `ANSWERS_WANTED` lists, so that
+        different nodes are asked for the same topics.
         """
         turns = -(-len(self._unlisted) // ASKED_MAX) or 1
         first = ((self._lists - 1) // ANSWERS_WANTED) % turns * ASKED_MAX
         return self._unlisted[first : first + ASKED_MAX]
 
-    def answered(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
+    def answered(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's answers about topics that were requested by name."""
         for told in topics:
             self._take(told, node, alone=alone)
@@ -205,7 +205,7 @@ class ToldTopics:
 
     # -- conclusions
 
-    def _take(self, told: Told, node: int, *, alone: bool) -> None:
+    def _take(self, told: TopicAnswer, node: int, *, alone: bool) -> None:
         if told.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             says = None
         elif told.error is ErrorCode.NONE and told.id != NO_TOPIC_ID:
@@ -233,7 +233,7 @@ class ToldTopics:
         if doubt.take(says, node, alone=alone):
             self._conclude(told, says, doubt)
 
-    def _unsaid(self, told: Told) -> None:
+    def _unsaid(self, told: TopicAnswer) -> None:
         """Take an error, which proves neither that the topic exists nor that it does not."""
         if told.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and told.name in self.by_name:
             self.hidden.add(told.name)
@@ -241,7 +241,7 @@ class ToldTopics:
         if doubt is not None:
             doubt.forget()
 
-    def _conclude(self, told: Told, says: TopicId | None, doubt: Doubt) -> None:
+    def _conclude(self, told: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
         name = told.name
         del self._doubts[name]
         known = self.by_name.get(name)
@@ -267,14 +267,14 @@ class ToldTopics:
 
     # -- changes of the view
 
-    def _put(self, told: Told) -> None:
+    def _put(self, told: TopicAnswer) -> None:
         topic = self._made(told, tuple(told.leaders))
         before = self.by_name.get(told.name)
         self.by_name[told.name] = self.by_id[told.id] = topic
         if before is None or before.image != topic.image:
             self._image = None
 
-    def _update(self, known: KafkaTopic, told: Told) -> None:
+    def _update(self, known: KafkaTopic, told: TopicAnswer) -> None:
         """Merge an answer about a known topic: the newer leader epoch wins, and partitions never become fewer."""
         newer = (
             known.leaders[number]
@@ -290,7 +290,7 @@ class ToldTopics:
             if topic.image != known.image:
                 self._image = None
 
-    def _made(self, told: Told, leaders: tuple[Leader, ...]) -> KafkaTopic:
+    def _made(self, told: TopicAnswer, leaders: tuple[Leader, ...]) -> KafkaTopic:
         racks: tuple[tuple[str, ...], ...] = ()
         if self._racks:
             racks = tuple(
@@ -341,7 +341,7 @@ class KafkaTopics:
         """Poll through `client`, bootstrapped at Kafka's brokers; send changes to the shards of `groups`."""
         self._client = client
         self._groups = groups
-        self._told = ToldTopics()
+        self._told = TopicView()
         self._image = self._told.image()
         self._hidden: frozenset[str] = frozenset()
         self._asking = asyncio.Lock()
@@ -581,10 +581,10 @@ def is_up(node: int, answer: MetadataResponse) -> bool:
     return any(broker.node_id == node for broker in answer.brokers)
 
 
-def told_by(answer: MetadataResponse) -> list[Told]:
+def told_by(answer: MetadataResponse) -> list[TopicAnswer]:
     """Convert a Metadata response to one answer for each topic that it names."""
     return [
-        Told(
+        TopicAnswer(
             topic.name,
             topic.topic_id,
             _leaders(topic.partitions),

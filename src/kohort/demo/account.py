@@ -24,7 +24,7 @@ SUMS = ("flights", "dep_known", "dep_minutes", "arr_known", "arr_minutes")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Written:
+class BatchRange:
     """The range of one partition's offsets that one batch covers.
 
     Attributes:
@@ -64,12 +64,12 @@ class Account:
     repeated: int
     dropped: int
     counted: int
-    kept: tuple[Written, ...]
-    left_out: tuple[Written, ...]
+    kept: tuple[BatchRange, ...]
+    left_out: tuple[BatchRange, ...]
     faults: tuple[str, ...]
 
 
-def settle(written: Iterable[Written], ends: dict[int, int]) -> Account:
+def settle(written: Iterable[BatchRange], ends: dict[int, int]) -> Account:
     """Select the ranges so that each offset counts once.
 
     Args:
@@ -77,7 +77,7 @@ def settle(written: Iterable[Written], ends: dict[int, int]) -> Account:
         ends: the offset after the last record, by partition; partitions start at 0 and offsets have no holes.
     """
     every = sorted(written)
-    kept: list[Written] = []
+    kept: list[BatchRange] = []
     faults: list[str] = []
     repeated = 0
     for partition in sorted({batch_range.partition for batch_range in every} | set(ends)):
@@ -98,7 +98,7 @@ def settle(written: Iterable[Written], ends: dict[int, int]) -> Account:
     )
 
 
-def _latest(ranges: Sequence[Written]) -> list[Written]:
+def _latest(ranges: Sequence[BatchRange]) -> list[BatchRange]:
     """Return the ranges that no later generation wrote again."""
     return [
         batch_range
@@ -107,7 +107,7 @@ def _latest(ranges: Sequence[Written]) -> list[Written]:
     ]
 
 
-def _faults(partition: int, ranges: Sequence[Written], end: int) -> list[str]:
+def _faults(partition: int, ranges: Sequence[BatchRange], end: int) -> list[str]:
     faults: list[str] = []
     position = 0
     for covered in sorted(ranges):
@@ -123,7 +123,7 @@ def _faults(partition: int, ranges: Sequence[Written], end: int) -> list[str]:
     return faults
 
 
-def _covered(ranges: Sequence[Written]) -> int:
+def _covered(ranges: Sequence[BatchRange]) -> int:
     covered = position = 0
     for batch_range in sorted(ranges):
         covered += max(0, batch_range.end - max(batch_range.start, position))
@@ -144,11 +144,11 @@ def read_batches(folder: Path) -> pa.Table:
     return pa.concat_tables(tables) if tables else pa.table({name: [] for name in RANGE + GROUPS + SUMS})
 
 
-def ranges_of(batches: pa.Table) -> list[Written]:
+def ranges_of(batches: pa.Table) -> list[BatchRange]:
     """Return the ranges that the batches cover."""
     summed = batches.group_by(list(RANGE)).aggregate([("flights", "sum")]).to_pylist()
     return [
-        Written(
+        BatchRange(
             partition=row["partition"],
             start=row["rangeStart"],
             end=row["rangeEnd"],
@@ -179,7 +179,7 @@ def count_once(batches: pa.Table, account: Account) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class FlightConnection:
     """One carrier's flights from one airport to another; delays in minutes, means over the flights that have one."""
 
     carrier: str
@@ -191,7 +191,7 @@ class Connection:
     worst_hour: int
 
 
-def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Connection]:
+def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[FlightConnection]:
     """Return the connections with the largest mean departure delay.
 
     Args:
@@ -212,7 +212,7 @@ def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Con
         ).to_pylist()
         worst = max(hours, key=lambda hour: (hour["dep_minutes"] / hour["dep_known"], hour["hour"]))
         found.append(
-            Connection(
+            FlightConnection(
                 row["carrier"],
                 row["origin"],
                 row["dest"],

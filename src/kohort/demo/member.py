@@ -67,7 +67,7 @@ def aggregates(batch: DataFrame) -> DataFrame:
 
 
 class Writer:
-    """A `foreachBatch` function that writes each batch to a folder of its number, so that a repeated batch is replaced."""
+    """A `foreachBatch` function that writes each batch to a folder of its number: a repeated batch is replaced."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._name = settings.name

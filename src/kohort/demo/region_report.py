@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kohort.demo.account import Connection
+from kohort.demo.account import FlightConnection
 from kohort.demo.history import History
 from kohort.demo.region_account import RegionAccount
 from kohort.demo.report import Share, group_table, worst_table
@@ -35,7 +35,7 @@ class RegionOutcome:
     history: History
     looks: int
     different_looks: int
-    worst: tuple[Connection, ...]
+    worst: tuple[FlightConnection, ...]
     least: int
     pictures: tuple[Path, ...]
     killed: str

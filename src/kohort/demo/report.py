@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kohort.demo.account import Account, Connection
+from kohort.demo.account import Account, FlightConnection
 from kohort.lag import PartitionLag
 
 
@@ -56,7 +56,7 @@ class Outcome:
     group_state: str
     shares: tuple[Share, ...]
     account: Account
-    worst: tuple[Connection, ...]
+    worst: tuple[FlightConnection, ...]
     least: int
     picture: Path
     killed: str
@@ -117,7 +117,7 @@ class Outcome:
         console.print(f"picture: {self.picture}", soft_wrap=True, highlight=False)
 
 
-def worst_table(worst: Iterable[Connection], least: int) -> Table:
+def worst_table(worst: Iterable[FlightConnection], least: int) -> Table:
     """Return a table of the connections with the largest mean departure delay."""
     table = Table(
         title=f"The connections that leave latest (of those with {least} flights or more)",

@@ -25,7 +25,7 @@ from kohort.errors import CorruptDataError
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JoinMetadata:
     """A member's metadata in its JoinGroup request.
 
     Attributes:
@@ -48,7 +48,7 @@ class Told:
         return to_bytes(fields)
 
     @staticmethod
-    def from_bytes(data: bytes) -> Told:
+    def from_bytes(data: bytes) -> JoinMetadata:
         """Decode a member's metadata.
 
         Raises:
@@ -59,11 +59,11 @@ class Told:
         if not isinstance(candidate, dict) or not isinstance(shards, int) or not isinstance(placement, dict | None):
             raise CorruptDataError(f"no member's bytes: {fields!r}"[:300])
         standing = None if placement is None else read_placement(placement)
-        return Told(read_candidate(candidate), shards, fields.get("retiring") is True, standing)
+        return JoinMetadata(read_candidate(candidate), shards, fields.get("retiring") is True, standing)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LeaderAssignment:
     """The leader's assignment to one member.
 
     Attributes:
@@ -82,7 +82,7 @@ class Given:
         return to_bytes({"placement": placement_fields(self.placement), "members": members, "refused": self.refused})
 
     @staticmethod
-    def from_bytes(data: bytes) -> Given:
+    def from_bytes(data: bytes) -> LeaderAssignment:
         """Decode a leader's assignment.
 
         Raises:
@@ -93,10 +93,10 @@ class Given:
         if not isinstance(placement, dict) or not isinstance(members, dict) or not isinstance(refused, str):
             raise CorruptDataError(f"no leader's bytes: {fields!r}"[:300])
         ids = {int(number): str(member) for number, member in members.items() if number.isdecimal()}
-        return Given(read_placement(placement), ids, refused)
+        return LeaderAssignment(read_placement(placement), ids, refused)
 
 
-def given(generation: int, leader: str, told: Mapping[str, Told]) -> dict[str, Given]:
+def given(generation: int, leader: str, told: Mapping[str, JoinMetadata]) -> dict[str, LeaderAssignment]:
     """Compute the leader's assignment to each member of a generation.
 
     Args:
@@ -113,12 +113,14 @@ def given(generation: int, leader: str, told: Mapping[str, Told]) -> dict[str, G
     me = told[leader]
     after = replace(placed(before, alive, me.candidate.id, me.shards), version=generation)
     return {
-        member: Given(after, holders, refusal(metadata.candidate, told[holders[metadata.candidate.id]].candidate))
+        member: LeaderAssignment(
+            after, holders, refusal(metadata.candidate, told[holders[metadata.candidate.id]].candidate)
+        )
         for member, metadata in told.items()
     }
 
 
-def _before(told: Mapping[str, Told]) -> Placement | None:
+def _before(told: Mapping[str, JoinMetadata]) -> Placement | None:
     """Return the placement that most members use; among equally frequent ones, the one with the highest version.
 
     A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
@@ -127,11 +129,11 @@ def _before(told: Mapping[str, Told]) -> Placement | None:
     return max(counts, key=lambda placement: (counts[placement], placement.version), default=None)
 
 
-def _holder(member: str, other: str | None, told: Mapping[str, Told], before: Placement | None) -> str:
+def _holder(member: str, other: str | None, told: Mapping[str, JoinMetadata], before: Placement | None) -> str:
     """Decide which of two members that claim the same id holds it.
 
-    An address belongs to one process at a time: of two at the same address, the newer is the one that the placement
-    does not name yet. At different addresses, the present holder keeps the id.
+    An address belongs to one process at a time. Of two members at the same address, the newer is therefore the one that
+    the placement does not name yet. At different addresses, the present holder keeps the id.
     """
     if other is None:
         return member

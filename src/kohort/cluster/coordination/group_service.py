@@ -21,7 +21,7 @@ from kohort.client.net.log_throttle import Sparingly, fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_round import Given, Told, given, refusal
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given, refusal
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire.groups import (
@@ -54,7 +54,7 @@ class _Again(Exception):
     """Control flow: this generation is over for this member, which has to join again."""
 
 
-class GroupDoor:
+class GroupCoordination:
     """A coordination service over a classic consumer group on Kafka."""
 
     def __init__(
@@ -80,8 +80,8 @@ class GroupDoor:
         self._session_ms = session_ms
         self._heartbeat_ms = heartbeat_ms
         self._client: AsyncClient | None = None
-        self._told: Told | None = None
-        self._joined_as: Told | None = None
+        self._told: JoinMetadata | None = None
+        self._joined_as: JoinMetadata | None = None
         self._member_id, self._generation = "", -1
         self._leading = False
         self._heard_ms = float("-inf")
@@ -97,7 +97,7 @@ class GroupDoor:
     # -- the coordination service
 
     @property
-    def in_office(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this coordinator leads the group, and a heartbeat succeeded within a session timeout."""
         client = self._client
         if client is None or not self._leading:
@@ -114,7 +114,7 @@ class GroupDoor:
         Raises:
             KafkaError: Kafka can't be reached, may not be used, or the id is taken; the message says what to do.
         """
-        self._told, self._refused = Told(me, shards), ""
+        self._told, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = Sparingly(client.cluster.runtime)
@@ -217,7 +217,7 @@ class GroupDoor:
         candidates = {}
         for member in group.members:
             with contextlib.suppress(CorruptDataError):
-                candidates[member.member_id] = Told.from_bytes(bytes(member.member_metadata)).candidate
+                candidates[member.member_id] = JoinMetadata.from_bytes(bytes(member.member_metadata)).candidate
         return candidates
 
     # -- membership
@@ -266,11 +266,11 @@ class GroupDoor:
         timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
         answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
         self._raise_for(cluster, answer.error_code)
-        gift = Given.from_bytes(bytes(answer.assignment))
+        gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
         self._take(gift, told, leads)
 
-    async def _join(self, cluster: Cluster, told: Told) -> JoinGroupResponse:
+    async def _join(self, cluster: Cluster, told: JoinMetadata) -> JoinGroupResponse:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=told.to_bytes())
         request = JoinGroupRequest(
             group_id=self._group,
@@ -287,7 +287,7 @@ class GroupDoor:
         self._raise_for(cluster, answer.error_code)
         return answer
 
-    def _take(self, gift: Given, told: Told, leads: bool) -> None:
+    def _take(self, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
             log.error("placement: this coordinator is not registered any more: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
@@ -381,7 +381,7 @@ class GroupDoor:
         why = cluster.unreachable() or self._last_trouble or "the group did not come to a generation"
         return TimedOutError(f"no place among the coordinators within {_OPEN_MS} ms: {why}")
 
-    def _require_told(self) -> Told:
+    def _require_told(self) -> JoinMetadata:
         if self._told is None:
             raise RuntimeError("the door is not open")
         return self._told
@@ -395,11 +395,11 @@ class GroupDoor:
             self._client.wake()
 
 
-def _assignments(joined: JoinGroupResponse) -> dict[str, Given]:
-    told: dict[str, Told] = {}
+def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
+    told: dict[str, JoinMetadata] = {}
     for member in joined.members:
         try:
-            told[member.member_id] = Told.from_bytes(bytes(member.metadata))
+            told[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
     return given(joined.generation_id, joined.member_id, told)

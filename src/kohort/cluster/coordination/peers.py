@@ -4,9 +4,9 @@ A coordinator listens for as long as its process lives. If a connection ends, an
 gone. The coordination service is informed, and others take over its shards. Silence proves nothing here (a machine
 without power, a stopped process): that is what the session is for.
 
-A suspicion may be wrong, because a firewall refuses connections too. If a suspected peer comes back as the same process,
-it must be refused for longer before the next suspicion, twice as long each time. Otherwise two coordinators that reach
-the coordination service, but not each other, would take each other's shards for ever.
+A suspicion may be wrong, because a firewall refuses connections too. If a suspected peer comes back as the same
+process, it must refuse for longer before the next suspicion, twice as long each time. Otherwise two coordinators that
+reach the coordination service, but not each other, would take each other's shards for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass
 
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.framing import encode_request
 
@@ -66,7 +66,7 @@ class Peers:
     Call `follow` whenever the placement has changed.
     """
 
-    def __init__(self, door: Door, me: Candidate) -> None:
+    def __init__(self, door: CoordinationService, me: Candidate) -> None:
         """Watch the candidates in the placement of `door`, and report suspected ones to it."""
         self._door = door
         self._me = me

@@ -8,7 +8,7 @@ from typing import Protocol
 from kohort.cluster.coordination.placement import Candidate, Placement
 
 
-class Door(Protocol):
+class CoordinationService(Protocol):
     """The service through which candidates register, elect a leader and read one placement.
 
     Use it from the loop on which it was opened. It is not trusted for safety: the placement decides where clients look
@@ -24,7 +24,7 @@ class Door(Protocol):
         """
 
     @property
-    def in_office(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process is the elected leader, as far as it knows."""
 
     def listen(self, on_change: Callable[[], None]) -> None:

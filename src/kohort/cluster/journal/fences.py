@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kohort.cluster.journal.place import JournalPlace
+from kohort.cluster.journal.place import JournalPartition
 from kohort.errors import CorruptDataError
 from kohort.journal.codec import KeyValue
 from kohort.wire.batch import BatchHeader
@@ -82,7 +82,7 @@ class Fence:
         return _HEAD + FenceKey(producer_id=self.producer_id).encode(0), _SHORT.pack(0) + value.encode(0)
 
 
-def fence_of(place: JournalPlace, producer_id: int, epoch: int) -> Fence:
+def fence_of(place: JournalPartition, producer_id: int, epoch: int) -> Fence:
     """Return this coordinator's fence for a producer id and epoch."""
     mine, topic = place.settings, place.topic
     return Fence(

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
-from kohort.cluster.journal.place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal.place import JournalPartition, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.term import Append, Body, JournalFigures, JournalTerm
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
@@ -67,7 +67,7 @@ class KafkaJournal:
 
     def __init__(self, link: ClusterLink, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
         self._link = link
-        self._place = JournalPlace(link.cluster, topic, index, settings)
+        self._place = JournalPartition(link.cluster, topic, index, settings)
         self._current: JournalTerm | None = None
         self._task: Task[None] | None = None
         self._term = -1

@@ -67,7 +67,7 @@ class JournalTopic:
     partitions: int
 
 
-class JournalPlace:
+class JournalPartition:
     """One partition of the journal's topic, on a connection of its own.
 
     Attributes:

@@ -12,7 +12,7 @@ from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal.place import JournalPlace, JournalUnavailable, passes
+from kohort.cluster.journal.place import JournalPartition, JournalUnavailable, passes
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE
@@ -55,7 +55,7 @@ class JournalReading:
         read_bytes: the bytes read so far.
     """
 
-    def __init__(self, place: JournalPlace, fetch_bytes: int = FETCH_BYTES) -> None:
+    def __init__(self, place: JournalPartition, fetch_bytes: int = FETCH_BYTES) -> None:
         self._place = place
         self._fetch_bytes = fetch_bytes
         self.offset = 0
@@ -210,7 +210,7 @@ class JournalDecoding:
         left_out: the producers whose batches are skipped.
     """
 
-    def __init__(self, place: JournalPlace) -> None:
+    def __init__(self, place: JournalPartition) -> None:
         self._place = place
         self._reader = GroupRecordReader()
         self.authors = Authors()

@@ -1,9 +1,9 @@
 """One term of a journal on Kafka: fence, read up to the fence, then append until something ends the term.
 
-The order matters, because the partition's log is one sequence. All batches of an earlier owner lie before the fence, and
-are read. Behind the fence Kafka refuses that owner's epoch. The earlier owner acknowledged only what Kafka had written
-without an error, so all of that lies before the fence. A coordinator that read first, or looked up the end offset before
-the fence, would miss what comes between.
+The order matters, because the partition's log is one sequence. All batches of an earlier owner lie before the fence,
+and are read. Behind the fence Kafka refuses that owner's epoch. The earlier owner acknowledged only what Kafka had
+written without an error, so all of that lies before the fence. A coordinator that read first, or looked up the end
+offset before the fence, would miss what comes between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, fenc
 from kohort.cluster.journal.place import (
     FOREIGN_RECORDS,
     SKIP,
-    JournalPlace,
+    JournalPartition,
     JournalRefused,
     JournalUnavailable,
     passes,
@@ -34,10 +34,10 @@ from kohort.wire.batch import seal_batch
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
 
-# -- Batches of one producer id and epoch, one at a time, each written to the partition exactly once
+# -- Batches of one producer id and epoch, one at a time, each written exactly once.
 #
-# A retried batch keeps its sequence number, by which the leader recognizes it. Retries end after `REPEAT_MS`, by a clock
-# that also runs while the machine sleeps. The reason: a leader forgets producers that were silent for
+# A retried batch keeps its sequence number, by which the leader recognizes it. Retries end after `REPEAT_MS`, by a
+# clock that also runs while the machine sleeps. The reason: a leader forgets producers that were silent for
 # `producer.id.expiration.ms`. It would then accept an old epoch's batch as a new producer's first. For the same reason
 # nothing is sent at all when the last batch was acknowledged long ago: the process was suspended.
 
@@ -58,7 +58,7 @@ _NOT_THERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProducerIdentity:
     """A producer id and epoch, and the time of the request for them (`JournalPartition.elapsed_ms`)."""
 
     producer_id: int
@@ -66,7 +66,7 @@ class Identity:
     asked_ms: float
 
 
-async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identity:
+async def new_epoch(place: JournalPartition, own: ProducerIdentity | None = None) -> ProducerIdentity:
     """Get the next producer epoch of the shard's transactional id.
 
     Args:
@@ -79,7 +79,7 @@ async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identit
     cluster, settings = place.cluster, place.settings
     asked_ms = 0.0
 
-    async def attempt() -> Identity:
+    async def attempt() -> ProducerIdentity:
         nonlocal asked_ms
         asked_ms = place.elapsed_ms()
         request = InitProducerIdRequest(
@@ -95,7 +95,7 @@ async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identit
             if code in _NOT_THERE:
                 cluster.forget_coordinator(place.to_coordinator)
             raise error_for(code, code.text)
-        return Identity(answer.producer_id, answer.producer_epoch, asked_ms)
+        return ProducerIdentity(answer.producer_id, answer.producer_epoch, asked_ms)
 
     what = f"no producer epoch of transactional id {place.transactional_id}"
     try:
@@ -125,14 +125,14 @@ class JournalWriter:
         expected: the offset that the batch must get; None: any. Another offset means that somebody else writes.
     """
 
-    def __init__(self, place: JournalPlace, identity: Identity) -> None:
+    def __init__(self, place: JournalPartition, identity: ProducerIdentity) -> None:
         self._place = place
         self.expected: int | None = None
         self._sequence = 0
         self._first_ms: float | None = None
         self.become(identity)
 
-    def become(self, identity: Identity) -> None:
+    def become(self, identity: ProducerIdentity) -> None:
         """Continue under another epoch, with sequence numbers from 0."""
         self.identity = identity
         self._sequence = 0
@@ -245,7 +245,7 @@ class JournalWriter:
 
 
 NEW_EPOCH_EVERY_MS: Final = 86_400_000
-"""Batches without a transaction do not keep a transactional id alive: after a week Kafka would change the producer id."""
+"""Batches without a transaction do not keep a transactional id alive: Kafka changes the producer id after a week."""
 _SURVEY_BYTES: Final = 1 << 20
 """Bytes of one fetch that is decoded at once, without a break for other tasks."""
 _GLANCE_BYTES: Final = 64 << 10
@@ -309,7 +309,7 @@ class JournalTerm:
         loaded: whether all records have been handed out.
     """
 
-    def __init__(self, place: JournalPlace, owner: Owner, figures: JournalFigures) -> None:
+    def __init__(self, place: JournalPartition, owner: Owner, figures: JournalFigures) -> None:
         self._place = place
         self._owner = owner
         self._figures = figures
@@ -317,7 +317,7 @@ class JournalTerm:
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
         self._news: Promise[None] = Promise()
-        self._renewed: Identity | Exception | None = None
+        self._renewed: ProducerIdentity | Exception | None = None
         self._renewing = False
         self._now_ms = _NO_TIME
         self.error: Exception | None = None
@@ -398,7 +398,7 @@ class JournalTerm:
         reading = JournalReading(place)
         await self._read(reading, end)
         for fence in authors.unfinished(own):
-            last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
+            last = ProducerIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
         await self._read(reading, end)
         self._check_authors(writer.identity)
@@ -423,7 +423,7 @@ class JournalTerm:
             decoding.survey(await reading.up_to(end))
         return frozenset(decoding.authors.foreign())
 
-    def _check_authors(self, own: Identity) -> None:
+    def _check_authors(self, own: ProducerIdentity) -> None:
         """Check that all records were written by coordinators.
 
         Raises:
@@ -470,7 +470,7 @@ class JournalTerm:
     async def _first_of_all(self) -> Fence | None:
         """Return the first fence of partition 0, near its start: a partition that was added has none of its own."""
         here = self._place
-        zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
+        zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
         zero.lane = here.lane
         reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
@@ -504,11 +504,11 @@ class JournalTerm:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)
 
-    def _proof(self, identity: Identity) -> Body:
+    def _proof(self, identity: ProducerIdentity) -> Body:
         """Return the batch of an append without records: the fence again, of which compaction keeps one."""
         return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
 
-    async def _wait_until(self, append_at_ms: float, identity: Identity) -> None:
+    async def _wait_until(self, append_at_ms: float, identity: ProducerIdentity) -> None:
         """Wait for an append, a new epoch, or the time when something has to be written."""
         place = self._place
         renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
@@ -522,7 +522,7 @@ class JournalTerm:
             self._news = Promise()
             await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
 
-    async def _renew(self, identity: Identity) -> None:
+    async def _renew(self, identity: ProducerIdentity) -> None:
         """Get the next epoch of the own producer id, while appends continue."""
         try:
             self._renewed = await new_epoch(self._place, identity)
@@ -533,7 +533,7 @@ class JournalTerm:
         self._renewing = False
         self._news.resolve(None)
 
-    async def _go_on_under(self, renewed: Identity | Exception, writer: JournalWriter) -> None:
+    async def _go_on_under(self, renewed: ProducerIdentity | Exception, writer: JournalWriter) -> None:
         self._renewed = None
         if isinstance(renewed, Exception):
             raise renewed

@@ -176,7 +176,7 @@ async def _check_brokers(cluster: Cluster) -> None:
 
 
 async def _broker_entries(cluster: Cluster, broker: int) -> dict[str, ConfigEntry]:
-    """Return a broker's configuration; nothing if it has left the cluster meanwhile, since it leads no partition then."""
+    """Return a broker's configuration; nothing if it has left the cluster, since it leads no partition then."""
     resource, runtime = ConfigResource(ResourceType.BROKER, str(broker)), cluster.runtime
     deadline_ms = runtime.now_ms + _AWAY_MS
     while True:

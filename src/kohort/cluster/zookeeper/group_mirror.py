@@ -45,7 +45,7 @@ from kohort.cluster.zookeeper.group_nodes import (
     partition_path,
 )
 from kohort.cluster.zookeeper.nodes import cut
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
@@ -220,7 +220,7 @@ class GroupMirror:
 
     def __init__(
         self,
-        door: ZooKeeperDoor,
+        door: ZooKeeperCoordination,
         host: GroupHost,
         interval_s: float = INTERVAL_S,
         now_s: Callable[[], float] = time.monotonic,

@@ -2,7 +2,7 @@
 
 | node | holds |
 |---|---|
-| `/consumers/groups/owners/GROUP` | a checksum of the owners that were written last |
+| `/consumers/groups/owners/GROUP` | a checksum of the owners |
 | `/consumers/groups/owners/GROUP/TOPIC/BROKER-PARTITION` | `CONSUMER-STREAM` |
 | `/consumers/groups/offsets/GROUP/TOPIC/BROKER-PARTITION` | the offset |
 

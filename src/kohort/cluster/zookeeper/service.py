@@ -108,7 +108,7 @@ class TopicMirror:
             return
         self._names_due = False
         try:
-            names = set(await self._session.children(TOPICS, _Watch(self, None)))
+            names = set(await self._session.children(TOPICS, _TopicWatch(self, None)))
         except BaseException:
             self._names_due = True
             raise
@@ -120,7 +120,7 @@ class TopicMirror:
         self._due.difference_update(names)  # before the reads: a watch may fire meanwhile
         try:
             nodes = await asyncio.gather(
-                *(self._session.read(f"{TOPICS}/{name}", _Watch(self, name)) for name in names)
+                *(self._session.read(f"{TOPICS}/{name}", _TopicWatch(self, name)) for name in names)
             )
         except BaseException:
             self._due.update(names)
@@ -153,7 +153,7 @@ class TopicMirror:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _TopicWatch:
     """A watch that marks a topic of the mirror, or the list of names, as changed."""
 
     mirror: TopicMirror
@@ -168,7 +168,7 @@ SESSION_MS = 6_000
 _REACH_MS = 15_000
 _OPEN_MS = 30_000
 _LAST_WORD_MS = 1_000
-"""Timeout of the last requests at shutdown. They usually take a few milliseconds; session expiry does the same in 6 s."""
+"""Timeout of the last requests at shutdown. They take a few milliseconds; session expiry does the same in 6 s."""
 _AGAIN_S = 0.5
 """Retry delay after a failure whose end no watch reports."""
 _TRIES = 10
@@ -188,7 +188,7 @@ class Guard:
     shards: frozenset[int]
 
 
-class ZooKeeperDoor:
+class ZooKeeperCoordination:
     """A coordination service over ZooKeeper."""
 
     def __init__(self, address: str, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
@@ -203,7 +203,7 @@ class ZooKeeperDoor:
             InvalidInputError: the address is malformed.
         """
         self.placement: Placement | None = None
-        self.in_office = False
+        self.is_leader = False
         self.session = ZooKeeperSession(address, session_ms, self._session_changed)
         self._sole = sole
         self._refused_by: Registration | None = None
@@ -283,7 +283,7 @@ class ZooKeeperDoor:
 
     async def close(self) -> None:
         """Unregister at once, after pending suspicions are written: nobody else may know of them."""
-        keeper, self._keeper, self.in_office = self._keeper, None, False
+        keeper, self._keeper, self.is_leader = self._keeper, None, False
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
@@ -315,13 +315,13 @@ class ZooKeeperDoor:
     def guard(self) -> Guard | None:
         """Return checks that hold only while this process may write its shards; None: it may write none now."""
         mine, stands = self._mine, self._map
-        if mine is None or stands is None or self._map_node is None or (self._sole and not self.in_office):
+        if mine is None or stands is None or self._map_node is None or (self._sole and not self.is_leader):
             return None
         named = stands.candidate(mine.candidate.id)
         if named is None or named.incarnation != mine.candidate.incarnation:
             return None
         changes = [Change(PLACEMENT, version=self._map_node.version)]
-        if self.in_office and self._epoch is not None:
+        if self.is_leader and self._epoch is not None:
             changes.append(Change(EPOCH, version=self._epoch.version))
         return Guard(tuple(changes), stands.of(mine.candidate.id))
 
@@ -362,18 +362,18 @@ class ZooKeeperDoor:
         before, self._taken_by = self._taken_by, await self._register(session, mine)
         if self._taken_by is None:
             self._entered = True
-            self.in_office = await self._elect(session, mine)
+            self.is_leader = await self._elect(session, mine)
         else:
             if self._entered and before is None:
                 log.error("placement: this coordinator is not registered any more: %s", _taken(self._taken_by))
-            self.in_office = False
+            self.is_leader = False
             await self._resign(session)
         await self._read_map()
-        if self.in_office:
+        if self.is_leader:
             await self._place(mine)
         self.placement, self._looked = self._map, look
         self._tell()
-        guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
+        guard = Change(EPOCH, version=self._epoch.version) if self.is_leader and self._epoch is not None else None
         await self._mirror.settle(guard)
 
     async def _register(self, session: int, mine: Registration) -> Candidate | None:
@@ -511,12 +511,12 @@ class ZooKeeperDoor:
 
     def _has_place(self) -> bool:
         is_in = self._taken_by is None and self._refused_by is None
-        return self.placement is not None and is_in and (self.in_office or not self._sole)
+        return self.placement is not None and is_in and (self.is_leader or not self._sole)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
             log.warning("placement: the session with ZooKeeper has expired; a new one begins")
-            self.in_office = False
+            self.is_leader = False
             self._tell()
         elif state is SessionState.SUSPENDED:
             log.warning("placement: no connection to ZooKeeper; the last known placement is used")
@@ -524,7 +524,7 @@ class ZooKeeperDoor:
             self._look.set()
 
     def _tell(self) -> None:
-        now = (self.placement, self.in_office)
+        now = (self.placement, self.is_leader)
         if now != self._told:
             self._told = now
             self._on_change()

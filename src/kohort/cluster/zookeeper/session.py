@@ -88,8 +88,8 @@ class ZooKeeperSession:
     """A ZooKeeper session: reads and changes are coroutines, states and watches are calls on the loop.
 
     The session lives only while the event loop is alive. When `alive` was not called for a session timeout, a thread
-    closes the session, because kazoo's own thread would keep it up beside a hanging loop. The next `alive` begins a new
-    one.
+    closes the session. Otherwise kazoo's own thread would keep it up beside a hanging loop. The next `alive` begins a
+    new one.
 
     Attributes:
         address: The address as it was given.
@@ -268,7 +268,7 @@ class ZooKeeperSession:
             self._on_state(state)
 
     def _handed_over(self, watch: Callable[[], None]) -> Callable[[object], None]:
-        return _Watch(self._on_loop, watch)
+        return _LoopWatch(self._on_loop, watch)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -317,7 +317,7 @@ class ZooKeeperSession:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
+class _LoopWatch:
     """A watch for kazoo. Equal watches on one node count once, so a repeated read adds none."""
 
     on_loop: Callable[[Callable[[], None]], None]

@@ -19,7 +19,7 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.retry import patiently
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
-from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.errors import InvalidInputError, KafkaError
 
 log = logging.getLogger("kohort.cluster")
@@ -32,11 +32,11 @@ END_S = 2.0
 """Timeout of the last write at shutdown; the next process that leads writes what is still missing."""
 
 
-async def show_topics(door: ZooKeeperDoor, host: GroupHost) -> None:
+async def show_topics(door: ZooKeeperCoordination, host: GroupHost) -> None:
     """Mirror the topics in ZooKeeper for as long as this process leads."""
     shown = None
     while True:
-        if not door.in_office:
+        if not door.is_leader:
             shown = None
         elif host.topics.image() is not shown:
             shown = host.topics.image()
@@ -64,7 +64,7 @@ class BrokerInZooKeeper:
         Raises:
             InvalidInputError: the address is malformed.
         """
-        self._door = ZooKeeperDoor(address, session_ms, sole=True)
+        self._door = ZooKeeperCoordination(address, session_ms, sole=True)
         self._owners_look_s = owners_look_s
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
