@@ -304,7 +304,12 @@ def _with_nearest(error: NotFoundError, topics: tuple[str, ...], common: Common)
 
 
 def _pump(
-    consumer: Consumer, writer: RecordWriter, signalled: list[int], ends: dict[Any, int], limits: ConsumeLimits, commit: bool
+    consumer: Consumer,
+    writer: RecordWriter,
+    signalled: list[int],
+    ends: dict[Any, int],
+    limits: ConsumeLimits,
+    commit: bool,
 ) -> int:
     total = 0
     last = time.monotonic()
