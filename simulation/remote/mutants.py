@@ -11,7 +11,7 @@ from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
 from kohort.cluster.journal.term import JournalTerm, JournalWriter, Written, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
-from kohort.cluster.zookeeper.session import Node
+from kohort.cluster.zookeeper.session import ZNode
 from kohort.coordinator import shard
 from kohort.coordinator.shard import Appends
 from kohort.errors import FencedError, KafkaError
@@ -204,7 +204,7 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """As it says the same."""
 
-        def is_of(node: Node, session: int) -> bool:
+        def is_of(node: ZNode, session: int) -> bool:
             return bool(real(node, session)) or b"endpoints" in node.data
 
         return is_of

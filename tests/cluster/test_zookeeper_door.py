@@ -26,7 +26,7 @@ from kohort.cluster.zookeeper.nodes import (
     Registration,
 )
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
-from kohort.cluster.zookeeper.session import Change, Node, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, ZNode, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.zookeeper import ZooKeeper
 from tests.cluster.doors import SHARDS, ZooKeeperDoors, candidate, run, until
@@ -97,7 +97,7 @@ def test_nodes_of_an_earlier_session(zookeeper: ZooKeeper) -> None:
 def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who goes by what a node holds, and not by its owner, is seen."""
 
-    def by_content(node: Node, session: int) -> bool:
+    def by_content(node: ZNode, session: int) -> bool:
         return node.owner == session or node.data.startswith(b"{")
 
     monkeypatch.setattr(zookeeper_door, "is_of", by_content)
@@ -284,7 +284,7 @@ def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: py
     seen: set[tuple[object, str]] = set()
     read, names = ZooKeeperSession.read, ZooKeeperSession.children
 
-    async def once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> Node | None:
+    async def once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> ZNode | None:
         again = (self, path) in seen
         seen.add((self, path))
         return await read(self, path, None if again else watch)

@@ -35,7 +35,7 @@ CPU_STEP_S = 5.0
 """CPU seconds that count as progress of a starting Spark: it reports nothing for long, but one that hangs uses none."""
 
 
-class Account(Protocol):
+class DemoResult(Protocol):
     """The result of either demo."""
 
     @property
@@ -80,7 +80,7 @@ class Demo(ABC):
         """Run the demo from the start of the members until the group has nothing left to read."""
 
     @abstractmethod
-    def conclude(self) -> Account:
+    def conclude(self) -> DemoResult:
         """Read the written data, count it, and draw the picture."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ Sums = frozenset[tuple[int, int, int]]
 """For each partition with rows: the partition, the number of rows, and the sum of their offsets."""
 
 
-class Place(Protocol):
+class SinkPlace(Protocol):
     """A place that a query writes to and a reader reads from."""
 
     def sink(self) -> Sink:
@@ -134,7 +134,7 @@ EMPTY = pa.table(
     }
 )
 """A table without rows, with the schema of the written rows."""
-KINDS: dict[str, Callable[[Path], Place]] = {"parquet": ParquetPlace, "delta": DeltaPlace, "sqlite": SqlitePlace}
+KINDS: dict[str, Callable[[Path], SinkPlace]] = {"parquet": ParquetPlace, "delta": DeltaPlace, "sqlite": SqlitePlace}
 """The kinds of places, each with a function that creates one in the demo's folder."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kohort.demo.history import Step
-from kohort.demo.places import Place, Sums
+from kohort.demo.places import SinkPlace, Sums
 
 LOOK_S = 0.5
 
@@ -28,7 +28,7 @@ class Look:
 class Watcher:
     """The reader's thread."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, SinkPlace]) -> None:
         self._places = places
         self.looks: list[Look] = []
         self.count = 0

@@ -58,7 +58,7 @@ _NOT_THERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerIdentity:
+class TermIdentity:
     """A producer id and epoch, and the time of the request for them (`JournalPartition.elapsed_ms`)."""
 
     producer_id: int
@@ -66,7 +66,7 @@ class ProducerIdentity:
     asked_ms: float
 
 
-async def new_epoch(place: JournalPartition, own: ProducerIdentity | None = None) -> ProducerIdentity:
+async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) -> TermIdentity:
     """Get the next producer epoch of the shard's transactional id.
 
     Args:
@@ -79,7 +79,7 @@ async def new_epoch(place: JournalPartition, own: ProducerIdentity | None = None
     cluster, settings = place.cluster, place.settings
     asked_ms = 0.0
 
-    async def attempt() -> ProducerIdentity:
+    async def attempt() -> TermIdentity:
         nonlocal asked_ms
         asked_ms = place.elapsed_ms()
         request = InitProducerIdRequest(
@@ -95,7 +95,7 @@ async def new_epoch(place: JournalPartition, own: ProducerIdentity | None = None
             if code in _NOT_THERE:
                 cluster.forget_coordinator(place.to_coordinator)
             raise error_for(code, code.text)
-        return ProducerIdentity(answer.producer_id, answer.producer_epoch, asked_ms)
+        return TermIdentity(answer.producer_id, answer.producer_epoch, asked_ms)
 
     what = f"no producer epoch of transactional id {place.transactional_id}"
     try:
@@ -125,14 +125,14 @@ class JournalWriter:
         expected: the offset that the batch must get; None: any. Another offset means that somebody else writes.
     """
 
-    def __init__(self, place: JournalPartition, identity: ProducerIdentity) -> None:
+    def __init__(self, place: JournalPartition, identity: TermIdentity) -> None:
         self._place = place
         self.expected: int | None = None
         self._sequence = 0
         self._first_ms: float | None = None
         self.become(identity)
 
-    def become(self, identity: ProducerIdentity) -> None:
+    def become(self, identity: TermIdentity) -> None:
         """Continue under another epoch, with sequence numbers from 0."""
         self.identity = identity
         self._sequence = 0
@@ -317,7 +317,7 @@ class JournalTerm:
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
         self._news: Promise[None] = Promise()
-        self._renewed: ProducerIdentity | Exception | None = None
+        self._renewed: TermIdentity | Exception | None = None
         self._renewing = False
         self._now_ms = _NO_TIME
         self.error: Exception | None = None
@@ -398,7 +398,7 @@ class JournalTerm:
         reading = JournalReading(place)
         await self._read(reading, end)
         for fence in authors.unfinished(own):
-            last = ProducerIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
+            last = TermIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
         await self._read(reading, end)
         self._check_authors(writer.identity)
@@ -423,7 +423,7 @@ class JournalTerm:
             decoding.survey(await reading.up_to(end))
         return frozenset(decoding.authors.foreign())
 
-    def _check_authors(self, own: ProducerIdentity) -> None:
+    def _check_authors(self, own: TermIdentity) -> None:
         """Check that all records were written by coordinators.
 
         Raises:
@@ -504,11 +504,11 @@ class JournalTerm:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)
 
-    def _proof(self, identity: ProducerIdentity) -> Body:
+    def _proof(self, identity: TermIdentity) -> Body:
         """Return the batch of an append without records: the fence again, of which compaction keeps one."""
         return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
 
-    async def _wait_until(self, append_at_ms: float, identity: ProducerIdentity) -> None:
+    async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
         """Wait for an append, a new epoch, or the time when something has to be written."""
         place = self._place
         renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
@@ -522,7 +522,7 @@ class JournalTerm:
             self._news = Promise()
             await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
 
-    async def _renew(self, identity: ProducerIdentity) -> None:
+    async def _renew(self, identity: TermIdentity) -> None:
         """Get the next epoch of the own producer id, while appends continue."""
         try:
             self._renewed = await new_epoch(self._place, identity)
@@ -533,7 +533,7 @@ class JournalTerm:
         self._renewing = False
         self._news.resolve(None)
 
-    async def _go_on_under(self, renewed: ProducerIdentity | Exception, writer: JournalWriter) -> None:
+    async def _go_on_under(self, renewed: TermIdentity | Exception, writer: JournalWriter) -> None:
         self._renewed = None
         if isinstance(renewed, Exception):
             raise renewed

@@ -41,7 +41,7 @@ from kohort.cluster.zookeeper.nodes import (
     cut,
     differences,
 )
-from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperSession
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
 # -- Kafka's topics in ZooKeeper: written by the leader, watched by all
@@ -211,8 +211,8 @@ class ZooKeeperCoordination:
         self._mine: Registration | None = None
         self._shards = 0
         self._map: Placement | None = None
-        self._map_node: Node | None = None
-        self._epoch: Node | None = None
+        self._map_node: ZNode | None = None
+        self._epoch: ZNode | None = None
         self._taken_by: Candidate | None = None
         self._entered = False
         self._told: tuple[Placement | None, bool] = (None, False)
@@ -421,7 +421,7 @@ class ZooKeeperCoordination:
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
-    async def _refusing(self, office: Node, mine: Registration) -> Registration | None:
+    async def _refusing(self, office: ZNode, mine: Registration) -> Registration | None:
         """Return the leader's registration if the two can't share the path; None: they can."""
         number = office.data.decode(errors="replace")
         node = await self.session.read(f"{IDS}/{number}")
@@ -582,7 +582,7 @@ class ZooKeeperCoordination:
         return self._mine
 
 
-def is_of(node: Node, session: int) -> bool:
+def is_of(node: ZNode, session: int) -> bool:
     """Return whether a node belongs to this session. Its content says nothing: an earlier session's is the same."""
     return node.owner == session
 
@@ -591,7 +591,7 @@ def _taken(holder: Candidate) -> str:
     return f"the id {holder.id} is taken by the coordinator at {holder.address}"
 
 
-def _read_registration(name: str, node: Node) -> Registration | None:
+def _read_registration(name: str, node: ZNode) -> Registration | None:
     try:
         return Registration.from_bytes(name, node.data)
     except CorruptDataError as error:

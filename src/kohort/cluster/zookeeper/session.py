@@ -51,7 +51,7 @@ class ZooKeeperAway(RetriableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ZNode:
     """A ZooKeeper node as it was read.
 
     Attributes:
@@ -175,7 +175,7 @@ class ZooKeeperSession:
 
     # -- reads
 
-    async def read(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
+    async def read(self, path: str, watch: Callable[[], None] | None = None) -> ZNode | None:
         """Read a node, None if there is none; the watch is set either way.
 
         Args:
@@ -187,7 +187,7 @@ class ZooKeeperSession:
         while True:
             with contextlib.suppress(exceptions.NoNodeError):
                 data, stat = await self._ask(call.get_async(self.root + path, watch=kazoo_watch))
-                return Node(data, stat.version, stat.ephemeralOwner)
+                return ZNode(data, stat.version, stat.ephemeralOwner)
             if kazoo_watch is None or await self._ask(call.exists_async(self.root + path, watch=kazoo_watch)) is None:
                 return None
 
