@@ -15,7 +15,7 @@ from bench.harness import Contender, Figure, Options, RunFailed, Sample, compare
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.group_nodes import OFFSETS
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
 from kohort.zookeeper import ZooKeeper
@@ -86,7 +86,7 @@ class _Groups:
 
 
 async def _mirrored(address: str, count: int) -> Sample:
-    door = ZooKeeperDoor(f"{address}/mirrored", sole=True)
+    door = ZooKeeperCoordination(f"{address}/mirrored", sole=True)
 
     async def turn() -> None:
         while True:

@@ -10,8 +10,8 @@ from kohort.broker.shards import GroupShards
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.cluster.journal.place import JournalSettings
-from kohort.cluster.shard_ownership import Tenures
-from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.shard_ownership import ShardOwnership
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.coordinator.shard import Phase, Shard
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.config import GroupConfig
@@ -71,7 +71,7 @@ class Coordinator(Server):
     """
 
     groups: GroupShards
-    tenures: Tenures
+    tenures: ShardOwnership
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Coordinator(Server):
         self.kafka, self.zookeeper = places
         self.life = Life(world, self._turned)
         self.life.alive = False
-        self.door: ZooKeeperDoor | None = None
+        self.door: ZooKeeperCoordination | None = None
         self.session: VirtualSession | None = None
         self._token = number * TOKENS
         self._pushing = PushGate(self, f"10.0.1.{number}", 9_092)
@@ -120,7 +120,7 @@ class Coordinator(Server):
 
     async def _enter(self, loop: VirtualLoop, life: Life) -> None:
         while True:
-            door = ZooKeeperDoor("zookeeper:2181", SESSION_MS)
+            door = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
             session = VirtualSession(self.zookeeper, self.name, life, loop, door._session_changed)
             door.session = session  # type: ignore[assignment]  # it stands for one
             door._mirror._session = session  # type: ignore[assignment]
@@ -130,7 +130,7 @@ class Coordinator(Server):
             except KafkaError as error:
                 self.world.tell(f"{self.name}: no place: {error.message}")
                 continue
-            self.tenures = Tenures(loop, self.groups, door, self._open_journal)
+            self.tenures = ShardOwnership(loop, self.groups, door, self._open_journal)
             door.listen(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
             self.tenures.begin(self.candidate)
             return

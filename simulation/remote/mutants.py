@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from kohort.cluster.journal import kafka_journal
-from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
 from kohort.cluster.journal.term import JournalTerm, JournalWriter, Written, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
-from kohort.cluster.zookeeper.session import Node
+from kohort.cluster.zookeeper.session import ZNode
 from kohort.coordinator import shard
 from kohort.coordinator.shard import Appends
 from kohort.errors import FencedError, KafkaError
@@ -61,7 +61,7 @@ class ReadsBeforeItFences(DiskMutant):
         return run
 
 
-async def latest(place: JournalPlace) -> int:
+async def latest(place: JournalPartition) -> int:
     """The end of the journal now."""
     part = ListOffsetsRequest.ListOffsetsPartition(partition_index=place.index, timestamp=LATEST)
     topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
@@ -204,7 +204,7 @@ class TakesEarlierNodesForItsOwn(DiskMutant):
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that accepts a node with the same contents."""
 
-        def is_of(node: Node, session: int) -> bool:
+        def is_of(node: ZNode, session: int) -> bool:
             return bool(real(node, session)) or b"endpoints" in node.data
 
         return is_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperAway
+from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperAway
 from simulation.remote.life import Life
 from simulation.remote.loop import VirtualLoop
 from simulation.world import Chance, World
@@ -41,14 +41,14 @@ class ZooKeeper:
     """The ensemble, as one.
 
     Attributes:
-        nodes: by path; version and owner as `Node` has them.
+        nodes: by path; version and owner as `ZNode` has them.
         cut_off: clients that nothing gets to or from, until a time.
         delay_ms: up to so long a message is under way.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.nodes: dict[str, Node] = {"/": Node(b"", 0)}
+        self.nodes: dict[str, ZNode] = {"/": ZNode(b"", 0)}
         self.sessions: dict[int, ServerSession] = {}
         self.cut_off: dict[str, int] = {}
         self.delay_ms = DELAY_MS
@@ -94,7 +94,7 @@ class ZooKeeper:
                 for watch in session.watches.pop(key, []):
                     watch()
 
-    def read(self, session: ServerSession, path: str, watch: Watch | None) -> Node | None:
+    def read(self, session: ServerSession, path: str, watch: Watch | None) -> ZNode | None:
         """A node, and a watch on it."""
         if watch is not None:
             session.watches.setdefault(("node", path), []).append(watch)
@@ -115,7 +115,7 @@ class ZooKeeper:
         for count in range(1, len(parts) + 1):
             name = "/" + "/".join(parts[:count])
             if name not in self.nodes:
-                self.nodes[name] = Node(b"", 0)
+                self.nodes[name] = ZNode(b"", 0)
                 self._fire(name)
 
     def change(self, session: ServerSession, changes: tuple[Change, ...]) -> bool:
@@ -133,10 +133,10 @@ class ZooKeeper:
             elif change.data is None:
                 continue
             elif node is None:
-                self.nodes[change.path] = Node(change.data, 0, session.id if change.ephemeral else 0)
+                self.nodes[change.path] = ZNode(change.data, 0, session.id if change.ephemeral else 0)
                 self._fire(change.path)
             else:
-                self.nodes[change.path] = Node(change.data, node.version + 1, node.owner)
+                self.nodes[change.path] = ZNode(change.data, node.version + 1, node.owner)
                 self._fire(change.path, children=False)
         return True
 
@@ -193,7 +193,7 @@ class VirtualSession:
         if self._session is not None and self._zookeeper.reaches(self._client):
             self._zookeeper.end(self._session.id)
 
-    async def read(self, path: str, watch: Watch | None = None) -> Node | None:
+    async def read(self, path: str, watch: Watch | None = None) -> ZNode | None:
         """Implement the real session's ``."""
         return await self._ask(lambda session: self._zookeeper.read(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 

@@ -15,22 +15,24 @@ import sys
 import uuid
 
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.coordination.service import CoordinationService
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 
 SHARDS = 12
 ALIVE_S = 0.05
 
 
-def door_at(kind: str, address: str, session_ms: int) -> Door:
+def door_at(kind: str, address: str, session_ms: int) -> CoordinationService:
     """The door by its kind; a group's name stands behind the servers."""
     if kind == "zookeeper":
-        return ZooKeeperDoor(address, session_ms)
+        return ZooKeeperCoordination(address, session_ms)
     servers, _, group = address.partition("/")
-    return GroupDoor(ConnectionConfig(bootstrap_servers=tuple(servers.split(","))), group, session_ms=session_ms)
+    return GroupCoordination(
+        ConnectionConfig(bootstrap_servers=tuple(servers.split(","))), group, session_ms=session_ms
+    )
 
 
 async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +54,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
         placement = door.placement
         if placement is not None:
             owners, incarnations = placement.owners, [one.incarnation for one in placement.candidates]
-            print(json.dumps([door.in_office, placement.elected, owners, incarnations]), flush=True)
+            print(json.dumps([door.is_leader, placement.elected, owners, incarnations]), flush=True)
 
     async def turn() -> None:
         while True:

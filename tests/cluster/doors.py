@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 from kazoo.client import KazooClient
 
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_service import HEARTBEAT_MS, GroupDoor
+from kohort.cluster.coordination.group_service import HEARTBEAT_MS, GroupCoordination
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.nodes import IDS
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import SessionState
 
 SHARDS = 10
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
     raise AssertionError(f"did not happen: {what}")
 
 
-D = TypeVar("D", ZooKeeperDoor, GroupDoor)
+D = TypeVar("D", ZooKeeperCoordination, GroupCoordination)
 
 
 class Doors(ABC, Generic[D]):
@@ -81,7 +81,7 @@ class Doors(ABC, Generic[D]):
         def agree() -> bool:
             maps = {door.placement for door in self.open.values()}
             placement = maps.pop()
-            offices = [number for number, door in self.open.items() if door.in_office]
+            offices = [number for number, door in self.open.items() if door.is_leader]
             if maps or placement is None or offices != [placement.elected]:
                 return False
             return set(placement.owners) == set(ids) == {one.id for one in placement.candidates}
@@ -102,7 +102,7 @@ class Doors(ABC, Generic[D]):
             await door.close()
 
 
-class ZooKeeperDoors(Doors[ZooKeeperDoor]):
+class ZooKeeperDoors(Doors[ZooKeeperCoordination]):
     """Doors under a path of their own, and a client that looks at their nodes."""
 
     def __init__(self, server: str) -> None:
@@ -110,10 +110,10 @@ class ZooKeeperDoors(Doors[ZooKeeperDoor]):
         self.root = f"/doors-{next(_NUMBERS)}/deep"
         self.look = KazooClient(server)
 
-    def door(self) -> ZooKeeperDoor:
-        return ZooKeeperDoor(self.server + self.root, SESSION_MS)
+    def door(self) -> ZooKeeperCoordination:
+        return ZooKeeperCoordination(self.server + self.root, SESSION_MS)
 
-    def reaches(self, door: ZooKeeperDoor) -> bool:
+    def reaches(self, door: ZooKeeperCoordination) -> bool:
         return door.session.state is SessionState.CONNECTED
 
     def comes_back(self, number: int) -> Callable[[], object]:
@@ -146,7 +146,7 @@ class ZooKeeperDoors(Doors[ZooKeeperDoor]):
         await asyncio.to_thread(self.look.close)
 
 
-class GroupDoors(Doors[GroupDoor]):
+class GroupDoors(Doors[GroupCoordination]):
     """Doors of a group of their own."""
 
     def __init__(self, server: str) -> None:
@@ -155,10 +155,10 @@ class GroupDoors(Doors[GroupDoor]):
         self.group = f"placement-{next(_NUMBERS)}"
         self.heartbeat_ms = HEARTBEAT_MS
 
-    def door(self) -> GroupDoor:
-        return GroupDoor(self.config, self.group, heartbeat_ms=self.heartbeat_ms)
+    def door(self) -> GroupCoordination:
+        return GroupCoordination(self.config, self.group, heartbeat_ms=self.heartbeat_ms)
 
-    def reaches(self, door: GroupDoor) -> bool:
+    def reaches(self, door: GroupCoordination) -> bool:
         return door._last_trouble is None
 
     def comes_back(self, number: int) -> Callable[[], object]:

@@ -90,14 +90,18 @@ def test_kafka_that_is_gone_at_the_start_and_later_is_waited_for() -> None:
         place.produce(400)
         kafka.stop()
         with CoordinatorProcess(kafka.bootstrap_servers, *place.settings, wait=False) as one:
-            until(lambda: "it is tried again" in one.log, "the log says that Kafka is not there", 60)
+            until(lambda: "retrying" in one.log, "the log says that Kafka is not there", 60)
             kafka.start()
             one.wait_ready()
             member = Committing(one.address, place, "classic")
             member.start()
             member.more(10)
             kafka.kill()
-            until(lambda: "topics are as Kafka told them last" in one.log, "the log says that Kafka is gone", 60)
+            until(
+                lambda: "metadata of Kafka's topics cannot be refreshed" in one.log,
+                "the log says that Kafka is gone",
+                60,
+            )
             kafka.start()
             member.more(10)
             member.end()

@@ -61,13 +61,13 @@ def test_enter_suspect_retire(all_doors: AnyDoors) -> None:
         for number in (1, 2, 3):
             await doors.enter(candidate(number))
         await doors.agreed(1, 2, 3)
-        elected = next(number for number, door in doors.open.items() if door.in_office)
+        elected = next(number for number, door in doors.open.items() if door.is_leader)
         other = next(number for number in doors.open if number != elected)
         await suspected(doors, other)
         await doors.enter(candidate(other))
         await doors.agreed(1, 2, 3)
         await suspected(doors, elected)
-        elected = next(number for number, door in doors.open.items() if door.in_office)
+        elected = next(number for number, door in doors.open.items() if door.is_leader)
         retiring = doors.open.pop(elected)
         (left,) = doors.open
         await retiring.retire()

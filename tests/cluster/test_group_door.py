@@ -10,8 +10,8 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.client.admin.values import Acl, AclOperation, AclResource
-from kohort.cluster.coordination.group_round import Given, Told
-from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment
+from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError
 from kohort.zookeeper import free_port
 from tests.cluster.doors import GroupDoors, candidate, run, until
@@ -93,15 +93,15 @@ def test_group_that_kafka_forgot() -> None:
 
 def test_planted_fault_higher_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who keeps the map with the higher version is seen."""
-    take = GroupDoor._take
+    take = GroupCoordination._take
 
-    def keeping(self: GroupDoor, gift: Given, told: Told, leads: bool) -> None:
+    def keeping(self: GroupCoordination, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
         kept = self.placement
         take(self, gift, told, leads)
         if kept is not None and self.placement is not None and kept.version > self.placement.version:
             self.placement = replace(kept, elected=self.placement.elected)
 
-    monkeypatch.setattr(GroupDoor, "_take", keeping)
+    monkeypatch.setattr(GroupCoordination, "_take", keeping)
     with pytest.raises(AssertionError, match="counts for more"):
         _forgotten_story()
 
@@ -131,7 +131,7 @@ def test_rights_on_the_group(secured: SecuredKafka) -> None:
     run(GroupDoors(servers), story)
 
 
-async def _with_patience(enter: Callable[[], Awaitable[GroupDoor]]) -> GroupDoor:
+async def _with_patience(enter: Callable[[], Awaitable[GroupCoordination]]) -> GroupCoordination:
     """A broker knows of a right a moment after it was given."""
     for _ in range(100):
         try:

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, Plan
 from kohort.cluster.zookeeper.group_nodes import OFFSETS, OWNERS
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
-from kohort.cluster.zookeeper.service import Guard, ZooKeeperDoor
+from kohort.cluster.zookeeper.service import Guard, ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
 from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
@@ -88,12 +88,12 @@ class Mirrors:
         self.root = f"/mirror-{next(ROOTS)}"
         self.address = address + self.root
         self.look = KazooClient(address)
-        self.doors: list[ZooKeeperDoor] = []
+        self.doors: list[ZooKeeperCoordination] = []
 
     async def enter(
         self, number: int, now_s: Callable[[], float] = time.monotonic
-    ) -> tuple[ZooKeeperDoor, GroupMirror, Shards]:
-        door = ZooKeeperDoor(self.address, SESSION_MS, sole=True)
+    ) -> tuple[ZooKeeperCoordination, GroupMirror, Shards]:
+        door = ZooKeeperCoordination(self.address, SESSION_MS, sole=True)
         self.doors.append(door)
         await door.open(candidate(number), SHARDS)
         shards = Shards()
@@ -171,13 +171,13 @@ def test_a_deposed_writer_is_refused(zookeeper: ZooKeeper) -> None:
 
 def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who leaves the checks out is seen."""
-    guard = ZooKeeperDoor.guard
+    guard = ZooKeeperCoordination.guard
 
-    def unchecked(self: ZooKeeperDoor) -> Guard | None:
+    def unchecked(self: ZooKeeperCoordination) -> Guard | None:
         found = guard(self)
         return None if found is None else Guard((), found.shards)
 
-    monkeypatch.setattr(ZooKeeperDoor, "guard", unchecked)
+    monkeypatch.setattr(ZooKeeperCoordination, "guard", unchecked)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         _deposed_story(zookeeper)
 
@@ -353,7 +353,7 @@ def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monk
         for _ in range(3):
             await mirror.settle()
         with monkeypatch.context() as patched:
-            patched.setattr(ZooKeeperDoor, "guard", lambda _: None)
+            patched.setattr(ZooKeeperCoordination, "guard", lambda _: None)
             await mirror.settle()
         mirrors.look.set(mirrors.root + OFFSET, b"999")
         mirrors.look.create(f"{mirrors.root}{OFFSETS}/theirs/t/1-0", b"1", makepath=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given as played
 from hypothesis import strategies as st
 
-from kohort.cluster.coordination.group_round import Given, Told, given
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given
 from kohort.cluster.coordination.placement import Candidate, Placement, placed
 from kohort.errors import CorruptDataError
 
@@ -19,7 +19,7 @@ def one(number: int, incarnation: str = "first", port: int | None = None) -> Can
 
 def test_each_is_given_the_same_map() -> None:
     """The generation is its version, and the leader is in office."""
-    told = {"a": Told(one(1), SHARDS), "b": Told(one(2), SHARDS), "c": Told(one(3), SHARDS)}
+    told = {"a": JoinMetadata(one(1), SHARDS), "b": JoinMetadata(one(2), SHARDS), "c": JoinMetadata(one(3), SHARDS)}
     gifts = given(7, "b", told)
     maps = {gift.placement for gift in gifts.values()}
     (placement,) = maps
@@ -30,7 +30,7 @@ def test_each_is_given_the_same_map() -> None:
 
 def test_who_retires_has_none() -> None:
     """Also the leader, also where nobody else is there."""
-    told = {"a": Told(one(1), SHARDS, retiring=True), "b": Told(one(2), SHARDS)}
+    told = {"a": JoinMetadata(one(1), SHARDS, retiring=True), "b": JoinMetadata(one(2), SHARDS)}
     assert given(1, "a", told)["a"].placement.owners == (2,) * SHARDS
     assert given(1, "a", {"a": told["a"]})["a"].placement.owners == (-1,) * SHARDS
 
@@ -40,9 +40,9 @@ def test_map_that_most_go_by_counts() -> None:
     old = Placement(57, 1, (one(1), one(2), one(3)), (1, 1, 1, 1, 2, 2, 2, 3, 3, 3))
     new = Placement(1, 2, (one(1), one(2), one(3)), (3, 3, 3, 3, 2, 2, 2, 1, 1, 1))
     told = {
-        "a": Told(one(1), SHARDS, placement=old),
-        "b": Told(one(2), SHARDS, placement=new),
-        "c": Told(one(3), SHARDS, placement=new),
+        "a": JoinMetadata(one(1), SHARDS, placement=old),
+        "b": JoinMetadata(one(2), SHARDS, placement=new),
+        "c": JoinMetadata(one(3), SHARDS, placement=new),
     }
     assert given(2, "a", told)["a"].placement.owners == new.owners
 
@@ -53,9 +53,9 @@ def test_two_of_one_id_at_one_address(names: tuple[str, str]) -> None:
     before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
     older, newer = names
     told = {
-        older: Told(one(1, "old"), SHARDS),
-        newer: Told(one(1, "new"), SHARDS),
-        "z": Told(one(2), SHARDS, placement=before),
+        older: JoinMetadata(one(1, "old"), SHARDS),
+        newer: JoinMetadata(one(1, "new"), SHARDS),
+        "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
     gifts = given(3, "z", told)
     assert gifts["z"].placement.candidate(1) == one(1, "new")
@@ -70,9 +70,9 @@ def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
     before = placed(None, [one(1, "old"), one(2)], 2, SHARDS)
     holder, other = names
     told = {
-        holder: Told(one(1, "old"), SHARDS),
-        other: Told(one(1, "new", port=9999), SHARDS),
-        "z": Told(one(2), SHARDS, placement=before),
+        holder: JoinMetadata(one(1, "old"), SHARDS),
+        other: JoinMetadata(one(1, "new", port=9999), SHARDS),
+        "z": JoinMetadata(one(2), SHARDS, placement=before),
     }
     gifts = given(3, "z", told)
     assert gifts["z"].placement.candidate(1) == one(1, "old")
@@ -82,17 +82,19 @@ def test_two_of_one_id_at_two_addresses(names: tuple[str, str]) -> None:
 
 members = st.dictionaries(
     st.sampled_from("abcdef"),
-    st.builds(Told, st.builds(one, st.integers(1, 3), st.sampled_from(["x", "y"])), st.just(SHARDS), st.booleans()),
+    st.builds(
+        JoinMetadata, st.builds(one, st.integers(1, 3), st.sampled_from(["x", "y"])), st.just(SHARDS), st.booleans()
+    ),
     min_size=1,
 )
 
 
 @played(members, st.data())
-def test_survives_its_bytes_whoever_leads(told: dict[str, Told], data: st.DataObject) -> None:
+def test_survives_its_bytes_whoever_leads(told: dict[str, JoinMetadata], data: st.DataObject) -> None:
     """What is told and given is what is read, and one candidate has each id."""
-    assert {name: Told.from_bytes(each.to_bytes()) for name, each in told.items()} == told
+    assert {name: JoinMetadata.from_bytes(each.to_bytes()) for name, each in told.items()} == told
     gifts = given(1, data.draw(st.sampled_from(sorted(told))), told)
-    assert {name: Given.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
+    assert {name: LeaderAssignment.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
     placement = next(iter(gifts.values())).placement
     ids = [candidate.id for candidate in placement.candidates]
     assert len(ids) == len(set(ids))
@@ -108,6 +110,6 @@ def test_survives_its_bytes_whoever_leads(told: dict[str, Told], data: st.DataOb
 def test_bytes_of_something_else(data: bytes) -> None:
     """Refused, whole."""
     with pytest.raises(CorruptDataError):
-        Told.from_bytes(data)
+        JoinMetadata.from_bytes(data)
     with pytest.raises(CorruptDataError):
-        Given.from_bytes(data)
+        LeaderAssignment.from_bytes(data)

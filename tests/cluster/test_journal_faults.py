@@ -13,7 +13,7 @@ from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal import term as journal_term
 from kohort.cluster.journal import term as journal_writing
 from kohort.cluster.journal.fences import EPOCH_LAST, Authors
-from kohort.cluster.journal.place import JournalPlace, JournalUnavailable
+from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.term import (
     APPEND_EVERY_MS,
     REPEAT_MS,
@@ -511,7 +511,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
         who_stood_still_sends_nothing,
     ),
     "counts time that stands still": (
-        JournalPlace,
+        JournalPartition,
         "elapsed_ms",
         lambda self: self.cluster.runtime.now_ms,
         sleep_is_taken_off_the_proof,

@@ -206,10 +206,10 @@ def test_watching_goes_on_when_the_cluster_comes_back(tmp_path: Path, caplog: py
         async with topics_of(f"127.0.0.1:{port}", **config) as (topics, _):
             watching = asyncio.create_task(topics.watch())
             async with asyncio.timeout(WAIT_S):
-                await until(lambda: "topics are as Kafka told them last" in caplog.text)
+                await until(lambda: "metadata of Kafka's topics cannot be refreshed" in caplog.text)
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
                     await until(lambda: topics.poll_soon() or topics.polls > 0)
-                    await until(lambda: "Kafka tells of its topics again" in caplog.text)
+                    await until(lambda: "metadata of Kafka's topics is refreshed again" in caplog.text)
                     topics.poll_soon()
                     watching.cancel()  # in the same turn of the loop: it is not lost by that
                     await asyncio.wait([watching], timeout=ENDS_S)

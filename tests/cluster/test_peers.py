@@ -22,7 +22,7 @@ class Listed:
 
     def __init__(self) -> None:
         self.placement: Placement | None = None
-        self.in_office = False
+        self.is_leader = False
         self.suspected: list[Candidate] = []
 
     def name(self, *candidates: Candidate) -> None:

@@ -17,7 +17,7 @@ from kohort.broker.server.dispatch import api_keys
 from kohort.cluster import shard_ownership
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.cluster.settings import advertised, configured, coordinator_id
-from kohort.cluster.shard_ownership import Tenures
+from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.groups.events import OffsetCommit, OffsetToCommit, Topic
@@ -41,7 +41,7 @@ class Said:
         reached: it answers.
     """
 
-    in_office = False
+    is_leader = False
 
     def __init__(self) -> None:
         self.placement: Placement | None = None
@@ -85,7 +85,7 @@ class Host(GroupHost):
         super().__init__(loop, GroupConfig(), lambda _: topics, Map(), self._journal, api_keys(GROUP_ROUTES))
         self.groups.count = SHARDS
         self.door = Said()
-        self.tenures = Tenures(loop, self.groups, self.door, self._no_journal)
+        self.tenures = ShardOwnership(loop, self.groups, self.door, self._no_journal)
 
     def _journal(self, index: int) -> LogJournal:
         return LogJournal(self.logs[index])
@@ -291,7 +291,12 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.here() == [0, 2])
         assert await host.commit(0) is ErrorCode.NONE
-        pauses = [float(each) for each in re.findall(r"shard 0: it begins again in ([0-9.]+) s", caplog.text)]
+        pauses = [
+            float(each)
+            for each in re.findall(
+                r"shard 0: fenced by another coordinator; it begins again in ([0-9.]+) s", caplog.text
+            )
+        ]
         assert pauses == [0.01, 0.02, 0.04]
         assert host.tenures.fences == {0: 3}
 

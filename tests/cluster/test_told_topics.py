@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kohort.cluster.topic_view import ASKED_MAX, Told, ToldTopics
+from kohort.cluster.topic_view import ASKED_MAX, TopicAnswer, TopicView
 from kohort.errors import ErrorCode
 from kohort.ids import NO_TOPIC_ID, TopicId
 
@@ -16,26 +16,28 @@ A, B = 1, 2
 UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def topic(name: str = "t", topic_id: TopicId = OLD, partitions: int = 2, epoch: int = 0, leader: int = A) -> Told:
+def topic(
+    name: str = "t", topic_id: TopicId = OLD, partitions: int = 2, epoch: int = 0, leader: int = A
+) -> TopicAnswer:
     """A topic that is there."""
-    return Told(name, topic_id, [(leader, epoch, [A, B], [A, B])] * partitions)
+    return TopicAnswer(name, topic_id, [(leader, epoch, [A, B], [A, B])] * partitions)
 
 
 class Asked:
     """Topics that are asked of brokers as `KafkaTopics` asks."""
 
-    def __init__(self, kind: type[ToldTopics] = ToldTopics) -> None:
+    def __init__(self, kind: type[TopicView] = TopicView) -> None:
         self.told = kind()
         self.deleted: list[str] = []
 
     def poll(
-        self, node: int, *topics: Told, by_name: Iterable[Told] | None = None, alone: bool = False
+        self, node: int, *topics: TopicAnswer, by_name: Iterable[TopicAnswer] | None = None, alone: bool = False
     ) -> tuple[str, ...]:
         """A list of one node; what it leaves out is unknown to it by name too, unless `by_name` says otherwise."""
         self.told.listed(node, topics, alone=alone)
         names = self.told.to_ask()
         if by_name is None:
-            by_name = [Told(name, error=UNKNOWN) for name in names]
+            by_name = [TopicAnswer(name, error=UNKNOWN) for name in names]
         self.told.answered(node, [told for told in by_name if told.name in names], alone=alone)
         deleted = self.told.take_deleted()
         self.deleted += deleted
@@ -107,7 +109,7 @@ def test_a_broker_that_knows_the_topic_again_ends_the_doubt() -> None:
 def test_a_topic_that_may_not_be_seen_is_not_deleted() -> None:
     asked = Asked()
     asked.poll(A, topic())
-    hidden = [Told("t", error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)]
+    hidden = [TopicAnswer("t", error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)]
     for node in (A, B, A, B):
         assert asked.poll(node, by_name=hidden) == ()
     assert asked.id_of() == OLD
@@ -250,26 +252,26 @@ def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
         asked.told.listed(turn % 2, [], alone=False)
         wanted = asked.told.to_ask()
         assert len(wanted) <= ASKED_MAX
-        asked.told.answered(turn % 2, [Told(name, error=UNKNOWN) for name in wanted], alone=False)
+        asked.told.answered(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
         asked.deleted += asked.told.take_deleted()
     assert sorted(asked.deleted) == names
 
 
-class ListsAreWhole(ToldTopics):
+class ListsAreWhole(TopicView):
     """A planted fault: what a list leaves out is deleted."""
 
-    def listed(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
+    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         told = list(topics)
         left_out = self.by_name.keys() - {each.name for each in told}
         super().listed(node, told, alone=alone)
-        self.answered(A, [Told(name, error=UNKNOWN) for name in left_out], alone=alone)
-        self.answered(B, [Told(name, error=UNKNOWN) for name in left_out], alone=alone)
+        self.answered(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
+        self.answered(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
 
 
-class OneIsEnough(ToldTopics):
+class OneIsEnough(TopicView):
     """A planted fault: what one broker says counts, as if another had said it before."""
 
-    def listed(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
+    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         told = list(topics)
         super().listed(-node, told, alone=alone)
         super().listed(node, told, alone=alone)
@@ -289,9 +291,9 @@ def told_late(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize(("mutant", "history"), [(ListsAreWhole, left_out_once), (OneIsEnough, told_late)])
-def test_planted_faults_lose_offsets(mutant: type[ToldTopics], history: object) -> None:
+def test_planted_faults_lose_offsets(mutant: type[TopicView], history: object) -> None:
     assert callable(history)
-    for kind, lost in ((ToldTopics, []), (mutant, ["t"])):
+    for kind, lost in ((TopicView, []), (mutant, ["t"])):
         asked = Asked(kind)
         history(asked)
         assert asked.deleted == lost

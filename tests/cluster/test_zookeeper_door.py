@@ -25,8 +25,8 @@ from kohort.cluster.zookeeper.nodes import (
     Office,
     Registration,
 )
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
-from kohort.cluster.zookeeper.session import Change, Node, ZooKeeperSession
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
+from kohort.cluster.zookeeper.session import Change, ZNode, ZooKeeperSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError
 from kohort.zookeeper import ZooKeeper
 from tests.cluster.doors import SHARDS, ZooKeeperDoors, candidate, run, until
@@ -97,7 +97,7 @@ def test_nodes_of_an_earlier_session(zookeeper: ZooKeeper) -> None:
 def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who goes by what a node holds, and not by its owner, is seen."""
 
-    def by_content(node: Node, session: int) -> bool:
+    def by_content(node: ZNode, session: int) -> bool:
         return node.owner == session or node.data.startswith(b"{")
 
     monkeypatch.setattr(zookeeper_door, "is_of", by_content)
@@ -173,9 +173,9 @@ def test_id_that_another_took_meanwhile(zookeeper: ZooKeeper) -> None:
         taking.delete(path)
         taking.create(path, Registration(other).to_bytes(), ephemeral=True)
         assert not [result for result in taking.commit() if isinstance(result, Exception)]
-        await until(lambda: doors.open[2].in_office, "the office is another's")
+        await until(lambda: doors.open[2].is_leader, "the office is another's")
         await until(lambda: other in getattr(doors.open[1].placement, "candidates", ()), "the map names the other one")
-        assert not doors.open[1].in_office
+        assert not doors.open[1].is_leader
         assert doors.owner(f"{IDS}/1") != doors.open[1].session.id
         doors.look.delete(path)
         await until(lambda: me in getattr(doors.open[2].placement, "candidates", ()), "it has its place again")
@@ -284,7 +284,7 @@ def test_planted_fault_watch_not_set_again(zookeeper: ZooKeeper, monkeypatch: py
     seen: set[tuple[object, str]] = set()
     read, names = ZooKeeperSession.read, ZooKeeperSession.children
 
-    async def once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> Node | None:
+    async def once(self: ZooKeeperSession, path: str, watch: Callable[[], None] | None = None) -> ZNode | None:
         again = (self, path) in seen
         seen.add((self, path))
         return await read(self, path, None if again else watch)
@@ -326,7 +326,7 @@ def test_many_topics_are_written_in_pieces(zookeeper: ZooKeeper) -> None:
 def test_addresses_that_are_none(address: str) -> None:
     """Says what is wanted."""
     with pytest.raises(InvalidInputError, match="HOST:PORT"):
-        ZooKeeperDoor(address)
+        ZooKeeperCoordination(address)
 
 
 def test_path_that_may_not_be_written(zookeeper: ZooKeeper) -> None:

@@ -46,7 +46,7 @@ def test_each_server_killed_in_turn(three: Ensemble) -> None:
             await until(
                 lambda: all(door.session.state.value == "connected" for door in doors.open.values()), "sessions stand"
             )
-            elected = next(number for number, door in doors.open.items() if door.in_office)
+            elected = next(number for number, door in doors.open.items() if door.is_leader)
             placement = doors.open[elected].placement
             assert placement is not None
             gone = placement.candidate(elected)

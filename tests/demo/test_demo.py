@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import LAST_RESORT
 
-from kohort.demo.account import Written, settle
+from kohort.demo.account import BatchRange, settle
 from kohort.demo.flights import ALL, flights
 
 ROWS = 20_000
@@ -27,8 +27,8 @@ def test_the_flights_are_all_there_and_what_is_unknown_is_null() -> None:
     assert days == sorted(days)
 
 
-def written(partition: int, start: int, end: int, generation: int, member: str = "a") -> Written:
-    return Written(partition, start, end, generation, member, 0, end - start)
+def written(partition: int, start: int, end: int, generation: int, member: str = "a") -> BatchRange:
+    return BatchRange(partition, start, end, generation, member, 0, end - start)
 
 
 def test_of_two_writers_of_an_offset_the_later_generation_counts() -> None:
@@ -53,10 +53,10 @@ def test_of_two_writers_of_an_offset_the_later_generation_counts() -> None:
         ([written(0, 0, 90, 1)], "read up to 90 of 100"),
         ([written(0, 0, 40, 1), written(0, 50, 100, 1)], "offsets 40 to 49 are missing"),
         ([written(0, 0, 60, 1), written(0, 50, 100, 2)], "offsets 50 to 59 are twice"),
-        ([Written(0, 0, 100, 1, "a", 0, 99)], "holds 99 rows"),
+        ([BatchRange(0, 0, 100, 1, "a", 0, 99)], "holds 99 rows"),
     ],
 )
-def test_what_is_missing_twice_or_short_is_a_fault(ranges: list[Written], words: str) -> None:
+def test_what_is_missing_twice_or_short_is_a_fault(ranges: list[BatchRange], words: str) -> None:
     assert words in " ".join(settle(ranges, {0: 100}).faults)
 
 

@@ -15,7 +15,7 @@ from simulation.world import World
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS
-from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 
 
 class Process:
@@ -26,7 +26,7 @@ class Process:
         self.candidate = Candidate(number, f"{number}-1", f"10.0.1.{number}", 9_092)
         self.life = Life(world, lambda: None)
         self.loop = VirtualLoop(world, self.life)  # type: ignore[abstract]  # what it lacks is not called
-        self.door = ZooKeeperDoor("zookeeper:2181", SESSION_MS)
+        self.door = ZooKeeperCoordination("zookeeper:2181", SESSION_MS)
         session = VirtualSession(zookeeper, f"k{number}", self.life, self.loop, self.door._session_changed)
         self.door.session = session  # type: ignore[assignment]  # it stands for one
         self.door._mirror._session = session  # type: ignore[assignment]
@@ -47,7 +47,7 @@ def entered() -> tuple[World, ZooKeeper, Process, Process]:
     for one in (first, second):
         one.begin(one.door.open(one.candidate, 2))
         world.run_until(world.now_ms + 2_000)
-    assert first.door.in_office and second.door.placement == first.door.placement
+    assert first.door.is_leader and second.door.placement == first.door.placement
     assert f"{IDS}/1" in zookeeper.nodes
     return world, zookeeper, first, second
 

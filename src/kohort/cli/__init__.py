@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Runs the command that the arguments name and exits with its code."""
+    """Run the command that the arguments name, and exit with its code."""
     import sys
 
     from kohort.cli.app import run

@@ -1,7 +1,6 @@
-"""The tree of commands, and how a command ends: 0 done, 1 refused or failed, 2 wrong use.
+"""The tree of commands, and their exit codes: 0 done, 1 refused or failed, 2 wrong use.
 
-What reads the arguments is imported when a command is asked for, and a family's module with it, so that `kohort --help`
-answers at once.
+The argument parser and a command's module are imported only when a command runs, so `kohort --help` answers at once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 DONE, FAILED, WRONG_USE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-"""130 and 141 are what a shell says of programs that SIGINT and SIGPIPE end."""
+"""130 and 141 are a shell's exit codes for programs that SIGINT and SIGPIPE end."""
 
 ABOUT = "Kafka consumer groups, whole: a broker, records in and out, topics, groups and their offsets."
 COMMANDS = {
@@ -41,17 +40,17 @@ COMMANDS = {
     "zookeeper": ("kohort.cli.zookeeper:zookeeper", "A real ZooKeeper for trying things."),
     "doctor": ("kohort.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
-"""Command -> where it is, and what it is for. What is called `app` there has commands of its own."""
+"""Command -> its target and its purpose. A target named `app` has commands of its own."""
 HELP, VERSION = ("--help", "-h"), "--version"
 
 
 class UsageError(Exception):
-    """The command was used wrongly; the text says how."""
+    """A wrong use of a command; the message says how."""
 
 
 @cache
 def tree() -> App:
-    """Every command; a command's own module is imported when it is asked for."""
+    """Return the tree of all commands; a command's module is imported when the command is looked up."""
     from cyclopts import App
 
     app = App(name="kohort", help=ABOUT, version=__version__, version_flags=[VERSION], result_action="return_value")
@@ -61,7 +60,7 @@ def tree() -> App:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Runs a command; whatever goes wrong becomes one line on standard error and the exit code.
+    """Run a command; report any failure as one line on standard error and as the exit code.
 
     Args:
         tokens: the arguments after the program's name.
@@ -106,7 +105,7 @@ def _run(tokens: list[str]) -> int:
 
 
 def _is_family(tokens: Sequence[str]) -> bool:
-    """Whether the arguments name no command but only those that have some."""
+    """Return whether the arguments name only a family of commands, and no command."""
     if not tokens:
         return True
     if not COMMANDS.get(tokens[0], ("",))[0].endswith(":app"):
@@ -118,7 +117,7 @@ def _is_family(tokens: Sequence[str]) -> bool:
 
 
 def _drop_output() -> None:
-    """Send output that can't be written nowhere, so that the interpreter's end finds nothing to complain of."""
+    """Redirect output that can't be written to /dev/null, so that the interpreter's shutdown reports no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if _is_lost(stream):
@@ -127,7 +126,7 @@ def _drop_output() -> None:
 
 
 def _is_lost(stream: TextIO) -> bool:
-    """Whether its reader has gone or its disk is full."""
+    """Return whether the stream's reader has gone or its disk is full."""
     try:
         stream.flush()
     except OSError:
@@ -149,7 +148,7 @@ def _complain(text: str, code: int, hint: str | None = None) -> int:
 
 
 def _command_of(tokens: Sequence[str]) -> str:
-    """The command's own words among the arguments, each with a blank after it."""
+    """Return the words of the command among the arguments, each followed by a blank."""
     words: list[str] = []
     for token in tokens[:2]:
         if token.startswith("-") or (not words and token not in COMMANDS):
@@ -160,7 +159,7 @@ def _command_of(tokens: Sequence[str]) -> str:
     return "".join(f"{word} " for word in words)
 
 
-# -- Help pages as plain text, as wide as the terminal. What they say is in the commands' signatures and docstrings
+# -- Help pages as plain text, as wide as the terminal, made from the commands' signatures and docstrings
 
 _WIDTH_MAX = 120
 _LABEL_MAX = 32
@@ -170,10 +169,10 @@ _OF_HELP = ("-h, --help", "print this page")
 
 
 def help_page(tokens: Sequence[str]) -> str:
-    """The page of the command that the arguments name; of all commands when they name none.
+    """Return the help page of the command that the arguments name, or of all commands when they name none.
 
     Raises:
-        UsageError: no such command; the text names the nearest.
+        UsageError: no such command; the message names the nearest.
     """
     words = _command_words(tokens)
     if not words:
@@ -197,12 +196,12 @@ def help_page(tokens: Sequence[str]) -> str:
 
 
 def _commands(app: App) -> dict[str, str]:
-    """The commands of a family with their summaries."""
+    """Return the commands of a family with their summaries."""
     return {command: _summary(app[command].help) for command in app if not command.startswith("-")}
 
 
 def _unknown(what: str, word: str, known: Iterable[str]) -> str:
-    from kohort.settings.config import did_you_mean  # only for who mistyped
+    from kohort.settings.config import did_you_mean  # needed only after a misspelling
 
     names = list(known)
     return f"there is no {what} {word!r}" + (did_you_mean(word, names) or f"; there are {', '.join(names)}")
@@ -222,17 +221,19 @@ def _own(version: bool = False) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _command_page(called: str, app: App, commands: Mapping[str, str] = NO_COMMANDS) -> str:
-    """`commands`: that it has itself, beside what it does without one."""
-    arguments = [one for one in app.assemble_argument_collection(parse_docstring=True) if one.name != "*"]
-    positional = [one for one in arguments if one.index is not None]
-    own = [one for one in arguments if one.index is None and not one.keys]
-    common = [one for one in arguments if one.keys]
+    """Return a command's help page. `commands`: the subcommands of a command that also works without one."""
+    arguments = [
+        argument for argument in app.assemble_argument_collection(parse_docstring=True) if argument.name != "*"
+    ]
+    positional = [argument for argument in arguments if argument.index is not None]
+    own = [argument for argument in arguments if argument.index is None and not argument.keys]
+    common = [argument for argument in arguments if argument.keys]
     usage = " ".join([called, *map(_in_usage, positional), "[OPTIONS]"])
     sections = [
         ("Commands", list(commands.items())),
-        ("Arguments", [(_label(one), _about(one)) for one in positional]),
-        ("Options", [*((_label(one), _about(one)) for one in own), _OF_HELP]),
-        ("Options of every command", [(_label(one), _about(one)) for one in common]),
+        ("Arguments", [(_label(argument), _about(argument)) for argument in positional]),
+        ("Options", [*((_label(argument), _about(argument)) for argument in own), _OF_HELP]),
+        ("Options of every command", [(_label(argument), _about(argument)) for argument in common]),
     ]
     return _page(usage, _description(getattr(app.default_command, "__doc__", None)), sections)
 
@@ -243,7 +244,7 @@ def _in_usage(argument: Argument) -> str:
 
 
 def _label(argument: Argument) -> str:
-    """NAME, NAME... or --name VALUE."""
+    """Return an argument's label: NAME, NAME... or --name VALUE."""
     if argument.index is not None:
         name = argument.field_info.names[0].upper().replace("_", "-")
         return f"{name}..." if argument.field_info.kind.name == "VAR_POSITIONAL" else name
@@ -254,7 +255,7 @@ def _label(argument: Argument) -> str:
 def _value_of(argument: Argument) -> str:
     kind = argument.hint
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        kind = next(one for one in typing.get_args(kind) if one is not type(None))
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
     if kind is bool:
         return ""
     if typing.get_origin(kind) is typing.Literal:
@@ -277,7 +278,7 @@ def _summary(docstring: str | None) -> str:
 
 
 def _description(docstring: str | None) -> str:
-    """What a docstring says before its Args."""
+    """Return the part of a docstring before its Args."""
     text = (docstring or "").partition("\n    Args:")[0]
     return "\n\n".join(_one_line(paragraph) for paragraph in text.split("\n\n") if paragraph.strip())
 

@@ -1,4 +1,4 @@
-"""`kohort broker`: serves until it is ended."""
+"""`kohort broker`: a broker that serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def broker(
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
 
-    Prints the line `ready HOST:PORT` once clients can connect. A server.properties of Apache Kafka will do for --config
-    when it asks for one broker: its listeners and log.dirs count, what can't be had (a second replica, TLS) is refused.
+    Prints the line `ready HOST:PORT` once clients can connect. --config accepts a server.properties of Apache Kafka for
+    one broker. Its listeners and log.dirs are used; unsupported settings (a second replica, TLS) are refused.
 
     Args:
-        data: the folder that keeps topics and groups; made if missing. Else log.dirs of the configuration says it.
+        data: the folder that keeps topics and groups; created if missing. Else log.dirs of the configuration.
         listen: HOST:PORT; port 0 picks a free one. Else the configuration's listeners, else 127.0.0.1:9092.
         config: a file of broker, topic and group properties, under Kafka's names.
         zookeeper: HOST:PORT[,…]/chroot that shows this broker, its topics, and the owners and offsets of push groups.
-            One broker has the path for itself; what counts is in its data folder.
-        metrics_listen: HOST:PORT where Prometheus reads the broker's figures; the property metrics.listen.
+            One broker uses the path alone; its data folder is authoritative.
+        metrics_listen: HOST:PORT where Prometheus reads the broker's metrics; the property metrics.listen.
         set_: one property as key=value, over the file's; may be given again.
     """
     from kohort.broker.config.settings import broker_configs

@@ -1,4 +1,4 @@
-"""What all commands take, and how they reach the cluster."""
+"""Options of all commands, and the clients that the options configure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CALL_MS = 30_000
 REACH_MS = 4_000
-"""How long a cluster may be out of reach before a command gives up: longer than a broker on this machine takes to
-start."""
+"""Connection timeout of a command: longer than a broker on this machine takes to start."""
 
 
 @Parameter(name="*")
@@ -45,14 +44,14 @@ class Common:
 
     @property
     def call_ms(self) -> int:
-        """How long a call may take."""
+        """The timeout of a call."""
         return DEFAULT_CALL_MS if self.timeout is None else self.timeout
 
     def client_settings(self, accepted: type) -> tuple[str, dict[str, Any]]:
-        """The bootstrap servers, and the properties of the file that a client of this configuration class knows.
+        """Return the bootstrap servers, and those properties of the file that a configuration class accepts.
 
         Raises:
-            UsageError: the file names a property that no client knows, or --timeout is no time.
+            UsageError: the file names a property that no client knows, or --timeout is negative.
         """
         if self.timeout is not None and self.timeout < 0:
             raise UsageError(f"--timeout {self.timeout}: give a number of milliseconds")
@@ -69,14 +68,14 @@ class Common:
         return servers, chosen
 
     def reach(self, limit_ms: int | None = None) -> None:
-        """Make sure that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
+        """Check that the cluster can be reached, so that a wrong address ends a command soon and with its cause.
 
         Args:
-            limit_ms: how long to try; None: as --timeout says, else `REACH_MS`.
+            limit_ms: how long to try; None: the value of --timeout, else `REACH_MS`.
 
         Raises:
-            TimedOutError: it can't; names addresses and causes.
-            KafkaError: the login is refused and the like.
+            TimedOutError: the cluster can't be reached; the message names addresses and causes.
+            KafkaError: any other failure, such as a refused login.
         """
         from kohort.client.net.health import reach
         from kohort.client.net.thread_driver import ThreadClient
@@ -94,13 +93,13 @@ class Common:
             client.close()
 
     def admin(self, call_ms: int | None = None) -> Admin:
-        """An administration client; close it.
+        """Return an administration client, which the caller closes.
 
         Args:
-            call_ms: how long its calls may take, in place of what --timeout says.
+            call_ms: the timeout of its calls, instead of --timeout.
 
         Raises:
-            KafkaError: as `reach`.
+            KafkaError: the cluster can't be reached, or refuses the login.
         """
         from kohort.client.admin.admin import Admin
         from kohort.client.settings import ConnectionConfig
@@ -115,7 +114,7 @@ class Common:
 
 
 def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
-    """The properties, checked: a file may serve consumers, producers and commands alike, but not hold a misspelling."""
+    """Check that some client knows each property: a file may serve consumers, producers and commands alike."""
     from kohort.client.producer.settings import ProducerConfig
     from kohort.client.settings import ConsumerConfig
     from kohort.settings.config import settings, unknown_key
@@ -130,10 +129,10 @@ def _known_to_any_client(given: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def properties_of(path: Path) -> dict[str, str]:
-    """The properties of a file.
+    """Return the properties of a file.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
         UsageError: a line is no property.
     """
     path.open("rb").close()
@@ -144,10 +143,10 @@ def properties_of(path: Path) -> dict[str, str]:
 
 
 def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
-    """key=value options as a mapping.
+    """Return key=value options as a mapping.
 
     Raises:
-        UsageError: one is no key=value.
+        UsageError: an option is not key=value.
     """
     try:
         return parse_assignments(pairs)
@@ -156,7 +155,7 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def check_names(kind: str, *names: str) -> None:
-    """Refuse a group or topic without a name, as an unset variable of a shell gives, before a cluster is asked for.
+    """Refuse an empty group or topic name, as an unset shell variable gives, before any request to the cluster.
 
     Raises:
         UsageError: a name is empty.

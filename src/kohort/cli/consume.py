@@ -26,19 +26,18 @@ if TYPE_CHECKING:
     from kohort.client.consumer.consumer import Consumer
 
 
-# -- Where `kohort consume` writes records: text, JSON lines, an Arrow stream or a Parquet file
+# -- Writers of `kohort consume`: text, JSON lines, an Arrow stream or a Parquet file
 #
-# Offsets are committed for records that are written whole, so that every write goes through `WholeWrites`.
+# Offsets are committed only for completely written records. Every write therefore goes through `WholeWrites`.
 
 Format = Literal["text", "json", "arrow", "parquet"]
 
 
 class RecordWriter:
-    """Takes what a poll returned and writes it in one format.
+    """A writer of polled records in one format.
 
     Attributes:
-        whole_when_closed: whether records can be read back only after `close`, so that their offsets are not committed
-            before.
+        whole_when_closed: whether records can be read back only after `close`; if so, offsets are committed after it.
     """
 
     whole_when_closed = False
@@ -47,22 +46,22 @@ class RecordWriter:
         self.out = out
 
     def write(self, batch: Any) -> None:
-        """Write out one Arrow batch, wholly, before returning."""
+        """Write one Arrow batch completely before returning."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Write what the format wants at the end."""
+        """Write the end of the file, if the format has one."""
 
 
 @contextlib.contextmanager
 def record_writer(format: Format, output: Path | None, print_key: bool, escape: bool | None) -> Iterator[RecordWriter]:
-    """A writer of this format, which is closed at the end; after an error it is abandoned instead.
+    """Open a writer, and close it at the end; after an error, abandon its output first.
 
     Args:
         format: the format.
         output: the file; None: standard output.
         print_key: text with the key and a tab before the value.
-        escape: whether control characters are escaped in text and JSON; None: on a terminal.
+        escape: whether to escape control characters in text and JSON; None: only on a terminal.
 
     Raises:
         OSError: the file can't be opened or written.
@@ -128,7 +127,7 @@ class _JsonLines(RecordWriter):
 
 
 class _Columns(RecordWriter):
-    """An Arrow stream or a Parquet file; opened with the first batch, whose schema it has."""
+    """A writer of an Arrow stream or a Parquet file, opened with the schema of the first batch."""
 
     def __init__(self, out: WholeWrites, format: Format) -> None:
         super().__init__(out)
@@ -182,14 +181,14 @@ def consume(  # noqa: PLR0913 - one keyword for each option
 
     Args:
         topics: the topics.
-        group: be a member of this group: share the topics with its other members, and commit what was written whole:
-            each batch of text, JSON and Arrow, a Parquet file at its end.
+        group: join this group: share the topics with its other members, and commit completely written records: each
+            batch of text, JSON and Arrow, a Parquet file at its end.
         format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
         output: the file to write; standard output when not given. Parquet needs one.
         from_beginning: start at the first record where the group has no committed offset; else only new records come.
-        until_end: stop at what is the end now.
-        max_messages: stop after so many records.
-        idle_timeout: stop when nothing came for so many milliseconds.
+        until_end: stop at the present end of the topics.
+        max_messages: stop after this many records.
+        idle_timeout: stop when no record came for this many milliseconds.
         print_key: text with the key and a tab before the value.
         escape: write control characters of text and JSON as escapes; --no-escape writes them raw. On a terminal they
             are escaped unless told otherwise, elsewhere raw.
@@ -216,7 +215,7 @@ def consume(  # noqa: PLR0913 - one keyword for each option
         except NotFoundError as error:
             raise _with_nearest(error, topics, common) from None
         with _until_signal() as signalled:
-            limits = Limits(max_messages, idle_timeout, _readers_end() if output is None else None)
+            limits = ConsumeLimits(max_messages, idle_timeout, _readers_end() if output is None else None)
             with record_writer(format, output, print_key, escape) as writer:
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
@@ -225,13 +224,13 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     return DONE
 
 
-class Limits:
-    """When to stop.
+class ConsumeLimits:
+    """The conditions that end `kohort consume`.
 
     Args:
-        count: after so many records; None: never for that.
-        idle_ms: when nothing came for so long; None: never for that.
-        readers_end: tells when nobody reads the output any more; None: it always goes somewhere.
+        count: the number of records; None: no limit.
+        idle_ms: the time without a record; None: no limit.
+        readers_end: reports that nobody reads the output any more; None: the output is not a pipe.
     """
 
     def __init__(self, count: int | None, idle_ms: int | None, readers_end: select.poll | None) -> None:
@@ -240,13 +239,13 @@ class Limits:
         self._readers_end = readers_end
 
     def check_reader(self) -> None:
-        """Raises BrokenPipeError when the reader of our output has gone, as `head` does; no record need come for it."""
+        """Raise BrokenPipeError if the reader of the output has gone, as `head` does, even when no record comes."""
         if self._readers_end is not None and self._readers_end.poll(0):
             raise BrokenPipeError
 
 
 def _readers_end() -> select.poll | None:
-    """What reports when the pipe or the terminal that standard output goes to has lost its other end."""
+    """Return a poll object that reports when standard output's pipe or terminal has lost its other end."""
     try:
         number = sys.stdout.fileno()
     except OSError:  # standard output is no file, as in tests
@@ -278,7 +277,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
 def _begin(
     consumer: Consumer, topics: tuple[str, ...], group: str | None, from_beginning: bool, until_end: bool
 ) -> dict[Any, int]:
-    """Subscribes or assigns; gives the end offsets to stop at, if any."""
+    """Subscribe or assign, and return the end offsets to stop at, if any."""
     from kohort.ids import TopicPartition
 
     partitions = []
@@ -305,7 +304,12 @@ def _with_nearest(error: NotFoundError, topics: tuple[str, ...], common: Common)
 
 
 def _pump(
-    consumer: Consumer, writer: RecordWriter, signalled: list[int], ends: dict[Any, int], limits: Limits, commit: bool
+    consumer: Consumer,
+    writer: RecordWriter,
+    signalled: list[int],
+    ends: dict[Any, int],
+    limits: ConsumeLimits,
+    commit: bool,
 ) -> int:
     total = 0
     last = time.monotonic()
@@ -330,17 +334,17 @@ def _pump(
 
 
 def _at(consumer: Consumer, ends: dict[Any, int]) -> bool:
-    """Whether every partition that we have is read up to its end."""
+    """Return whether every assigned partition is read up to its end offset."""
     mine = [partition for partition in consumer.assignment() if partition in ends]
     return bool(mine) and all(consumer.position(partition) >= ends[partition] for partition in mine)
 
 
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
-    """Gather SIGTERM and SIGINT in the list, so that what was read is still written and committed.
+    """Collect SIGTERM and SIGINT in the list, so that polled records are still written and committed.
 
-    The second signal raises KeyboardInterrupt: the reader of the output may take nothing more, and the first one
-    would then wait for ever. What is not written whole is not committed.
+    The second signal raises KeyboardInterrupt, because a blocked reader of the output would delay the end for ever.
+    Records that are not completely written are not committed.
     """
     got: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`kohort coordinator`: groups over an existing Apache Kafka cluster; and how its coordinators are."""
+"""`kohort coordinator`: serves groups over an existing Apache Kafka cluster; `status` shows its coordinators."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def coordinator(
 ) -> int:
     """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
 
-    Several of them share the groups, and take over from each other; groups and offsets are kept in a topic of Kafka.
-    Prints the line `ready HOST:PORT` once its groups are served. kohort's clients are given its address in place of
+    Several coordinators share the groups, and take over from each other. Groups and offsets are kept in a topic of
+    Kafka. Prints the line `ready HOST:PORT` once its groups are served. Give kohort's clients this address instead of
     Kafka's.
 
     Args:
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
-        zookeeper: HOST:PORT[,…]/chroot where coordinators find each other; else they do through a group on Kafka.
-        id_: the number under which clients know it, none of Kafka's brokers'; else one is made of its address.
-        command_config: a file of Kafka client properties, for security on the way to Kafka.
+        zookeeper: HOST:PORT[,…]/chroot through which coordinators find each other; else they use a group on Kafka.
+        id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
+        command_config: a file of Kafka client properties, for secure connections to Kafka.
         metrics_listen: HOST:PORT where Prometheus reads its figures; the property metrics.listen.
         set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
     """
@@ -76,7 +76,7 @@ def coordinator(
 def status(*, common: Common = _COMMON) -> int:
     """Show the coordinators, which of them is elected, and each shard with its coordinator, term and age of proof.
 
-    Any of them says who they are; each is asked for its own shards. One that does not answer keeps its row.
+    Any coordinator can name the others; each reports its own shards. A coordinator that does not answer keeps its row.
     """
     from kohort.client.admin.coordinators import describe_coordinators
     from kohort.client.net.thread_driver import ThreadClient
@@ -92,7 +92,7 @@ def status(*, common: Common = _COMMON) -> int:
         coordinators, shards = client.call(describe_coordinators(client.cluster, common.timeout or REACH_MS))
     finally:
         client.close()
-    rows = [asdict(each) for each in coordinators], [_shard_row(each) for each in shards]
+    rows = [asdict(coordinator) for coordinator in coordinators], [_shard_row(shard) for shard in shards]
     if common.json:
         show_json({"coordinators": rows[0], "shards": rows[1]})
         return DONE

@@ -1,4 +1,4 @@
-"""`kohort demo`: the main job, start to finish."""
+"""`kohort demo`: a consumer group of Spark queries, from start to finish."""
 
 from __future__ import annotations
 

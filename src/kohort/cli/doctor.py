@@ -1,4 +1,4 @@
-"""`kohort doctor`: what this machine has of what kohort needs and can use."""
+"""`kohort doctor`: a check of this machine for everything that kohort needs or can use."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for.
+    """The result of one check.
 
     Attributes:
-        state: ok, missing (something can't work) or optional (something works worse, or is not there and need not be).
-        need: what it is for.
-        remedy: how to get it; not shown when all is well.
+        what: the object of the check.
+        state: ok, missing (something can't work) or optional (something works worse, or is absent and not needed).
+        found: the version or value on this machine.
+        need: the purpose of the object.
+        remedy: how to get it; not shown when the state is ok.
     """
 
     what: str
@@ -101,9 +103,9 @@ def _installed(package: str) -> str | None:
 
 
 def _requirements() -> Iterator[Finding]:
-    """The packages that kohort's own metadata asks for."""
-    wanted = [one for one in requires("kohort") or () if "extra ==" not in one]
-    names = [one.partition(">")[0].partition(";")[0].strip() for one in wanted]
+    """Check the packages that kohort's own metadata requires."""
+    wanted = [requirement for requirement in requires("kohort") or () if "extra ==" not in requirement]
+    names = [requirement.partition(">")[0].partition(";")[0].strip() for requirement in wanted]
     absent = [name for name in names if _installed(name) is None]
     found = f"no {', '.join(absent)}" if absent else f"all {len(names)}"
     remedy = f"pip install {' '.join(absent)}"
@@ -122,7 +124,7 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _codecs() -> Iterator[Finding]:
-    """Each codec has to give back what it was given."""
+    """Check that each codec decompresses what it compressed."""
     from kohort.wire.compression import CODECS, compress, decompress
 
     sample = b"kohort " * 100
@@ -141,7 +143,7 @@ def _codecs() -> Iterator[Finding]:
 
 
 def _spark() -> Iterator[Finding]:
-    """PySpark may be absent; where it is there, it must be new enough, and have its Java."""
+    """Check PySpark and Java. PySpark may be absent; if installed, it must be new enough and have its Java."""
     from kohort.io.java import JAVA_VERSION_MIN, java_path, java_version
 
     need = "the Spark source, the demo, kohort zookeeper"
@@ -183,7 +185,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _folder(wanted: Path) -> Iterator[Finding]:
-    """A folder that is not there yet is made by the broker, in the nearest one that is."""
+    """Check the data folder, or the nearest existing parent in which the broker would create it."""
     folder = wanted.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -226,7 +228,7 @@ def _cluster(common: Common) -> Iterator[Finding]:
     what, need = f"cluster {common.bootstrap_server}", "this command's --bootstrap-server"
     client_log = logging.getLogger("kohort.client")
     level = client_log.level
-    client_log.setLevel(logging.ERROR)  # what is not reached is what the finding says
+    client_log.setLevel(logging.ERROR)  # the finding reports an unreachable cluster
     try:
         with common.admin() as admin:
             found = admin.describe_cluster()

@@ -1,4 +1,4 @@
-"""`kohort groups delete-offsets, delete, clone`: each shows what it would do, and does it on --execute."""
+"""`kohort groups reset-offsets, delete-offsets, delete, clone`: each previews its change, and makes it on --execute."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
 
 
-# -- Where `kohort groups reset-offsets` sets offsets to
+# -- Target offsets of `kohort groups reset-offsets`
 
 Plan = dict[str, dict[TopicPartition, int]]
-"""The offsets of a file by group; the group of a file that names none is ''."""
+"""The offsets in a file, by group; the group is '' if the file names none."""
 _OFFSET_MAX = 2**63 - 1
 
 
 class Bounds(NamedTuple):
-    """A partition's first and end offset, and the first offset at the time asked for: -1 when nothing is that young."""
+    """A partition's first and end offset, and its first offset at the requested time: -1 if no record is that young."""
 
     start: int
     end: int
@@ -44,12 +44,12 @@ class Bounds(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where one offset is set to.
+    """The target of one committed offset.
 
     Attributes:
-        new: within the partition's bounds.
-        requested: what was asked for, where that is another offset.
-        note: why `new` is not what was asked for.
+        new: the new offset, within the partition's bounds.
+        requested: the requested offset, if it is another one.
+        note: why `new` is not the requested offset.
     """
 
     new: int
@@ -59,7 +59,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One way to say where to: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
+    """A kind of target: earliest, latest, current, offset, shift, time (milliseconds since 1970) or file."""
 
     kind: str
     value: int = 0
@@ -67,7 +67,7 @@ class Goal:
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
-        """What partitions hold, and what befell those of which that can't be told."""
+        """Return the bounds of partitions, and the errors of those whose bounds are not available."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         errors = {**starts.errors, **ends.errors}
@@ -85,16 +85,16 @@ class Goal:
         return found, errors
 
     def target(self, key: TopicPartition, bounds: Bounds, committed: int | None, planned: int | None) -> Target:
-        """The new offset of a partition, kept within its first and end offset.
+        """Return the new offset of a partition, kept within its first and end offset.
 
         Args:
             key: the partition.
-            bounds: what it holds.
+            bounds: its bounds.
             committed: the committed offset.
-            planned: what the file says, for the kind `file`.
+            planned: the offset in the file, for the kind `file`.
 
         Raises:
-            InvalidInputError: there is nothing to shift from.
+            InvalidInputError: there is no committed offset to shift.
         """
         start, end, at_time = bounds
         if self.kind == "earliest":
@@ -125,10 +125,10 @@ def _within(wanted: int, start: int, end: int) -> Target:
 
 
 def parse_goal(given: Mapping[str, Any]) -> Goal:
-    """The one goal among the options.
+    """Return the one goal among the options.
 
     Raises:
-        UsageError: none or several were given, or a time or an offset that can't be.
+        UsageError: none or several were given, or a time or an offset is invalid.
     """
     chosen = [(kind, value) for kind, value in given.items() if value is not None]
     if len(chosen) != 1:
@@ -166,10 +166,10 @@ def _duration(text: str) -> int:
 
 
 def read_plan(path: Path) -> Plan:
-    """Offsets from a file of lines TOPIC,PARTITION,OFFSET, or of lines GROUP,TOPIC,PARTITION,OFFSET.
+    """Read offsets from a file of lines TOPIC,PARTITION,OFFSET, or of lines GROUP,TOPIC,PARTITION,OFFSET.
 
     Raises:
-        UsageError: a line that is neither, both kinds of lines, or a partition named twice.
+        UsageError: a line is neither, both kinds of lines occur, or a partition is named twice.
         OSError: the file can't be read.
     """
     plan: Plan = {}
@@ -204,14 +204,14 @@ def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:
 
 
 def plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
-    """The lines that `read_plan` reads, of rows with group, topic, partition and new."""
+    """Return lines for `read_plan` from rows with group, topic, partition and new."""
     out = io.StringIO()
     keys = ("group", "topic", "partition", "new") if with_group else ("topic", "partition", "new")
     csv.writer(out, lineterminator="\n").writerows([row[key] for key in keys] for row in rows)
     return out.getvalue()
 
 
-# -- `kohort groups reset-offsets`: where groups go on reading, shown first and set on --execute
+# -- `kohort groups reset-offsets`: new committed offsets, previewed first and set on --execute
 
 _COMMON = Common()
 _Flag = Annotated[bool, Parameter(negative="")]
@@ -248,9 +248,9 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
     export: _Flag = False,
     common: Common = _COMMON,
 ) -> int:
-    """Set the committed offsets of groups anew. Groups that have members are left as they are, and told.
+    """Reset the committed offsets of groups. Groups that have members are left as they are, and reported.
 
-    An offset outside what its partition holds becomes the first or the end offset; the preview says where.
+    An offset outside its partition's bounds becomes the first or the end offset; the preview says where.
 
     Args:
         groups: their names. A group that is not there gets offsets of the topics that are named.
@@ -311,7 +311,7 @@ def _numbered(count: int, what: str) -> str:
 
 
 def _groups(admin: Admin, groups: tuple[str, ...], all_groups: bool, plan: Plan | None) -> list[str]:
-    """The groups that are named, by the arguments or by the file."""
+    """Return the groups that the arguments or the file name."""
     named_by_file = plan is not None and "" not in plan
     if plan is not None and named_by_file and not groups and not all_groups:
         return sorted(plan)
@@ -335,7 +335,7 @@ def _groups(admin: Admin, groups: tuple[str, ...], all_groups: bool, plan: Plan 
 def _changes(
     admin: Admin, names: list[str], goal: Goal, topics: tuple[str, ...], plan: Plan | None
 ) -> tuple[list[_Change], dict[Any, KafkaError]]:
-    """What is to be set, by group and partition, and what befell the others."""
+    """Return the changes by group and partition, and the errors of the others."""
     ready, errors = _ready_groups(admin, names)
     named = _named_partitions(admin, topics) if topics else []
     committed: dict[str, dict[TopicPartition, int]] = {}
@@ -370,7 +370,10 @@ def _changes(
 
 
 def _ready_groups(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, KafkaError]]:
-    """The groups whose offsets may be set, and why not of the others: Kafka refuses it while a group has members."""
+    """Return the groups whose offsets can be set, and the errors of the others.
+
+    Kafka refuses to set the offsets of a group that has members.
+    """
     found = admin.describe_consumer_groups(names)
     errors: dict[Any, KafkaError] = {}
     ready = []
@@ -391,7 +394,7 @@ def _ready_groups(admin: Admin, names: list[str]) -> tuple[list[str], dict[Any, 
 
 
 def has_members(group: str, count: int) -> KafkaError:
-    """Why a group's offsets can't be set."""
+    """Return the error for a group whose offsets can't be set because it has members."""
     return KafkaError(f"group {group!r} has {count} members: stop them first, or they would overwrite the offsets")
 
 
@@ -555,13 +558,13 @@ def _partition_of(row: Mapping[str, Any]) -> TopicPartition:
 
 
 def _must_be_there(admin: Admin, group: str) -> None:
-    """Raises NotFoundError, with the nearest group's name, where there is none of this name."""
+    """Raise NotFoundError, with the nearest group's name, if there is no group of this name."""
     for error in groups_with_nearest(admin, admin.describe_consumer_groups([group]).errors).values():
         raise error
 
 
 def _must_be_empty(admin: Admin, group: str) -> None:
-    """Kafka refuses commits from outside while a group has members; said before anything is planned."""
+    """Refuse a group with members before anything is planned, because Kafka would refuse the commit later."""
     found = admin.describe_consumer_groups([group])
     if group in found.values and found.values[group].members:
         raise has_members(group, len(found.values[group].members))

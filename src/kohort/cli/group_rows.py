@@ -18,27 +18,27 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 _PLACE = ("topic", "partition", "committed", "log_start", "log_end", "lag")
 OF_PARTITION = (*_PLACE, "client_id", "host", "member_id", "lost", "status", "error")
 OF_LAG = ("group", *_PLACE, "lost", "status", "error")
-"""What tables of partitions and of lag show."""
+"""The columns of tables of partitions and of lag."""
 
 
 TYPES = ("Classic", "Consumer", "Share", "Streams")
-"""Kafka's names of the types of groups."""
+"""Kafka's names of group types."""
 
 
 def type_name(text: str) -> str:
-    """A group's type as Kafka's tools write it; lists of groups have it in small letters."""
+    """Return a group's type as Kafka's tools write it; ListGroups has it in lower case."""
     return next((name for name in TYPES if name.lower() == text.lower()), text)
 
 
 def tell(errors: Mapping[Any, KafkaError]) -> int:
-    """Says each error in a line on standard error; gives the exit code."""
+    """Print each error as a line on standard error, and return the exit code."""
     for error in errors.values():
         note(f"kohort: {error}")
     return FAILED if errors else DONE
 
 
 def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
-    """Before a cluster is asked for: groups are named, or all are asked for.
+    """Check, before any request to the cluster, that groups are named or --all-groups is given.
 
     Raises:
         UsageError: neither or both.
@@ -49,12 +49,12 @@ def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
 
 
 def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
-    """The groups named, or all."""
+    """Return the named groups, or all."""
     return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
 
 
 def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
-    """A row for each group with its partitions' rows inside, and what befell the others."""
+    """Return a row for each group, with the rows of its partitions inside, and the errors of the other groups."""
     found = admin.describe_consumer_groups(names)
     errors = dict(found.errors)
     described = []
@@ -67,7 +67,7 @@ def described_groups(admin: Admin, names: list[str]) -> tuple[list[dict[str, Any
 
 
 def group_row(group: GroupDescription) -> dict[str, Any]:
-    """A group."""
+    """Return the row of a group."""
     return {
         "group": group.group_id,
         "state": group.state,
@@ -81,7 +81,7 @@ def group_row(group: GroupDescription) -> dict[str, Any]:
 
 
 def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, Any]:
-    """A member of a group."""
+    """Return the row of a group's member."""
     owned = member.assignment or ()
     return {
         "group": group.group_id,
@@ -97,7 +97,7 @@ def member_row(group: GroupDescription, member: MemberDescription) -> dict[str, 
 
 
 def lag_rows(admin: Admin, group: GroupDescription) -> list[dict[str, Any]]:
-    """The partitions that a group has offsets of or members for."""
+    """Return the rows of the partitions for which a group has offsets or members."""
     from kohort.lag import group_lag
 
     owners = {partition: member for member in group.members for partition in member.assignment or ()}

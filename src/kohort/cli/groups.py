@@ -1,7 +1,4 @@
-"""`kohort groups`: list, describe, members, lag.
-
-The changes are in `group_changes`, the live table in `group_watch`.
-"""
+"""`kohort groups`: list, describe, members, lag and watch. The commands that change groups are in `group_changes`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
 
 
-# -- `kohort groups watch`: groups and their lag, again and again
+# -- `kohort groups watch`: groups and their lag, repeatedly
 
 _COMMON = Common()
 _COLUMNS = (*OF_LAG[:-3], "rate", "client_id", "host", *OF_LAG[-3:])
@@ -73,7 +70,7 @@ def watch(
 def _samples(
     admin: Admin, groups: tuple[str, ...], all_groups: bool, interval_s: float, timeout_ms: int | None
 ) -> Iterator[dict[str, Any]]:
-    """A look at the groups every interval: their rows, and by group what went wrong."""
+    """Describe the groups once an interval: return their rows, and the errors by group."""
     end = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
     before: dict[tuple[str, str, int], tuple[float, int]] = {}
     while True:
@@ -93,7 +90,7 @@ def _samples(
 
 
 def _add_rate(row: dict[str, Any], before: dict[tuple[str, str, int], tuple[float, int]], now: float) -> None:
-    """Records per second by which the committed offset moved since the look before; None at the first."""
+    """Add the records per second by which the committed offset moved since the last sample; None in the first."""
     key = (row["group"], row["topic"], row["partition"])
     then = before.pop(key, None)
     row["rate"] = None
@@ -154,8 +151,7 @@ STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 PROTOCOLS = ("consumer", "connect", "share", "streams")
-"""Kafka's own names of a group's states, types and protocol types; what else groups of the cluster have is known
-too."""
+"""Kafka's names of a group's states and protocol types; filters also accept other values of the cluster's groups."""
 
 
 @app.command(name="list")
@@ -193,10 +189,10 @@ def list_(
 
 
 def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[str]:
-    """The words of a filter, as they are written elsewhere.
+    """Return the words of a filter in Kafka's spelling.
 
     Raises:
-        UsageError: one that can't be; the text names the nearest.
+        UsageError: a word is unknown; the message names the nearest.
     """
     by_lower = {word.lower(): word for word in known}
     words = [word.strip() for text in given for word in text.split(",")]

@@ -1,4 +1,4 @@
-"""`kohort log`: looks at what a stopped broker keeps on the disk."""
+"""`kohort log`: a check of the data folder of a stopped broker."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def check(
     repair: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Look a data folder through, checksums too: what is damaged, and which records are lost by it.
+    """Check a data folder, checksums included: list what is damaged, and which records are lost.
 
-    Ends with 0 when all is sound, or was repaired; with 1 when something is damaged; with 2 when the folder is in use
-    or is none of a broker's. Without --repair nothing is changed.
+    Exit code 0: nothing is damaged, or all was repaired. Exit code 1: something is damaged. Exit code 2: the folder is
+    in use, or not a broker's. Without --repair nothing is changed.
 
     Args:
         directory: the data folder of a broker that is stopped.
-        repair: set what is damaged aside in files beside (*.damaged), and have empty batches take its offsets, so that
-            readers go on behind it. Indexes are made again.
+        repair: move damaged bytes to files beside (*.damaged), and write empty batches with the lost offsets, so that
+            readers can continue. Indexes are rebuilt.
         json: print JSON.
     """
     from kohort.errors import InvalidInputError
@@ -86,18 +86,18 @@ def _sum(found: list[Defect], left: int, partitions: int, size: int, repair: boo
     where = f"{partitions} partitions, {size} bytes"
     if not found:
         return f"{where}: sound"
-    lost = sum(each.lost or 0 for each in found)
-    more = "" if all(each.lost is not None for each in found) else " and more"
+    lost = sum(finding.lost or 0 for finding in found)
+    more = "" if all(finding.lost is not None for finding in found) else " and more"
     text = f"{where}: {len(found)} damaged, {lost} offsets{more} can't be read"
     if not repair:
-        mendable = any(each.kind != "file" for each in found)
+        mendable = any(finding.kind != "file" for finding in found)
         return text + ("; --repair sets what is damaged aside, and readers go on behind it" if mendable else "")
     return text + (f"; {len(found) - left} repaired, {left} can't be repaired here" if left else "; all was repaired")
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Progress]:
-    """A bar on a terminal."""
+    """Show a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Names of things that are not there, with the nearest one that is."""
+"""Suggestions for misspelled names of groups and topics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 
 
 def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """The errors, with the nearest group's name where a group is not there."""
+    """Add the nearest group's name to the errors of groups that do not exist."""
     return _with_nearest(
         errors, ErrorCode.GROUP_ID_NOT_FOUND, lambda: [group.group_id for group in admin.list_groups()]
     )
 
 
 def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
-    """The errors, with the nearest topic's name where a topic is not there."""
+    """Add the nearest topic's name to the errors of topics that do not exist."""
     return _with_nearest(
         errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
     )
@@ -29,7 +29,7 @@ def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[
 def _with_nearest(
     errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
 ) -> dict[str, KafkaError]:
-    """The errors; names are asked for where one has the code of a thing that is missing."""
+    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
     there = list(names()) if any(error.code is missing for error in errors.values()) else []
     return {
         name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)

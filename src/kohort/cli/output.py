@@ -1,6 +1,6 @@
-"""How commands speak: tables for people, plain columns for pipes, JSON for programs.
+"""The output of commands: tables on a terminal, plain columns in a pipe, JSON with --json.
 
-One name for a thing in all three.
+A field has the same name in all three.
 """
 
 from __future__ import annotations
@@ -91,18 +91,17 @@ NAMES = {
     "reason": "what is wrong",
     "set_aside": "the file that the damaged bytes were put in",
 }
-"""What rows hold: the key in JSON, which is also the heading, and what it means."""
+"""The fields of rows and their meanings: the key in JSON, which is also the heading."""
 
 
 def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str = "nothing") -> None:
-    """Prints rows.
+    """Print rows.
 
     Args:
-        rows: one mapping for each.
-        columns: the keys that tables have, in order. JSON has every key of a row; a terminal leaves columns out in
-            which no row has anything.
+        rows: one mapping for each row.
+        columns: the keys of a table, in order. JSON has every key of a row; a terminal omits empty columns.
         as_json: print a JSON array of the rows.
-        empty: said on standard error when there are no rows.
+        empty: printed on standard error when there are no rows.
     """
     if as_json:
         show_json(rows)
@@ -122,13 +121,13 @@ def show_changes(
     *,
     as_json: bool,
 ) -> None:
-    """Print rows of a change that was made, with `done`. A table leaves out those whose error is said beside it.
+    """Print the rows of a change that was made, with `done`. A table omits rows whose error is printed separately.
 
     Args:
-        rows: one mapping for each thing that was to be changed.
+        rows: one mapping for each object to change.
         columns: as in `show`, without `done`.
-        refused: the names of what was refused.
-        name_of: a row's name among them.
+        refused: the names of objects whose change was refused.
+        name_of: returns a row's name among them.
         as_json: print a JSON array of all rows.
     """
     shown = rows if as_json else [row for row in rows if name_of(row) not in refused]
@@ -137,7 +136,7 @@ def show_changes(
 
 
 def show_json(value: Any) -> None:
-    """Prints one JSON document, indented."""
+    """Print one JSON document, indented."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
@@ -145,7 +144,7 @@ def show_json(value: Any) -> None:
 
 
 def show_json_line(value: Any) -> None:
-    """Prints one JSON document on one line, at once: for what goes on."""
+    """Print one JSON document on one line, and flush: for continuous output."""
     import msgspec
 
     text = msgspec.json.encode(value, enc_hook=str).decode()
@@ -154,14 +153,14 @@ def show_json_line(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Says something beside the output, on standard error."""
+    """Print a message on standard error, apart from the output."""
     print(printable(text), file=sys.stderr)
 
 
 def confirmed(execute: bool, question: str) -> bool:
-    """Whether a change that was previewed shall be made.
+    """Return whether to make a change that was previewed.
 
-    With --execute yes; on a terminal the user is asked; otherwise no, and the way to do it is named.
+    With --execute yes. On a terminal the user is asked. Otherwise no, and a message names --execute.
     """
     if execute:
         return True
@@ -173,7 +172,7 @@ def confirmed(execute: bool, question: str) -> bool:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Write control characters as escapes, so that what others have named or written can't draw on a terminal.
+    """Write control characters as escapes, so that foreign names and values can't control the terminal.
 
     Args:
         text: the text.
@@ -187,14 +186,14 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def printable_json(text: str) -> str:
-    """Write control characters of a JSON text as JSON's own escapes: what it holds stays the same."""
+    """Write control characters of a JSON text as JSON escapes, which do not change its meaning."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else json.dumps(char)[1:-1] for char in text)
 
 
 def heading(key: str) -> str:
-    """A column's heading for a terminal."""
+    """Return a column's heading for a terminal."""
     return key.replace("_", " ").capitalize()
 
 
@@ -206,7 +205,8 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return printable(value.decode(errors="backslashreplace"))
     if isinstance(value, Mapping):
-        return ",".join(f"{_text(key)}={'default' if one is None else _text(one)}" for key, one in value.items()) or "-"
+        cells = (f"{_text(key)}={'default' if item is None else _text(item)}" for key, item in value.items())
+        return ",".join(cells) or "-"
     if isinstance(value, (list, tuple)):
         return ",".join(_text(part) for part in value) or "-"
     return printable(str(value))
@@ -235,7 +235,7 @@ def _least_width(key: str) -> int:
 
 
 def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
-    """A line for each cell, folded: for terminals that are too narrow for a table."""
+    """Print a folded line for each cell, for terminals that are too narrow for a table."""
     for row in rows:
         for key in keys:
             line = f"{heading(key)}: {_text(row.get(key))}"
@@ -245,7 +245,7 @@ def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
 
 
 def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
-    """The rows as a table for a terminal; columns in which no row has anything are left out."""
+    """Return the rows as a table for a terminal, without empty columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -10,20 +10,20 @@ from kohort.ids import TopicPartition
 
 
 def name_of(text: str) -> str:
-    """The topic that an option names."""
+    """Return the topic that an option names."""
     return text.partition(":")[0]
 
 
 def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
-    """The partitions that options name, sorted.
+    """Return the partitions that options name, sorted.
 
     Args:
         texts: TOPIC or TOPIC:0,1.
         there: the partitions that each topic has.
 
     Raises:
-        UsageError: partitions that are no numbers.
-        NotFoundError: a partition that is not there.
+        UsageError: a partition is not a number.
+        NotFoundError: a partition does not exist.
     """
     chosen: set[TopicPartition] = set()
     for text in texts:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
 
 _COMMON = Common()
 ERRORS_MAX = 1000
-"""Errors that are kept of records that were not delivered: the first of them tell the cause."""
+"""Delivery errors to keep: the first ones show the cause."""
 ESCAPED_BYTES_MAX = 6
-"""Bytes of JSON that a byte of a record takes at most, as \\u0000."""
+"""The most bytes of JSON for one byte of a record, as \\u0000."""
 LINE_OVERHEAD_BYTES = 2**20
-"""Room in a line for what is no part of the record: names of fields, offset, blanks."""
+"""Bytes of a line that are not part of the record: names of fields, offset, blanks."""
 
 
 def produce(  # noqa: PLR0913 - one keyword for each option
@@ -53,7 +53,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
         topic: the topic.
         file: the lines; standard input when not given.
         format: text (a line is a value) or json (a line is an object).
-        key_separator: what parts key and value in a line of text, as : or a tab.
+        key_separator: the separator of key and value in a line of text, as : or a tab.
         partition: the partition of every record; when not given, the one that its line names, else by key.
         by_key: by key, whatever partition a line names: for a topic with another number of partitions.
         acks: all (the default): every replica in sync has the record when it counts as delivered; 1: the leader; 0: no
@@ -103,9 +103,9 @@ class _Sent:
     """The outcome of a command, counted while records are delivered.
 
     Attributes:
-        sent: how many were delivered or are on their way.
-        not_delivered: how many were not.
-        errors: why, of the first `ERRORS_MAX` of them; each begins with the number of its line.
+        sent: the number of records that were delivered or are in flight.
+        not_delivered: the number of records that failed.
+        errors: the first `ERRORS_MAX` errors; each begins with the number of its line.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Sent:
         self.errors: list[str] = []
 
     def delivered(self, number: int, error: KafkaError | None, _: Any) -> None:
-        """Take the producer's word on the record of a line."""
+        """Record the delivery or failure of a line's record."""
         if error is not None:
             self.sent -= 1
             self.not_delivered += 1
@@ -125,7 +125,7 @@ class _Sent:
 def _send(
     producer: Producer, topic: str, records: Iterator[tuple[int, Fields]], partition: int | None, by_key: bool
 ) -> _Sent:
-    """Send them all, and wait until each is delivered or has failed."""
+    """Send all records, and wait until each is delivered or has failed."""
     result = _Sent()
     try:
         for number, fields in records:
@@ -144,11 +144,11 @@ def _send(
 
 
 def _lines(lines: BinaryIO, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, without the line's end.
+    """Return lines with their numbers, without line ends.
 
     Args:
-        lines: where from.
-        limit: bytes beyond which a line can be no record; more is not read into memory.
+        lines: the input.
+        limit: the maximum bytes of a line; more is not read into memory.
     """
     number = 0
     while line := lines.readline(limit + 1):

@@ -1,7 +1,7 @@
-"""Records as lines of JSON, both ways: `consume --format json` writes what `produce --format json` reads.
+"""Records as lines of JSON: `consume --format json` writes the lines that `produce --format json` reads.
 
-A record that goes out and in again keeps its key, value, headers, timestamp and partition exactly. A record that has no
-time (-1, as very old producers send it) has null there, and gets the time at which it is sent again.
+A record that is consumed and produced again keeps its key, value, headers, timestamp and partition exactly. A record
+without a timestamp (-1, from very old producers) has null, and gets the time at which it is produced again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FRACTION = re.compile(r"[.,](\d+)")
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """The records of an Arrow batch as objects that JSON can hold, in the order of the batch.
+    """Return the records of an Arrow batch as JSON objects, in the order of the batch.
 
     Args:
-        batch: what `Consumer.poll_arrow` returns; its columns are the objects' fields.
+        batch: the result of `Consumer.poll_arrow`; its columns are the objects' fields.
     """
     import pyarrow as pa
 
@@ -55,7 +55,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _time(milliseconds: int) -> Any:
-    """ISO 8601 in UTC; a number of milliseconds where the year has no four digits; None for a record without a time."""
+    """Return a timestamp as ISO 8601 in UTC, or as milliseconds if the year has no four digits; None for none."""
     if milliseconds == NO_TIMESTAMP:
         return None
     if _FIRST_MS <= milliseconds <= _LAST_MS:
@@ -68,7 +68,7 @@ def _readable_headers(headers: Any) -> list[dict[str, Any]]:
 
 
 def _readable(data: bytes | None) -> Any:
-    """Text where the bytes are UTF-8, else an object that holds them in base 64."""
+    """Return bytes as text if they are UTF-8, else as an object that holds them in base 64."""
     if data is None:
         return None
     try:
@@ -80,7 +80,7 @@ def _readable(data: bytes | None) -> Any:
 def fields_of(line: bytes) -> Fields:
     """Return the record of a line as arguments of `Producer.send`.
 
-    Topic, offset and timestampType say where a record came from: their types are checked, and they are not used.
+    Topic, offset and timestampType record a record's origin: their types are checked, but they are not used.
 
     Raises:
         InvalidInputError: the line is no JSON object, has an unknown field, or a field of the wrong type; names it.
@@ -115,7 +115,7 @@ def fields_of(line: bytes) -> Fields:
 
 
 def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: str = "") -> Any:
-    """A field's value; None where it is missing or null."""
+    """Return a field's value; None if it is missing or null."""
     import msgspec
 
     try:
@@ -136,7 +136,7 @@ def _number(given: dict[str, Any], name: str, most: int = 2**63 - 1, least: int 
 
 
 def _timestamp(given: dict[str, Any]) -> int | None:
-    """Milliseconds since the epoch, of either field; both may be there when they agree."""
+    """Return the milliseconds since 1970 of either timestamp field; both may be present if they agree."""
     import msgspec
 
     plain = _number(given, "timestamp_ms")
@@ -182,7 +182,7 @@ def _headers(raw: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _bytes(name: str, raw: Any) -> bytes | None:
-    """Text as UTF-8, `{"base64": …}` decoded, null as None, and any other JSON as it was written."""
+    """Return a field's bytes: text as UTF-8, `{"base64": …}` decoded, null as None, other JSON as it is written."""
     import msgspec
 
     text = bytes(raw)
@@ -204,6 +204,6 @@ def _bytes(name: str, raw: Any) -> bytes | None:
 
 
 def _shown(raw: Any) -> str:
-    """A field's JSON for a message, cut to what a line can bear."""
+    """Return a field's JSON for a message, cut to 60 characters."""
     text = bytes(raw).decode(errors="replace")
     return text if len(text) <= 60 else f"{text[:60]}…"

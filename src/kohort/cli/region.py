@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from kohort.region.sinks import Sink
 
 
-# -- What `kohort region describe` knows beside the control plane's word: Spark queries, and how far groups are behind
+# -- Rows of `kohort region describe` that do not come from the control plane: Spark queries, and the lag of groups
 
 OF_QUERY = ("region", "query", "batch", "epoch", "records", "reads", "state")
 OF_GROUP = ("region", "group", "partitions", "lag", "unknown")
 
 
 def query_rows(name: str, saved: Saved) -> list[dict[str, Any]]:
-    """The Spark queries of the last complete sequence, and those whose state waits for them."""
+    """Return a row for each Spark query of the last complete sequence, and for each whose saved state waits for it."""
     from kohort.spark.region.query_state import SavedQuery  # needs no Spark
 
     given = saved.contributions.get(saved.sequence, {})
@@ -58,14 +58,14 @@ def query_rows(name: str, saved: Saved) -> list[dict[str, Any]]:
 
 
 def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
-    """How many records each group has before it since the last complete sequence.
+    """Return the number of records of each group that no complete sequence contains yet.
 
     Raises:
-        KafkaError: the partitions' ends can't be had.
+        KafkaError: the partitions' end offsets are not available.
     """
     reached: dict[str, dict[TopicPartition, int]] = defaultdict(dict)
-    for one in seen.positions:
-        reached[one.group][TopicPartition(one.topic, one.partition)] = one.offset
+    for position in seen.positions:
+        reached[position.group][TopicPartition(position.topic, position.partition)] = position.offset
     every = {partition for offsets in reached.values() for partition in offsets}
     ends = admin.list_offsets(dict.fromkeys(sorted(every), "latest"))
     rows = []
@@ -121,11 +121,11 @@ def list_(*, common: Common = _COMMON) -> int:
 def describe(name: str, *, common: Common = _COMMON) -> int:
     """Describe a region: its state, its members with their partitions, its sinks, and how far it has come.
 
-    Of Spark queries it shows the batch that the last complete sequence ends with, the epoch in which it was run, and
-    how many records the sequence has of it; of groups how many records are there that no sequence has yet.
+    For each Spark query it shows the last batch of the last complete sequence and the epoch of that batch. It also
+    shows the query's records in the sequence. For each group it shows the records that no sequence contains yet.
 
     Args:
-        name: the region's.
+        name: the region's name.
     """
     from kohort.client.admin.admin import Admin
 
@@ -144,10 +144,10 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
         show_json({**_whole(seen), "queries": queries, "lag": lag})
         return DONE
     show([_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
-    show([_member_row(seen, one) for one in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    show([_member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
     if queries:
         show(queries, OF_QUERY, as_json=False)
-    show([_sink_row(seen, one) for one in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
+    show([_sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     if lag:
         show(lag, OF_GROUP, as_json=False)
     return DONE
@@ -168,48 +168,53 @@ def _row(seen: RegionSeen) -> dict[str, Any]:
     }
 
 
-def _member_row(seen: RegionSeen, one: MemberSeen) -> dict[str, Any]:
+def _member_row(seen: RegionSeen, member: MemberSeen) -> dict[str, Any]:
     return {
         "region": seen.name,
-        "member": one.name,
-        "group": one.group,
-        "phase": one.phase,
-        "epoch": one.epoch,
-        "partitions": [str(part) for part in one.parts],
-        "connected": one.connected,
-        "sink": one.sink,
-        "dead_letters": one.dead_letters,
-        "waits_for": one.waits_for,
+        "member": member.name,
+        "group": member.group,
+        "phase": member.phase,
+        "epoch": member.epoch,
+        "partitions": [str(part) for part in member.parts],
+        "connected": member.connected,
+        "sink": member.sink,
+        "dead_letters": member.dead_letters,
+        "waits_for": member.waits_for,
     }
 
 
-def _sink_row(seen: RegionSeen, one: SinkSeen) -> dict[str, Any]:
+def _sink_row(seen: RegionSeen, sink: SinkSeen) -> dict[str, Any]:
     return {
         "region": seen.name,
-        "sink": one.place,
-        "published": one.published,
-        "unpublished": seen.sequence - one.published,
-        "publisher": one.publisher,
-        "waits_for": one.waits_for,
+        "sink": sink.place,
+        "published": sink.published,
+        "unpublished": seen.sequence - sink.published,
+        "publisher": sink.publisher,
+        "waits_for": sink.waits_for,
     }
 
 
 def _whole(seen: RegionSeen) -> dict[str, Any]:
     positions = [
-        {"group": one.group, "topic": one.topic, "partition": one.partition, "offset": one.offset}
-        for one in seen.positions
+        {
+            "group": position.group,
+            "topic": position.topic,
+            "partition": position.partition,
+            "offset": position.offset,
+        }
+        for position in seen.positions
     ]
-    members = [_member_row(seen, one) for one in seen.members]
-    sinks = [_sink_row(seen, one) for one in seen.sinks]
+    members = [_member_row(seen, member) for member in seen.members]
+    sinks = [_sink_row(seen, sink) for sink in seen.sinks]
     return {**_row(seen), "resets": seen.resets, "members": members, "sinks": sinks, "positions": positions}
 
 
 @app.command
 def checkpoint(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Have a sequence begun: all members drain and contribute.
+    """Begin a sequence: all members drain and contribute.
 
     Args:
-        name: the region's.
+        name: the region's name.
         execute: do it; without this it is only shown.
     """
     return _change(name, common, f"Have region {name} begin a sequence?", execute, lambda region: region.checkpoint())
@@ -224,13 +229,13 @@ def reset(
     execute: _Flag = False,
     common: Common = _COMMON,
 ) -> int:
-    """Have all members go back to the last complete sequence.
+    """Reset all members to the last complete sequence.
 
     Args:
-        name: the region's.
-        to_initial: go back to where the region began: everything comes again.
-        empty_sinks: take out of its sinks, for ever, what was published; needed with --to-initial after the first
-            sequence.
+        name: the region's name.
+        to_initial: reset to the region's beginning: everything is read again.
+        empty_sinks: delete everything that was published from its sinks, for ever; needed with --to-initial after the
+            first sequence.
         execute: do it; without this it is only shown.
     """
     where = "where it began, emptying its sinks" if to_initial else "its last complete sequence"
@@ -245,11 +250,11 @@ def reset(
 
 @app.command(name="stop-member")
 def stop_member(name: str, member: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Have a member leave with the next complete sequence.
+    """Make a member leave with the next complete sequence.
 
     Args:
-        name: the region's.
-        member: the member's.
+        name: the region's name.
+        member: the member's name.
         execute: do it; without this it is only shown.
     """
     return _change(
@@ -264,10 +269,10 @@ def stop_member(name: str, member: str, *, execute: _Flag = False, common: Commo
 
 @app.command
 def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Let a region go on that has stopped, when its cause is mended; also one that no application serves any more.
+    """Resume a stopped region when the cause is mended, even if no application serves it any more.
 
     Args:
-        name: the region's.
+        name: the region's name.
         execute: do it; without this it is only shown.
     """
     return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume(), serves=True)
@@ -275,14 +280,14 @@ def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> in
 
 @app.command
 def adopt(name: str, place: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Go on from what a sink shows, when it and the region's topic are of two histories, or it has another name now.
+    """Continue from the state of a sink that disagrees with the region's topic, or that has another name now.
 
-    That is so when the topic or the sink was brought back from an older copy, or the sink was removed or has moved.
-    Nobody may serve the region. A sink that is ahead: the region numbers on from there. One that is behind: the rows
+    They disagree when the topic or the sink was restored from an older copy, or the sink was removed or has moved.
+    Nobody may serve the region. If the sink is ahead, the region continues with its number. If it is behind, the rows
     that it lacks stay missing. `kohort region reset NAME --to-initial --empty-sinks` after that reads everything again.
 
     Args:
-        name: the region's.
+        name: the region's name.
         place: the sink's, as messages and `describe` name it: parquet:/folder, delta:/folder, sql:URL#table. For a sink
             of your own, call `Region.adopt` instead.
         execute: do it; without this it is only shown.
@@ -306,16 +311,16 @@ def adopt(name: str, place: str, *, execute: _Flag = False, common: Common = _CO
 def _compared(region: Region, sink: Sink) -> str:
     try:
         return region.compared(sink) or "agrees with the region's topic: nothing is to be adopted"
-    except InvalidInputError as error:  # it has another name now
+    except InvalidInputError as error:  # the sink has another name now
         return error.message
 
 
 @app.command
 def delete(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
-    """Forget a region that nobody serves: its sequences, and its claims of groups. What its sinks hold stays.
+    """Delete a region that nobody serves: its sequences, and its claims of groups. The data in its sinks stays.
 
     Args:
-        name: the region's.
+        name: the region's name.
         execute: do it; without this it is only shown.
     """
     _must_be_there(name, common)
@@ -340,15 +345,15 @@ def serve(
     metrics_listen: str | None = None,
     common: Common = _COMMON,
 ) -> int:
-    """Be a region's control plane, until SIGTERM, Ctrl-C, or another takes over.
+    """Run a region's control plane, until SIGTERM, Ctrl-C, or another takes over.
 
-    Prints the line `ready TERM` when it is.
+    Prints the line `ready TERM` when it has taken over.
 
     Args:
-        name: the region's.
-        checkpoint_every: how often a sequence is begun, as 5s or 500ms; `never`: when a member or a person asks.
-        host: where it listens; other machines reach it by this name.
-        metrics_listen: HOST:PORT where Prometheus reads the region's figures.
+        name: the region's name.
+        checkpoint_every: how often a sequence begins, as 5s or 500ms; `never`: only on request.
+        host: the host name to listen on, by which other machines reach it.
+        metrics_listen: HOST:PORT where Prometheus reads the region's metrics.
     """
     options: dict[str, Any] = {"host": host, "metrics_listen": metrics_listen, "serves": True}
     options["checkpoint_every"] = None if checkpoint_every == "never" else checkpoint_every
@@ -367,7 +372,7 @@ def serve(
     return DONE
 
 
-# -- what they share
+# -- helpers of the commands
 
 
 def _reached(common: Common) -> tuple[str, dict[str, Any]]:
@@ -398,7 +403,7 @@ def _must_be_there(name: str, common: Common) -> Saved:
 
 
 def _must_be_member(seen: RegionSeen, member: str) -> None:
-    names = [one.name for one in seen.members]
+    names = [member.name for member in seen.members]
     if member not in names:
         raise NotFoundError(f"region {seen.name} has no member {member!r}{did_you_mean(member, names)}")
 
@@ -413,7 +418,7 @@ def _change(
     *,
     serves: bool = False,
 ) -> int:
-    """`serves`: be the control plane meanwhile, if there is none."""
+    """Preview and make a change of a region. `serves`: run the control plane meanwhile, if there is none."""
     _must_be_there(name, common)
     with _region(name, common, serves=serves) as region:
         seen = region.describe()

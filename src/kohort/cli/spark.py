@@ -1,4 +1,4 @@
-"""`kohort spark checkpoint show, convert`: the checkpoints of Spark queries, and the way between two sources."""
+"""`kohort spark checkpoint show, convert`: checkpoints of Spark queries, and their conversion between two sources."""
 
 from __future__ import annotations
 

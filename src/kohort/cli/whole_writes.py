@@ -1,7 +1,8 @@
-"""Writes that take all they are given.
+"""Complete writes to a file descriptor.
 
-A descriptor may take less: when a signal arrives, or when the pipe does not block. Python's buffered files write the
-rest; its raw files, which standard output is under PYTHONUNBUFFERED, return the count, and nobody looks at it.
+A descriptor may take fewer bytes than given, when a signal arrives or when the pipe does not block. Python's buffered
+files write the rest. Its raw files, such as standard output under PYTHONUNBUFFERED, return the count, which print()
+ignores.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, TextIO
 
 
 class WholeWrites(io.RawIOBase):
-    """A file descriptor that takes all of what it is given, or raises.
+    """A raw file whose `write` writes all bytes, or raises.
 
     Args:
-        descriptor: where to write. Stays open when this is closed.
+        descriptor: the file descriptor, which stays open when this file is closed.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -27,22 +28,22 @@ class WholeWrites(io.RawIOBase):
         self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
 
     def writable(self) -> bool:
-        """Say so to those that ask a file."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the file descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether a person looks at it."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Write all of it, however often that takes.
+        """Write all bytes, in as many system calls as that takes.
 
         Raises:
-            OSError: it can't be written; part of it may be there.
+            OSError: the write failed; some of the bytes may be written.
         """
         left = memoryview(data).cast("B")
         size = len(left)
@@ -54,17 +55,17 @@ class WholeWrites(io.RawIOBase):
         return size
 
     def sync(self) -> None:
-        """Wait until a file's bytes are on the disk; a pipe and a terminal keep nothing."""
+        """Flush a regular file to the disk; do nothing for a pipe or a terminal."""
         if self._regular and not self._abandoned:
             os.fsync(self._descriptor)
 
     def abandon(self) -> None:
-        """Write nothing more: what is there already breaks off, and must not look complete."""
+        """Write nothing more, so that the output of a failed command breaks off and does not look complete."""
         self._abandoned = True
 
 
 def whole_stream(stream: TextIO) -> TextIO:
-    """Return the stream with whole writes; the stream itself where no descriptor is behind it."""
+    """Return the stream with complete writes, or the stream itself if it has no descriptor."""
     try:
         out = WholeWrites(stream.fileno())
     except (AttributeError, OSError):  # None where the caller closed it, or a stand-in without a descriptor

@@ -1,4 +1,4 @@
-"""`kohort zookeeper`: a real ZooKeeper until it is ended."""
+"""`kohort zookeeper`: a real ZooKeeper that runs until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Several coordinators over an existing Apache Kafka cluster, which keeps their data and says who may write it."""
+"""Group coordinators over an existing Apache Kafka cluster, which stores their data and decides which one may write."""

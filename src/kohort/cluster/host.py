@@ -1,4 +1,4 @@
-"""A coordinator over an Apache Kafka cluster: a host of groups whose topics, data and journals are Kafka's."""
+"""The group host of a coordinator over an Apache Kafka cluster: its topics, data and journals are in Kafka."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
 from kohort.client.offsets import beginning_offsets, end_offsets
 from kohort.cluster.coordination.placement import NOBODY, Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.kafka_journal import KafkaJournal, fitting
 from kohort.cluster.journal.place import JournalSettings, JournalTopic
-from kohort.cluster.shard_ownership import Tenures
+from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
@@ -35,61 +35,63 @@ from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCom
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
 
-# -- Where things are, as a coordinator over Kafka tells its clients
+# -- Endpoints of the cluster in responses to clients
 #
-# | asked for | answer |
+# The answers:
+#
+# | a client looks up | answer |
 # |---|---|
 # | nodes, leaders, the controller | Kafka's, with the addresses that its brokers advertise |
-# | a group's coordinator | whom the map gives the group's shard |
-# | a transactional id's coordinator | not here: Kafka's brokers are asked |
+# | a group's coordinator | the coordinator that owns the group's shard in the placement |
+# | a transactional id's coordinator | not available here: clients look it up at Kafka's brokers |
 #
-# Other clients than kohort's own ask any broker for a group's coordinator, and would end at Kafka's own. They are told
-# of one node, this one, and refused when they ask it.
+# A client other than kohort's own would look up a group's coordinator at any broker, and end at Kafka's own. Metadata
+# therefore lists only this node for such a client. Its FindCoordinator requests are refused.
 
 log = logging.getLogger("kohort.cluster")
 
-TOLD_AGAIN_S = 60.0
-"""A client that is refused asks again and again; the log says so this often."""
+REFUSAL_LOG_INTERVAL_S = 60.0
+"""A refused client retries continually. Log the refusal at most this often."""
 
 
 class Here(Protocol):
-    """What is needed of the host."""
+    """The part of a host that `ClusterEndpoints` reads."""
 
     me: Candidate
-    door: Door
+    door: CoordinationService
     topics: KafkaTopics
     groups: GroupShards
 
 
-class ClusterPlaces:
-    """See the module's text, and `broker.places.Places`."""
+class ClusterEndpoints:
+    """Endpoints of Kafka's brokers and of the coordinators, for responses to clients."""
 
     def __init__(self, here: Here) -> None:
         self._here = here
-        self._told_at = float("-inf")
+        self._refusal_logged_s = float("-inf")
 
     @property
     def cluster_id(self) -> str:
-        """Kafka's."""
+        """The id of the Kafka cluster."""
         return self._here.topics.cluster_id
 
     @property
     def controller_id(self) -> int:
-        """Kafka's: what it alone may change is asked there."""
+        """The id of Kafka's controller: clients send it the requests that only the controller handles."""
         return self._here.topics.controller_id
 
     def is_here(self, cluster_id: str, node_id: int) -> bool:
-        """Whether this is the coordinator of this id, over Kafka's cluster of this id."""
+        """Return whether this is the coordinator `node_id` over the Kafka cluster `cluster_id`."""
         return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
 
     def nodes(self, connection: Connection) -> Sequence[Endpoint]:
-        """Kafka's brokers; for clients that are not kohort's, this coordinator alone."""
+        """Return Kafka's brokers; for clients that are not kohort's, only this coordinator."""
         return self._here.topics.brokers if connection.client.is_own else (_place(self._here.me),)
 
     def coordinator(self, kind: Coordinated, key: str, connection: Connection) -> Endpoint | ErrorCode:
-        """Whom the map gives a group's shard."""
+        """Return the coordinator that owns a group's shard in the placement."""
         if not connection.client.is_own:
-            self._tell_of(connection)
+            self._log_refusal(connection)
             return ErrorCode.INVALID_REQUEST
         placement = self._here.door.placement
         if kind is not Coordinated.GROUP or placement is None:
@@ -99,7 +101,10 @@ class ClusterPlaces:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
     def pushing(self, group: str | None, connection: Connection) -> tuple[Endpoint | ErrorCode, Sequence[Endpoint]]:
-        """Whom the map gives a group's shard, who asks for none the elected one; all coordinators. Source: spec 4.3."""
+        """Return the owner of a group's shard, or the leader where `group` is None; and all coordinators.
+
+        Source: spec 4.3.
+        """
         placement = self._here.door.placement
         if placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, ()
@@ -107,25 +112,25 @@ class ClusterPlaces:
         if group is not None:
             index = self._here.groups.index_of(group)
             number = placement.owners[index] if index < len(placement.owners) else NOBODY
-        found = placement.candidate(number)
-        place = ErrorCode.COORDINATOR_NOT_AVAILABLE if found is None else _place(found)
-        return place, [_place(each) for each in placement.candidates]
+        owner = placement.candidate(number)
+        place = ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
+        return place, [_place(candidate) for candidate in placement.candidates]
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
-        """Kafka's."""
+        """Return the leaders of partitions of a Kafka topic."""
         return self._here.topics.leaders(topic, partitions)
 
-    def _tell_of(self, connection: Connection) -> None:
+    def _log_refusal(self, connection: Connection) -> None:
         now = time.monotonic()
-        if now - self._told_at >= TOLD_AGAIN_S:
-            self._told_at = now
+        if now - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
+            self._refusal_logged_s = now
             software = connection.client.software
             log.warning(
-                "a client at %s (%s) was refused: only kohort's own clients can use coordinators that are apart from "
-                "Kafka's brokers; others would ask a broker, and end at Kafka's own coordinator. Have it connect to "
-                "Kafka, or use kohort's",
+                "client %s (%s) was refused: only kohort's own clients can use coordinators that are apart from "
+                "Kafka's brokers; others would ask a broker, and end at Kafka's own coordinator. Connect it to "
+                "Kafka, or use kohort's client",
                 connection.client.host,
-                "of a name it does not tell" if software is None else " ".join(software),
+                "unknown software" if software is None else " ".join(software),
             )
 
 
@@ -133,19 +138,19 @@ def _place(candidate: Candidate) -> Endpoint:
     return Endpoint(candidate.id, candidate.host, candidate.port, candidate.rack)
 
 
-# -- Kafka's own groups, as the coordinators over it ask for them: what a group has there, and who is in it
+# -- Import of groups from Kafka's own coordinator: their members and committed offsets
 #
-# Nothing is changed at Kafka. A group's members are looked for before its offsets are read: what a member commits as it
-# leaves is then among them.
+# Nothing is changed in Kafka. The members are described before the offsets are read. Offsets that a member commits
+# while it leaves are therefore included.
 
 ANSWER_MS = 5_000
-"""Kafka's coordinator is given so long; then who asks is told to come back, and it is asked again later."""
+"""Request timeout for Kafka's coordinator. After it the client gets a retriable error, and the import is retried."""
 ASKED_AT_A_TIME = 16
-"""Groups that are asked for at a time: enough to hide the way there, and no storm when all come over at once."""
+"""Groups imported concurrently: enough to hide the round trip, and no storm when all groups move at once."""
 LOOK_S = 60.0
-"""How often is looked whether groups that are here have members at Kafka."""
+"""Interval between checks whether groups that are served here have members at Kafka's own coordinator."""
 CLIENTS_TOLD = 3
-"""Clients that are named of those that are at Kafka; there may be thousands."""
+"""Clients at Kafka's coordinator that a message names; there may be thousands."""
 HOW_TO_GO_ON = (
     "stop them, or point them at this coordinator too: the group is taken over with its offsets when the last has left"
 )
@@ -153,10 +158,10 @@ _WITHOUT_MEMBERS = frozenset({"Empty", "Dead"})
 
 
 class KafkaGroups:
-    """What Kafka's own coordinator has of groups."""
+    """Groups of Kafka's own coordinator: imported on demand, and watched for members that should be here."""
 
     def __init__(self, client: AsyncClient, reserved: Collection[str] = ()) -> None:
-        """`client`: bootstrapped at Kafka's brokers. `reserved`: groups by which the coordinators find each other."""
+        """Use `client`, bootstrapped at Kafka's brokers; refuse the `reserved` groups, in which coordinators meet."""
         self._client = client
         self._reserved = frozenset(reserved)
         self._room = asyncio.Semaphore(ASKED_AT_A_TIME)
@@ -164,17 +169,17 @@ class KafkaGroups:
         self._doubled: frozenset[str] = frozenset()
 
     def ask(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
-        """Find out what there is of a group; `done` is called once, later, on the loop."""
+        """Import a group; `done` is called once, later, on the loop."""
         self._start(self._answer(question, done))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, question: ImportGroup, done: Callable[[Event], None]) -> None:
         if question.group_id in self._reserved:
-            text = "the coordinators find each other by this group: choose another name"
+            text = "the coordinators use this group to elect their leader: choose another name"
             done(_refused(question, ErrorCode.INVALID_GROUP_ID, text))
             return
         async with self._room:
@@ -187,44 +192,46 @@ class KafkaGroups:
         done(answer)
 
     async def watch(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
-        """Look again and again whether groups that are here have members at Kafka too, until cancelled."""
+        """Check once a minute whether groups that are served here have members at Kafka too, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look(groups, note)
             except KafkaError as error:
-                log.info("it can't be seen whether groups have members at Kafka's own coordinator: %s", error)
+                log.info("cannot check whether groups have members at Kafka's own coordinator: %s", error)
 
     async def look(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
-        """Warn of groups that are here and have members at Kafka: two coordinators give out the same partitions.
+        """Log a warning for each group that is served here and has members at Kafka's own coordinator.
+
+        Both coordinators assign the same partitions of such a group.
 
         Raises:
             KafkaError: Kafka does not answer.
         """
         listed = await self._client.call(list_groups(self._client.cluster, timeout_ms=ANSWER_MS))
-        active = {each.group_id for each in listed if each.state not in _WITHOUT_MEMBERS}
+        active = {listing.group_id for listing in listed if listing.state not in _WITHOUT_MEMBERS}
         doubled = {group for group in active if groups.knows(group)}
         for group in sorted(doubled - self._doubled - self._reserved):
             log.warning(
-                "group %s is here and has members at Kafka's own coordinator too: both give out the same partitions, "
-                "and commits there are not seen here. Point all its members at this coordinator",
+                "[group %s] has members at Kafka's own coordinator too: both coordinators assign the same partitions, "
+                "and offsets committed there are not seen here. Point all its members at this coordinator",
                 group,
             )
             note(Counted(Meter.MEMBERS_ELSEWHERE, 1))
         self._doubled = frozenset(doubled)
 
     async def close(self) -> None:
-        """What is being asked is not answered any more."""
+        """Cancel the imports that are under way; their `done` is not called."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def found_at_kafka(cluster: Cluster, question: ImportGroup) -> GroupImported:
-    """What Kafka's coordinator has of a group.
+    """Read a group's state and committed offsets from Kafka's own coordinator.
 
     Raises:
-        KafkaError: it does not answer, or refuses.
+        KafkaError: Kafka's coordinator does not answer, or refuses.
     """
     group = question.group_id
     described = await describe_consumer_groups(cluster, [group], timeout_ms=ANSWER_MS)
@@ -233,14 +240,14 @@ async def found_at_kafka(cluster: Cluster, question: ImportGroup) -> GroupImport
         raise error
     if error is None and (members := described.values[group]).state not in _WITHOUT_MEMBERS:
         return _refused(question, ErrorCode.NON_EMPTY_GROUP, _members_there(members))
-    found = await list_consumer_group_offsets(cluster, group, require_stable=True, timeout_ms=ANSWER_MS)
-    for partition, unstable in sorted(found.errors.items()):
-        text = f"Kafka's own coordinator does not tell the offset of {partition} yet: {unstable}"
+    committed = await list_consumer_group_offsets(cluster, group, require_stable=True, timeout_ms=ANSWER_MS)
+    for partition, unstable in sorted(committed.errors.items()):
+        text = f"Kafka's own coordinator does not return the offset of {partition} yet: {unstable}"
         return GroupImported(group, question.ticket, (), ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
     offsets = tuple(
-        OffsetToCommit(partition.topic, partition.partition, each.offset, each.leader_epoch, each.metadata)
-        for partition, each in found.values.items()
-        if each is not None
+        OffsetToCommit(partition.topic, partition.partition, offset.offset, offset.leader_epoch, offset.metadata)
+        for partition, offset in committed.values.items()
+        if offset is not None
     )
     if offsets and error is not None:
         text = "Kafka's own coordinator has it as a group of another kind (streams), which is not served here"
@@ -260,30 +267,30 @@ def _refused(question: ImportGroup, code: ErrorCode, text: str) -> GroupImported
 
 
 def _failed(question: ImportGroup, error: KafkaError) -> GroupImported:
-    """No answer is no answer; a right that is missing is told to who asks, since waiting does not cure it."""
+    """Return the import's failure: retriable, except for a missing permission, which waiting does not cure."""
     if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
         text = (
             "Kafka does not let the coordinator look at its own group of this name: give it READ and DESCRIBE on "
             "groups, or set group.import=off, with which groups begin without Kafka's offsets"
         )
         return _refused(question, error.code, text)
-    waits = "" if isinstance(error, RetriableError) else ", which may need somebody"
-    text = f"Kafka's own coordinator does not tell what it has of it{waits}: {error}"
+    waits = "" if isinstance(error, RetriableError) else ", which may need an operator"
+    text = f"the group cannot be read from Kafka's own coordinator{waits}: {error}"
     return _refused(question, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
 
 
 FIND_MS = 10_000
-"""For begin and end of partitions: a leader that moves is found again within this."""
+"""Timeout for the begin and end offsets of partitions: long enough to find a leader that moves."""
 
 
 class CoordinatorHost(GroupHost):
-    """See the module's text.
+    """The group host of one coordinator over Kafka.
 
     Attributes:
-        me: this process among the coordinators; there once it has begun.
-        door: where they find each other.
-        tenures: the shards that are here.
-        imports: what Kafka's own coordinator has of groups.
+        me: this process as a candidate; set by `begin`.
+        door: the service through which coordinators elect a leader and share the placement.
+        tenures: the shards that this coordinator owns.
+        imports: the groups of Kafka's own coordinator.
     """
 
     topics: KafkaTopics
@@ -294,28 +301,31 @@ class CoordinatorHost(GroupHost):
         loop: asyncio.AbstractEventLoop,
         config: GroupConfig,
         client: AsyncClient,
-        door: Door,
+        door: CoordinationService,
         reserved: Collection[str],
         keys: Sequence[ApiVersionsResponse.ApiVersion],
     ) -> None:
-        """Args say what it stands on.
+        """Create a host that has no shards yet.
 
         Args:
-            client: at Kafka's brokers.
-            reserved: groups that are no clients'.
-            keys: what ApiVersions names.
+            loop: the event loop on which all of it runs.
+            config: the settings of groups.
+            client: a client of Kafka's brokers.
+            door: the service through which coordinators elect a leader and share the placement.
+            reserved: groups that clients may not use.
+            keys: the APIs that the ApiVersions response lists.
         """
         self.door = door
         self._client = client
         self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
-        super().__init__(loop, fitting(config), self._make_topics, ClusterPlaces(self), self._shard_journal, keys)
+        super().__init__(loop, fitting(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys)
         self.features = {}
-        self.tenures = Tenures(loop, self.groups, door, self._open)
+        self.tenures = ShardOwnership(loop, self.groups, door, self._open)
         self.imports = KafkaGroups(client, reserved)
 
     def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
-        """Say who this is and where the groups are. Shards begin with `tenures.begin`."""
+        """Set this coordinator's identity and the journal topic. Shards begin with `tenures.begin`."""
         self.me = me
         self.coordinator_id = me.id
         self._journal = topic, settings
@@ -339,44 +349,44 @@ class CoordinatorHost(GroupHost):
         return Shard(index, self._open_journal(index), term, self.group_config, driver)
 
     def shard_loaded(self, index: int) -> None:
-        """See `Tenures`."""
+        """Record that a shard has loaded."""
         super().shard_loaded(index)
         self.tenures.loaded(index)
 
     def shard_ended(self, index: int, error: Exception) -> None:
-        """See `Tenures`."""
+        """Record that a shard has ended by itself; after a fence it may begin again."""
         super().shard_ended(index, error)
         self.tenures.lost(index, error)
 
     def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
-        """Ask Kafka for topics that may have been made a moment ago."""
+        """Request metadata from Kafka for topics that may have been created a moment ago."""
         self.topics.find(names, ids, then)
 
     def ask_outside(self, question: Question, done: Callable[[Event], None]) -> None:
-        """Ask Kafka."""
+        """Look up topics, or import a group, in Kafka."""
         if isinstance(question, LookForTopics):
             self.topics.look_for(question)
         else:
             self.imports.ask(question, done)
 
     def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
-        """Ask Kafka; what it does not tell within the time is asked for again after the group's backoff."""
+        """List offsets at Kafka. The group retries, after its backoff, those that are not answered in time."""
         task = self.loop.create_task(self._find_offsets(work, done))
         self._finding.add(task)
         task.add_done_callback(self._finding.discard)
 
     async def _find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         ask = beginning_offsets if work.from_begin else end_offsets
-        failure, found = None, dict[TopicPartition, int]()
+        failure, offsets = None, dict[TopicPartition, int]()
         try:
-            found = await self._client.call(ask(self._client.cluster, work.partitions, FIND_MS))
+            offsets = await self._client.call(ask(self._client.cluster, work.partitions, FIND_MS))
         except KafkaError as error:
             failure = error.message
-        positions = tuple(Position(part.topic, part.partition, offset) for part, offset in found.items())
+        positions = tuple(Position(part.topic, part.partition, offset) for part, offset in offsets.items())
         done(OffsetsFound(work.group_id, work.member_id, work.ticket, positions, failure))
 
     def stop_waiting(self) -> None:
-        """Answer everyone who waits, and end all shards: the process ends."""
+        """Answer all waiting requests and end all shards, because the process ends."""
         super().stop_waiting()
         for task in self._finding:
             task.cancel()
@@ -384,20 +394,20 @@ class CoordinatorHost(GroupHost):
 
 
 class _Both:
-    """Takes durations for all shards and for one of them."""
+    """A pair of histograms that records each duration twice: for all shards, and for one of them."""
 
     def __init__(self, everywhere: Histogram, here: Histogram) -> None:
         self._everywhere = everywhere
         self._here = here
 
     def observe(self, seconds: float) -> None:
-        """One more."""
+        """Record one duration."""
         self._everywhere.observe(seconds)
         self._here.observe(seconds)
 
 
 class _OfShard:
-    """Where one shard's times go: to those of all, its appends to its own too. See `ShardMetrics`."""
+    """One shard's metrics (`ShardMetrics`): shared by all shards, and append times recorded for the shard as well."""
 
     def __init__(self, everywhere: Metrics, append: Histogram) -> None:
         self._everywhere = everywhere
@@ -407,7 +417,7 @@ class _OfShard:
 
     @property
     def events(self) -> int:
-        """Stepped by all shards."""
+        """The number of events that all shards have processed."""
         return self._everywhere.events
 
     @events.setter

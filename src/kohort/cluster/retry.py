@@ -1,4 +1,4 @@
-"""What is out of reach is tried again for as long as only time is needed."""
+"""Retry without a limit while the failure is temporary."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = logging.getLogger("kohort.cluster")
 
 AGAIN_S = 1.0
 TOLD_EVERY = 30
-"""Of tries that failed, the log tells of the first and then of each after so many."""
+"""Log the first failed attempt, then every 30th."""
 
 
 async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try again for as long as only time is needed.
+    """Await `attempt` until it succeeds, with a pause of 1 s after each temporary failure.
 
     Raises:
-        KafkaError: trying again does not cure it.
+        KafkaError: a retry does not cure it.
     """
     failures = 0
     while True:
@@ -29,6 +29,6 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
             return await attempt()
         except (RetriableError, OSError) as error:
             if failures % TOLD_EVERY == 0:
-                log.warning("%s: %s; it is tried again", what, error)
+                log.warning("%s: %s; retrying", what, error)
             failures += 1
             await asyncio.sleep(AGAIN_S)

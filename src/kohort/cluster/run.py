@@ -1,13 +1,13 @@
-"""Running a coordinator over Kafka: from options to a clean end. The command `kohort coordinator` ends up here.
+"""The process of a coordinator over Kafka, from its options to a clean shutdown: the command `kohort coordinator`.
 
 | at the start | while it runs | at the end |
 |---|---|---|
-| Kafka is reached and its topics are known | topics are asked for every second | shards are handed over |
-| the journal's topic is there and fit | shards come and go with the map | who waits is answered |
-| clients are let in | the loop shows that it turns | the place is left |
-| a place among the coordinators, and shards that serve | | |
+| connect to Kafka and read its topics | poll topics every second | hand over the shards |
+| create or check the journal topic | begin and end shards as the placement changes | answer waiting requests |
+| accept clients | report that the event loop is alive | unregister |
+| register as a coordinator, and load its shards | | |
 
-What is out of reach is tried again for as long as the process lives; what only a person can change ends it.
+A temporary failure is retried for as long as the process lives. A failure that only a person can mend ends the process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.health import reach
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster import status
-from kohort.cluster.coordination.group_service import GroupDoor
+from kohort.cluster.coordination.group_service import GroupCoordination
 from kohort.cluster.coordination.peers import Peers
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.place import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
@@ -45,7 +45,7 @@ from kohort.cluster.retry import patiently
 from kohort.cluster.settings import Configured, advertised, coordinator_id
 from kohort.cluster.status import own_shards
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.settings.config import parse_listen
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 
-# -- A coordinator's figures for Prometheus: those of every host of groups, and its shards'
+# -- Prometheus metrics of a coordinator: those of every group host, and those of its shards
 
 
 class CoordinatorExporter(Exporter):
-    """Turns snapshots and shards into metric families."""
+    """An exporter that turns snapshots and shards into metric families."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class CoordinatorExporter(Exporter):
         coordinator: Callable[[], int],
         shards: Callable[[], list[DescribeCoordinatorsResponse.Shard]],
     ) -> None:
-        """`coordinator`: its id. `shards`: those that it has now."""
+        """Export `snapshot`, with `coordinator()` as the label of each row of `shards()`."""
         super().__init__(snapshot)
         self._coordinator = coordinator
         self._shards = shards
 
     def collect(self) -> Iterator[Metric]:
-        """One snapshot."""
+        """Return the metric families of one snapshot."""
         yield from super().collect()
         labels = ["shard", "coordinator"]
         owned = GaugeMetricFamily("kohort_shard_serving", "1: the shard serves here; 0: it does not yet", labels=labels)
@@ -102,7 +102,7 @@ class CoordinatorExporter(Exporter):
         yield from (owned, term, proof, load, p99, appends, fences)
 
 
-# -- What a coordinator over Kafka serves: groups, where things are, and what it says of itself
+# -- APIs of a coordinator over Kafka: groups, endpoints, and its own description
 
 COORDINATOR_ROUTES: dict[int, Route[CoordinatorHost]] = {**GROUP_ROUTES, **route_table([status.HANDLERS])}
 
@@ -111,21 +111,21 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.cluster")
 
 REACH_MS = 4_000
-"""So long is tried before the log says that Kafka is not there."""
+"""Timeout of one attempt to connect to Kafka; the log reports each failed series of attempts."""
 RETIRE_S = 10.0
-"""Handing over takes a round among the coordinators. Where nobody answers, shards are left to be taken."""
+"""Timeout of the handover, which takes one rebalance of the coordinators. After it the shards are simply left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a coordinator is started with.
+    """The options that a coordinator is started with.
 
     Attributes:
-        kafka: the way to Kafka.
+        kafka: connection settings of the Kafka cluster.
         listen: HOST:PORT.
-        configured: see `settings.configured`.
-        zookeeper: HOST:PORT[,…]/chroot; None: coordinators find each other through a group on Kafka.
-        id: under which clients know it; None: one is made up.
+        configured: the settings, from `settings.configured`.
+        zookeeper: HOST:PORT[,…]/chroot; None: the coordinators use a group on Kafka.
+        id: the node id that clients see; None: it is derived from the address.
     """
 
     kafka: ConnectionConfig
@@ -136,7 +136,7 @@ class Options:
 
 
 class CoordinatorServing(Serving):
-    """A coordinator's socket, whose figures have those of its shards."""
+    """A coordinator's socket and metrics, those of its shards included."""
 
     _groups: CoordinatorHost
 
@@ -152,10 +152,10 @@ class CoordinatorServing(Serving):
 
 
 class RunningCoordinator:
-    """A coordinator on a running loop.
+    """A coordinator on a running event loop.
 
     Attributes:
-        failed: it ends because of a fault, or of something that only a person can change.
+        failed: whether it ends because of a fault, or of something that only a person can mend.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
@@ -187,14 +187,14 @@ class RunningCoordinator:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients write it."""
+        """The address that clients connect to, as HOST:PORT."""
         return self.serving.address
 
     async def begin(self) -> None:
-        """Let clients in; returns once the shards that are given to this process serve.
+        """Accept clients, and return once the shards that are assigned to this process serve.
 
         Raises:
-            KafkaError: a person has to change something; says what.
+            KafkaError: a person has to change something; the message says what.
         """
         cluster, own = self._client.cluster, self._options.configured.own
         await patiently("Kafka", lambda: self._client.call(reach(cluster, REACH_MS)))
@@ -226,7 +226,7 @@ class RunningCoordinator:
         self._door.listen(self._follow)
         self._beside(self._show_life(me), "life of the loop")
         self._beside(self.host.imports.watch(self.host.groups, self.host.note), "groups at Kafka")
-        if isinstance(self._door, ZooKeeperDoor):
+        if isinstance(self._door, ZooKeeperCoordination):
             self._door.listen_topics(topics.poll_soon)
             self._beside(show_topics(self._door, self.host), "mirror of topics")
             mirror = GroupMirror(self._door, self.host)
@@ -237,21 +237,21 @@ class RunningCoordinator:
         self._follow()
         await self.host.tenures.settled()
 
-    def _beside(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run something until the end; a fault in it ends the process with its traceback."""
-        task = self._loop.create_task(work, name=name)
+    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        """Run a background task until shutdown; a fault in it ends the process with its traceback."""
+        task = self._loop.create_task(coroutine, name=name)
         task.add_done_callback(self._look_for_fault)
         self._tasks.append(task)
 
     def _look_for_fault(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (fault := task.exception()) is not None:
-            told = None if isinstance(fault, InvalidInputError) else fault
-            log.error("this coordinator ends (%s): %s", task.get_name(), fault, exc_info=told)
+            traceback = None if isinstance(fault, InvalidInputError) else fault
+            log.error("this coordinator ends (%s): %s", task.get_name(), fault, exc_info=traceback)
             self.failed = True
             signal.raise_signal(signal.SIGTERM)
 
     def _follow(self) -> None:
-        """The map may have changed."""
+        """Follow the placement, which may have changed."""
         self.host.tenures.follow()
         if self._peers is not None:
             self._peers.follow()
@@ -261,10 +261,10 @@ class RunningCoordinator:
         return Candidate(number, uuid.uuid4().hex, self._host, self._port, self._options.configured.socket.rack)
 
     async def _show_life(self, me: Candidate) -> None:
-        """Show the door that the loop turns, for as long as this one can do its work.
+        """Report that the event loop is alive, for as long as this coordinator can work.
 
         Raises:
-            KafkaError: it can't: somebody, or another process, has to.
+            KafkaError: it can't work any more; a person or another process has to take over.
         """
         while True:
             self._door.alive()
@@ -274,7 +274,7 @@ class RunningCoordinator:
             await asyncio.sleep(ALIVE_S)
 
     async def close(self) -> None:
-        """Hand over, let nobody in, answer who waits, and leave."""
+        """Hand over the shards, stop accepting clients, answer waiting requests, and unregister."""
         peers, self._peers = self._peers, None
         if peers is not None:
             await peers.close()
@@ -282,7 +282,9 @@ class RunningCoordinator:
                 await asyncio.wait_for(self._door.retire(), RETIRE_S)
                 await self.host.tenures.handed_over()
             except (TimeoutError, KafkaError) as error:
-                log.warning("the shards could not be handed over (%s): others take them", error or "no answer")
+                log.warning(
+                    "the shards could not be handed over (%s): other coordinators take them over", error or "no answer"
+                )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -293,15 +295,15 @@ class RunningCoordinator:
         await self._client.close()
 
 
-def _door(options: Options) -> Door:
+def _door(options: Options) -> CoordinationService:
     own = options.configured.own
     if options.zookeeper is not None:
-        return ZooKeeperDoor(options.zookeeper, own.placement_session_ms)
-    return GroupDoor(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
+        return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)
+    return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
 
 
 def run_coordinator(options: Options) -> int:
-    """What `kohort coordinator` does; returns the exit code."""
+    """Run the command `kohort coordinator` until it is stopped; return the exit code."""
     log_to_stderr()
     kafka = replace(options.kafka, client_id="kohort-coordinator")
     chosen = replace(options, kafka=kafka)

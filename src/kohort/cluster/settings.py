@@ -1,6 +1,7 @@
-"""What a coordinator over Kafka is set to: `kohort coordinator --set key=value`.
+"""Settings of a coordinator over Kafka: `kohort coordinator --set key=value`.
 
-Three kinds: of its socket, under the names that a broker has for them; of groups, under Kafka's; and its own.
+There are three kinds: socket settings, named as a broker's; group settings, named as Kafka's; and the coordinator's
+own.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ OF_THE_SOCKET = (
     "shutdown.grace.ms", "socket.listen.backlog.size", "socket.receive.buffer.bytes", "socket.request.max.bytes",
     "socket.send.buffer.bytes",
 )  # fmt: skip
-"""A broker's settings that mean the same for a coordinator."""
+"""The broker settings that mean the same for a coordinator."""
 OWN_DEFAULTS = {"group.import": "auto"}
-"""Where a coordinator over Kafka starts from something else than a broker."""
+"""Defaults of a coordinator over Kafka that differ from a broker's."""
 EVERYWHERE = ("", "0.0.0.0", "::")
 ID_MIN = 1_000
-"""Ids that are made up begin here: Kafka's brokers are mostly numbered from 0."""
+"""The first generated id: Kafka's brokers are mostly numbered from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """What only coordinators over Kafka have."""
+    """The settings that only coordinators over Kafka have."""
 
     journal_topic: str = knob("journal.topic", TOPIC, why="the topic of Kafka that keeps groups and their offsets")
     journal_partitions: int = knob(
@@ -79,7 +80,7 @@ class CoordinatorConfig:
 
 
 class Configured(NamedTuple):
-    """A coordinator's configuration: of its socket, of groups, its own."""
+    """A coordinator's complete configuration: its socket, its groups, and its own settings."""
 
     socket: BrokerConfig
     groups: GroupConfig
@@ -87,12 +88,12 @@ class Configured(NamedTuple):
 
 
 def known_names() -> tuple[str, ...]:
-    """Every key that `--set` takes."""
+    """Return every key that `--set` accepts."""
     return (*settings(CoordinatorConfig), *settings(GroupConfig), *OF_THE_SOCKET)
 
 
 def configured(properties: Mapping[str, Any]) -> Configured:
-    """The configurations from one mapping of properties.
+    """Build the configurations from one mapping of properties.
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), or a bad value.
@@ -106,30 +107,30 @@ def configured(properties: Mapping[str, Any]) -> Configured:
 
 
 def advertised(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:
-    """Where clients and other coordinators reach one that listens at `host` and `port`.
+    """Return the address that a coordinator listening at `host` and `port` advertises to clients and coordinators.
 
     Raises:
-        InvalidInputError: it listens everywhere, and nothing says where it is.
+        InvalidInputError: it listens on all interfaces, and `advertised.host.name` is not set.
     """
-    found = config.advertised_host or host
-    if found in EVERYWHERE:
+    advertised_host = config.advertised_host or host
+    if advertised_host in EVERYWHERE:
         raise InvalidInputError(
             f"--listen {host} is everywhere: say where clients and the other coordinators reach this one, as in "
             f"--set advertised.host.name={socket.gethostname()}"
         )
-    return found, config.advertised_port or port
+    return advertised_host, config.advertised_port or port
 
 
 def coordinator_id(chosen: int | None, address: str, brokers: Collection[int]) -> int:
-    """The id under which clients know a coordinator among the nodes of Kafka.
+    """Return a coordinator's node id, which no broker of Kafka has.
 
     Args:
-        chosen: what --id says; None: one is made of the address, so that a restart there has it again.
-        address: where it is reached.
-        brokers: ids of Kafka's.
+        chosen: the value of --id; None: derive the id from the address, so that a restart there gets the same one.
+        address: the advertised address.
+        brokers: the ids of Kafka's brokers.
 
     Raises:
-        InvalidInputError: the id is a broker's, or none that can be.
+        InvalidInputError: the id is a broker's, or out of range.
     """
     if chosen is not None:
         if chosen in brokers:

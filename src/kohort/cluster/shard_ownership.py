@@ -1,18 +1,19 @@
-"""The shards that one coordinator has, as the door's map gives and takes them.
+"""The shards that one coordinator owns: begun and ended as the placement changes.
 
-| what happens | what is done |
+| event | action |
 |---|---|
-| the map gives a shard | it begins, under a term that no shard had here before |
-| the map takes a shard | it serves until the next owner fences it, `LEAVING_S` at most: clients look for it then |
-| another coordinator has fenced it | after a pause the door is asked, and the shard begins if the map still gives it |
-| its journal can't be read | it stays as it is: its clients are told, and somebody has to decide |
+| the placement assigns a shard to this coordinator | begin it, under a term that no shard had here before |
+| the placement assigns it to another | serve until the new owner fences it, at most `LEAVING_S` |
+| another coordinator has fenced it | refresh the placement after a pause; begin again if it is still assigned here |
+| its journal can't be read | keep it as it is: its clients get the error, and somebody has to decide |
 
-Who was fenced goes by no map from before: one that is cut off from the door would take its shards back from their owner
-for as long as it is. Two that the door tells different things would fence each other for ever; the pause grows with
-each fence.
+A fenced coordinator does not trust its old placement. Cut off from the coordination service, it would otherwise take
+its shards back from their owner again and again. Two coordinators with different placements would fence each other for
+ever, so the pause grows with each fence.
 
-Who serves on for a moment answers nothing that is not so: the journal says whose a shard is, the map whose it is to be.
-Clients are sent away when the next owner has begun to read, and not already when the map has changed.
+The placement names a shard's intended owner; the journal fence decides its actual owner. A coordinator that serves for
+a moment longer therefore answers nothing wrong. It sends clients away when the new owner has begun to read, and not
+already when the placement changes.
 """
 
 from __future__ import annotations
@@ -27,34 +28,37 @@ from dataclasses import dataclass
 from kohort.broker.metrics import Histogram
 from kohort.broker.shards import GroupShards
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import FencedError
 
 log = logging.getLogger("kohort.cluster")
 
 PAUSE_S = 0.1
-"""After the first fence: the map that gave the shard to the other one is mostly on its way."""
+"""Pause after the first fence: the placement that assigned the shard elsewhere is usually on its way."""
 PAUSE_MAX_S = 20.0
-"""Epochs of a transactional id are 32,767: two that fence each other this often use them up in a week."""
+"""The longest pause. A transactional id has 32,767 epochs: coordinators fencing each other this often need a week."""
 SETTLED_S = 60.0
-"""A shard that served for so long was ours: the next pause is the first one again."""
+"""A shard that served for this long was really owned here: the next pause is `PAUSE_S` again."""
 LEAVING_S = 1.0
-"""An owner that has not fenced a shard so long after the map gave it to it may never come."""
+"""A new owner that has not fenced a shard this long after the placement changed may never come."""
 LOOK_S = 0.02
-"""Who waits to be fenced looks this often."""
+"""Interval at which a shard that is handed over checks whether it was fenced."""
 
 
 @dataclass(slots=True)
 class Tenure:
-    """One shard while this coordinator has it.
+    """One shard while this coordinator owns it.
 
     Attributes:
+        index: the shard's number.
+        journal: its journal, once opened.
         began_s: when it began to load, by the monotonic clock.
-        load_s: how long that took; None: it has not loaded.
-        fences: how often another coordinator took it over since it was given to this one.
-        pauses: those that were not followed by a time of peace.
-        leaving: ends it; the map gives it to another. None: it is to stay.
+        load_s: how long the load took; None: it has not loaded.
+        fences: how often another coordinator took it over since it was assigned to this one.
+        pauses: the number of pauses since the shard last served for `SETTLED_S`.
+        again: the timer or task that begins the next term.
+        leaving: the timer that ends it, because the placement assigns it to another; None: it stays.
     """
 
     index: int
@@ -67,20 +71,20 @@ class Tenure:
     leaving: asyncio.TimerHandle | None = None
 
 
-class Tenures:
-    """See the module's text.
+class ShardOwnership:
+    """The shards of one coordinator, which follow the placement and the journals' fences.
 
     Attributes:
-        held: by shard.
-        append: how long appends took, by shard; kept when a shard goes and comes back.
-        fences: how often each shard was taken over here.
+        held: the shards that are here, by number.
+        append: the durations of appends, by shard; kept when a shard leaves and comes back.
+        fences: how often each shard was taken over from here.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         groups: GroupShards,
-        door: Door,
+        door: CoordinationService,
         open_journal: Callable[[int], KafkaJournal],
     ) -> None:
         self._loop = loop
@@ -95,21 +99,21 @@ class Tenures:
         self.fences: dict[int, int] = {}
 
     def begin(self, me: Candidate) -> None:
-        """Go by the map from now on."""
+        """Follow the placement from now on."""
         self._me = me
         self.follow()
 
     def mine(self) -> frozenset[int]:
-        """The shards that the map gives to this process."""
+        """Return the shards that the placement assigns to this process."""
         placement, me = self._door.placement, self._me
         if placement is None or me is None:
-            return frozenset(self.held) - self._leaving()  # nobody says anything else: the journal decides
+            return frozenset(self.held) - self._leaving()  # without a placement the journal decides
         named = placement.candidate(me.id)
         same = named is not None and named.incarnation == me.incarnation
         return placement.of(me.id) if same else frozenset()
 
     def follow(self) -> None:
-        """Begin and end shards as the map says; to be called whenever it may have changed."""
+        """Begin and end shards as the placement says. Call this whenever it may have changed."""
         mine = self.mine()
         leaving = self._leaving()
         gone = sorted(self.held.keys() - mine - leaving)
@@ -123,10 +127,10 @@ class Tenures:
             self._begin(self.held[index])
         if gone or new:
             self._loop.call_soon(self._news.set)
-            log.info("shards: %d here, %d came, %d went", len(self.held), len(new), len(gone))
+            log.info("shards: %d owned here, %d assigned, %d revoked", len(self.held), len(new), len(gone))
 
     async def settled(self) -> None:
-        """Return once all shards that the map gives to this process serve, or can't."""
+        """Return once each shard that the placement assigns to this process serves, or can't."""
         while not self._is_settled():
             self._news.clear()
             await self._news.wait()
@@ -136,28 +140,28 @@ class Tenures:
         return self.mine() == self.held.keys() == here
 
     async def handed_over(self) -> None:
-        """Return once no shard is here that the map gives to another."""
+        """Return once no shard is here that the placement assigns to another coordinator."""
         while leaving := self._leaving():
             for index in leaving:
-                self._groups.prove(index)  # it hears of a fence
+                self._groups.prove(index)  # an append that fails once the shard is fenced
             await asyncio.sleep(LOOK_S)
 
     def open_journal(self, index: int) -> KafkaJournal:
-        """The journal of a shard that begins."""
+        """Return the journal of a shard that begins."""
         tenure = self.held[index]
         if tenure.journal is None:
             tenure.journal = self._open_journal(index)
         return tenure.journal
 
     def loaded(self, index: int) -> None:
-        """A shard has loaded."""
+        """Record that a shard has loaded."""
         tenure = self.held.get(index)
         if tenure is not None:
             tenure.load_s = time.monotonic() - tenure.began_s
-            self._loop.call_soon(self._news.set)  # it serves once this turn is over
+            self._loop.call_soon(self._news.set)  # the shard serves after this turn of the loop
 
     def lost(self, index: int, error: Exception) -> None:
-        """A shard has ended by itself."""
+        """Record that a shard has ended by itself, and plan its next term if it was fenced."""
         self._loop.call_soon(self._news.set)
         tenure = self.held.get(index)
         if tenure is None or not isinstance(error, FencedError):
@@ -171,11 +175,15 @@ class Tenures:
         tenure.fences += 1
         tenure.pauses += 1
         self.fences[index] = self.fences.get(index, 0) + 1
-        log.warning("shard %d: it begins again in %.2f s if the map gives it here then", index, pause_s)
+        log.warning(
+            "shard %d: fenced by another coordinator; it begins again in %.2f s if it is still assigned here",
+            index,
+            pause_s,
+        )
         tenure.again = self._loop.call_later(pause_s, self._ask, tenure)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all shards."""
         for index in sorted(self.held):
             self._end(index)
 
@@ -183,7 +191,7 @@ class Tenures:
         tenure.again = self._loop.create_task(self._begin_again(tenure), name=f"next term of shard {tenure.index}")
 
     async def _begin_again(self, tenure: Tenure) -> None:
-        """Begin it, if what the door says now is that it is ours still."""
+        """Begin a shard again if the refreshed placement still assigns it here."""
         await self._door.ask()
         tenure.again = None
         self.follow()
@@ -198,14 +206,14 @@ class Tenures:
         return frozenset(index for index, tenure in self.held.items() if tenure.leaving is not None)
 
     def _leave(self, tenure: Tenure) -> None:
-        """Let the next owner have it."""
+        """Release a shard to its next owner."""
         if self._groups.let_go(tenure.index):
             tenure.leaving = self._loop.call_later(LEAVING_S, self._end, tenure.index)
         else:
             self._end(tenure.index)
 
     def _stay(self, tenure: Tenure) -> None:
-        """The map has given it back."""
+        """Keep a shard that was leaving, because the placement assigns it here again."""
         assert tenure.leaving is not None
         tenure.leaving.cancel()
         tenure.leaving = None
@@ -215,9 +223,9 @@ class Tenures:
     def _end(self, index: int) -> None:
         tenure = self.held.pop(index)
         self._loop.call_soon(self._news.set)
-        for waited in (tenure.again, tenure.leaving):
-            if waited is not None:
-                waited.cancel()
+        for timer in (tenure.again, tenure.leaving):
+            if timer is not None:
+                timer.cancel()
         self._groups.end(index)
         if tenure.journal is not None:
             tenure.journal.close()

@@ -1,4 +1,7 @@
-"""DescribeCoordinators: who the coordinators are, and how this one's shards are; the same for Prometheus."""
+"""The DescribeCoordinators API: the coordinators, the placement, and the state of this coordinator's shards.
+
+Prometheus metrics of the shards come from the same rows (`own_shards`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from kohort.wire.coordinators import DescribeCoordinatorsRequest, DescribeCoordi
 def describe_coordinators(
     host: CoordinatorHost, request: Request[DescribeCoordinatorsRequest]
 ) -> DescribeCoordinatorsResponse:
-    """The map that this process goes by, and its own shards."""
+    """Return the placement that this process uses, and the state of its own shards."""
     response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)])
     placement = host.door.placement
     if placement is not None:
@@ -23,13 +26,14 @@ def describe_coordinators(
         response.elected_id, response.map_version = placement.elected, placement.version
         response.owners = [*placement.owners]
         response.coordinators = [
-            make(node_id=each.id, host=each.host, port=each.port, rack=each.rack) for each in placement.candidates
+            make(node_id=candidate.id, host=candidate.host, port=candidate.port, rack=candidate.rack)
+            for candidate in placement.candidates
         ]
     return response
 
 
 def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
-    """Each shard that is here, with its figures."""
+    """Return a row of metrics for each shard that this coordinator owns."""
     for shard in host.groups:
         tenure = host.tenures.held.get(shard.index)
         if tenure is not None:

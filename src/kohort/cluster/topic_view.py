@@ -1,7 +1,7 @@
-"""The topics of the Kafka cluster, asked for again and again, for the coordinators and for Metadata.
+"""The topics of the Kafka cluster, polled continually for the group shards and for Metadata responses.
 
-Each question goes to one broker, the next one each time: what two of them say is worth more than what one says twice
-(`ToldTopics`).
+Each poll goes to another broker, because agreement of two brokers is better evidence than one broker's answer twice
+(`TopicView`).
 """
 
 from __future__ import annotations
@@ -25,40 +25,43 @@ from kohort.ids import NO_TOPIC_ID, TopicId
 from kohort.log.catalog import Names
 from kohort.wire.discovery import MetadataRequest, MetadataResponse
 
-# -- Which topics there are, by what brokers of Kafka tell one after the other. Pure: answers in, changes out
+# -- The topic view: Metadata responses of several brokers merged into one. Pure: responses in, changes out
 #
-# Offsets of a deleted topic go, and come back from nowhere, so that a topic counts as deleted only on evidence. A list
-# that leaves it out is none: a broker that has just started lags behind the controller, and a right that was taken away
-# hides a topic.
+# The offsets of a deleted topic are dropped and cannot be restored. A topic therefore counts as deleted only on
+# evidence. Absence from a list is no evidence: a broker that has just started lags behind the controller, and a revoked
+# permission hides a topic. The evidence:
 #
-# | a broker says of a topic | what is concluded |
+# | a broker's answer about a topic | conclusion |
 # |---|---|
-# | the id that is known | it is there; fewer partitions or an older leader epoch are an old answer |
-# | an id that nobody has told before, of a name that is not known | it is there |
-# | another id, or by name that it has none | two answers, of different nodes where there are: made again, or deleted |
-# | an id that was replaced | nothing: the broker lags |
-# | by name that it may not be seen, or another error | nothing: it is kept as it was |
-# | nothing | nothing: it is asked for by name |
+# | the known id | it exists; fewer partitions or an older leader epoch mean a stale answer |
+# | a new id, of a name that is not known | it exists |
+# | another id, or by name that it does not exist | after two answers, if possible of two nodes: recreated or deleted |
+# | an id that was replaced | none: the broker lags |
+# | by name that it is not authorized, or another error | none: the topic is kept as it was |
+# | no answer | none: it is requested by name |
 #
-# A shard that loads asks too: its positions name the ids of their topics (`LookForTopics`), and what was deleted while
-# no coordinator looked is concluded in the same way.
+# A shard that loads contributes too: its offsets carry the ids of their topics (`LookForTopics`). A topic that was
+# deleted while no coordinator ran is detected in the same way.
 
 ANSWERS_WANTED = 2
-"""So many answers must say that a topic is gone, or another one, before its offsets go."""
+"""Answers that must agree that a topic was deleted or recreated before its offsets are dropped."""
 ASKED_MAX = 1_000
-"""Topics that are asked for by name at a time: bounds one request. The others have their turn after them."""
+"""Topics requested by name at a time: bounds one request. The other topics follow in turn."""
 FORMER_IDS_MAX = 100_000
-"""Ids of earlier topics that are remembered, the newest: brokers lag for seconds, so this is far more than needed."""
+"""Ids of earlier topics to remember, newest first: brokers lag for seconds, so this is far more than needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
-    """A topic as it was told last.
+    """A topic as the newest accepted answer describes it.
 
     Attributes:
-        partitions: how many.
-        leaders: of each partition.
+        name: its name.
+        id: its topic id.
+        partitions: the number of partitions.
+        leaders: the leader of each partition.
         image: the topic as the group coordinator sees it.
+        is_internal: Kafka's flag of an internal topic.
     """
 
     name: str
@@ -70,12 +73,15 @@ class KafkaTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one answer says of one topic.
+class TopicAnswer:
+    """One broker's answer about one topic.
 
     Attributes:
-        error: NONE, or why there is nothing to say.
-        leaders: of each partition, by number.
+        name: the topic's name.
+        id: its topic id.
+        leaders: the leader of each partition, by number.
+        is_internal: Kafka's flag of an internal topic.
+        error: NONE, or the reason why the other fields say nothing.
     """
 
     name: str
@@ -87,14 +93,14 @@ class Told:
 
 @dataclass(slots=True)
 class Doubt:
-    """What was told against what is known of a topic, or since a shard has asked for it.
+    """The answers about a topic that contradict the view, or that came since a shard looked for the topic.
 
     Attributes:
-        says: the id that was told last, None: that there is no such topic.
-        nodes: who has told that.
-        answers: how often.
-        alone: each of them knew of no other node.
-        recorded: ids of the topic in a shard's positions; NO_TOPIC_ID stands for any.
+        says: the id in the last answer; None: that answer said that the topic does not exist.
+        nodes: the brokers that gave this answer.
+        answers: how often it was given.
+        alone: each of these brokers knew of no other node.
+        recorded: ids of the topic in a shard's offsets; NO_TOPIC_ID stands for any.
     """
 
     says: TopicId | None = None
@@ -104,7 +110,7 @@ class Doubt:
     recorded: set[TopicId] = field(default_factory=set)
 
     def take(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
-        """One answer; whether enough agree now."""
+        """Record one answer, and return whether enough answers agree now."""
         if self.answers and says != self.says:
             self.forget()
         self.says = says
@@ -114,18 +120,18 @@ class Doubt:
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
     def forget(self) -> None:
-        """Nothing was told."""
+        """Discard the answers so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
 
 
-class ToldTopics:
-    """The topics, as far as brokers have told.
+class TopicView:
+    """The topics that the brokers' answers add up to.
 
     Attributes:
-        by_name: all by name.
-        by_id: the same by id.
-        hidden: those that may not be seen any more, and are kept as they were.
+        by_name: all topics by name.
+        by_id: all topics by id.
+        hidden: names of topics that the coordinator may not describe any more; they are kept as they were.
     """
 
     def __init__(self) -> None:
@@ -142,10 +148,10 @@ class ToldTopics:
         self._image: TopicImage | None = None
         self._version = 0
 
-    # -- what is known
+    # -- the result
 
     def image(self) -> TopicImage:
-        """All topics as the group coordinator sees them; a new one whenever anything that it shows has changed."""
+        """Return all topics as the group coordinator sees them; a new object whenever any of them has changed."""
         if self._image is None:
             self._version += 1
             topics = {name: topic.image for name, topic in self.by_name.items()}
@@ -153,20 +159,20 @@ class ToldTopics:
         return self._image
 
     def take_deleted(self) -> tuple[str, ...]:
-        """Names of topics that were found to be deleted, or made again, since this was last called."""
+        """Return the names of topics that were found deleted or recreated since the last call."""
         deleted, self._deleted = self._deleted, {}
         return tuple(deleted)
 
-    # -- what is told
+    # -- answers of brokers
 
     def racks(self, racks: Mapping[int, str | None]) -> None:
-        """The racks of the nodes that an answer names. Those of others stay: a node that is down has not moved."""
+        """Record the racks of the nodes in an answer. Other nodes keep theirs: a node that is down has not moved."""
         new = {node: rack for node, rack in racks.items() if rack and self._racks.get(node) != rack}
         self._racks.update(new)
         self._moved = bool(new)
 
-    def listed(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
-        """All topics that a node has told of. `alone`: it knows of no other node."""
+    def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+        """Merge a node's list of all topics. `alone`: the node knows of no other node."""
         named: set[str] = set()
         for told in topics:
             named.add(told.name)
@@ -176,30 +182,30 @@ class ToldTopics:
         self._lists += 1
 
     def to_ask(self) -> list[str]:
-        """What the last list said nothing of, to be asked for by name at the node that told it.
+        """Return the topics that the last list left out, to be requested by name at the node that sent the list.
 
-        Where there are too many they take turns, each time for as many lists as answers are wanted, so that different
-        nodes are asked for the same.
+        When there are more than `ASKED_MAX`, they take turns. A turn lasts for `ANSWERS_WANTED` lists, so that
+        different nodes are asked for the same topics.
         """
         turns = -(-len(self._unlisted) // ASKED_MAX) or 1
         first = ((self._lists - 1) // ANSWERS_WANTED) % turns * ASKED_MAX
         return self._unlisted[first : first + ASKED_MAX]
 
-    def answered(self, node: int, topics: Iterable[Told], *, alone: bool) -> None:
-        """What the node says of topics that it was asked for by name."""
+    def answered(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+        """Merge a node's answers about topics that were requested by name."""
         for told in topics:
             self._take(told, node, alone=alone)
 
     def look_for(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
-        """Positions name topics that are not known here, or under other ids: find out which are gone."""
+        """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
             doubt = self._doubts.setdefault(name, Doubt())
             doubt.forget()
             doubt.recorded.update(ids)
 
-    # -- what follows
+    # -- conclusions
 
-    def _take(self, told: Told, node: int, *, alone: bool) -> None:
+    def _take(self, told: TopicAnswer, node: int, *, alone: bool) -> None:
         if told.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             says = None
         elif told.error is ErrorCode.NONE and told.id != NO_TOPIC_ID:
@@ -227,15 +233,15 @@ class ToldTopics:
         if doubt.take(says, node, alone=alone):
             self._conclude(told, says, doubt)
 
-    def _unsaid(self, told: Told) -> None:
-        """An error says neither that the topic is there nor that it is not."""
+    def _unsaid(self, told: TopicAnswer) -> None:
+        """Take an error, which proves neither that the topic exists nor that it does not."""
         if told.error is ErrorCode.TOPIC_AUTHORIZATION_FAILED and told.name in self.by_name:
             self.hidden.add(told.name)
         doubt = self._doubts.get(told.name)
         if doubt is not None:
             doubt.forget()
 
-    def _conclude(self, told: Told, says: TopicId | None, doubt: Doubt) -> None:
+    def _conclude(self, told: TopicAnswer, says: TopicId | None, doubt: Doubt) -> None:
         name = told.name
         del self._doubts[name]
         known = self.by_name.get(name)
@@ -253,20 +259,23 @@ class ToldTopics:
         return None if known is None else known.id
 
     def _is_replaced(self, topic_id: TopicId) -> bool:
-        """Whether another topic has the name since; one that was only deleted comes back when enough say so."""
+        """Return whether another topic has taken over the name of this id.
+
+        A topic that was only deleted comes back when enough answers agree.
+        """
         return self._former.get(topic_id, False)
 
-    # -- changing
+    # -- changes of the view
 
-    def _put(self, told: Told) -> None:
+    def _put(self, told: TopicAnswer) -> None:
         topic = self._made(told, tuple(told.leaders))
         before = self.by_name.get(told.name)
         self.by_name[told.name] = self.by_id[told.id] = topic
         if before is None or before.image != topic.image:
             self._image = None
 
-    def _update(self, known: KafkaTopic, told: Told) -> None:
-        """The same topic: what is newer counts. Partitions are never fewer, and leaders have epochs."""
+    def _update(self, known: KafkaTopic, told: TopicAnswer) -> None:
+        """Merge an answer about a known topic: the newer leader epoch wins, and partitions never become fewer."""
         newer = (
             known.leaders[number]
             if number >= len(told.leaders)
@@ -281,7 +290,7 @@ class ToldTopics:
             if topic.image != known.image:
                 self._image = None
 
-    def _made(self, told: Told, leaders: tuple[Leader, ...]) -> KafkaTopic:
+    def _made(self, told: TopicAnswer, leaders: tuple[Leader, ...]) -> KafkaTopic:
         racks: tuple[tuple[str, ...], ...] = ()
         if self._racks:
             racks = tuple(
@@ -302,37 +311,37 @@ class ToldTopics:
 log = logging.getLogger("kohort.cluster")
 
 POLL_S = 1.0
-"""A topic that is made, grows or goes is noticed so much later, at most."""
+"""Poll interval: the delay until a created, grown or deleted topic is noticed."""
 POLL_SHARE = 20
-"""Asking takes one part in so many of the time at most: where there are very many topics it is done less often."""
+"""Polling takes at most 1/20 of the time: with very many topics the interval grows."""
 FIND_AGAIN_S = 0.5
-"""A topic that was found missing is not asked for again so soon: names that somebody makes up cost Kafka no more."""
+"""Do not request a missing topic again within this time: made-up names then cost Kafka no more than that."""
 ANSWER_MS = 3_000
-"""A broker that does not answer for so long is passed over."""
+"""Request timeout; a broker that does not answer within it is skipped."""
 IDS_SINCE = 10
-"""Metadata from here on has topic ids."""
+"""The first Metadata version that has topic ids."""
 _NAMES_TOLD = 10
-"""Names in a line of the log; there may be thousands."""
+"""Names in a log line; there may be thousands."""
 _VALID_NAMES = Names(())
 
 
 class KafkaTopics:
-    """What Kafka's brokers tell of topics: `KnownTopics` of a host, and what its places say of leaders.
+    """The topics and leaders of the Kafka cluster, polled from its brokers: the `KnownTopics` of a host.
 
     Attributes:
-        brokers: Kafka's, as the last answer names them.
-        cluster_id: of the Kafka cluster; empty until a broker has answered.
-        controller_id: of the last answer; -1 until then.
-        polls: answers so far; nothing is known before the first.
+        brokers: Kafka's brokers, from the last answer.
+        cluster_id: the id of the Kafka cluster; empty until a broker has answered.
+        controller_id: the controller in the last answer; -1 until then.
+        polls: the number of answers so far; nothing is known before the first.
     """
 
     sure = False
 
     def __init__(self, client: AsyncClient, groups: GroupShards) -> None:
-        """`client`: bootstrapped at Kafka's brokers. `groups`: these shards are told of changes."""
+        """Poll through `client`, bootstrapped at Kafka's brokers; send changes to the shards of `groups`."""
         self._client = client
         self._groups = groups
-        self._told = ToldTopics()
+        self._told = TopicView()
         self._image = self._told.image()
         self._hidden: frozenset[str] = frozenset()
         self._asking = asyncio.Lock()
@@ -350,7 +359,7 @@ class KafkaTopics:
         self.controller_id = -1
         self.polls = 0
 
-    # -- what is known
+    # -- known topics
 
     @property
     def by_name(self) -> Mapping[str, KafkaTopic]:
@@ -359,15 +368,15 @@ class KafkaTopics:
 
     @property
     def by_id(self) -> Mapping[UUID, KafkaTopic]:
-        """The same by id."""
+        """All topics by id."""
         return self._told.by_id
 
     def image(self) -> TopicImage:
-        """All topics as the group coordinator sees them."""
+        """Return all topics as the group coordinator sees them."""
         return self._image
 
     def refusal(self, name: str) -> KafkaError | None:
-        """Why there can't be a topic of this name."""
+        """Return why a topic name is invalid; None: it is valid."""
         try:
             _VALID_NAMES.check(name)
         except KafkaError as refused:
@@ -375,14 +384,14 @@ class KafkaTopics:
         return None
 
     def leaders(self, topic: str, partitions: range) -> Sequence[Leader]:
-        """Who leads these partitions of a topic that is there."""
+        """Return the leaders of partitions of an existing topic."""
         leaders = self._told.by_name[topic].leaders
         return [leaders[number] for number in partitions]
 
-    # -- asking
+    # -- requests to brokers
 
     async def poll(self) -> None:
-        """Ask one broker, and tell the shards what has changed.
+        """Request all topics from one broker, and send the shards what has changed.
 
         Raises:
             KafkaError: no broker answers, or the cluster can't be used; the text says why.
@@ -392,7 +401,9 @@ class KafkaTopics:
             alone = len(answer.brokers) <= 1
             self._told.racks({broker.node_id: broker.rack for broker in answer.brokers})
             self._told.listed(node, told_by(answer), alone=alone)
-            self.brokers = tuple(Endpoint(each.node_id, each.host, each.port, each.rack) for each in answer.brokers)
+            self.brokers = tuple(
+                Endpoint(broker.node_id, broker.host, broker.port, broker.rack) for broker in answer.brokers
+            )
             self.cluster_id = answer.cluster_id or self.cluster_id
             self.controller_id = answer.controller_id
             self.polls += 1
@@ -405,7 +416,7 @@ class KafkaTopics:
             self._refresh_brokers()
 
     async def watch(self) -> None:
-        """Ask again and again, until cancelled. Brokers that don't answer are told of in the log, once."""
+        """Poll until cancelled. Log once when the brokers stop answering, and once when they answer again."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -413,11 +424,13 @@ class KafkaTopics:
                 await self.poll()
             except KafkaError as error:
                 if not self._silent:
-                    log.warning("topics are as Kafka told them last: %s", error)
+                    log.warning(
+                        "metadata of Kafka's topics cannot be refreshed; the last known topics are used: %s", error
+                    )
                 self._silent = True
             else:
                 if self._silent:
-                    log.info("Kafka tells of its topics again")
+                    log.info("metadata of Kafka's topics is refreshed again")
                 self._silent = False
             pause = max(POLL_S, POLL_SHARE * (loop.time() - began)) if not self._silent else POLL_S
             with contextlib.suppress(TimeoutError):
@@ -426,21 +439,21 @@ class KafkaTopics:
             self._soon.clear()
 
     def poll_soon(self) -> None:
-        """Have `watch` ask now: something is known to have changed."""
+        """Make `watch` poll now, because something is known to have changed."""
         self._soon.set()
 
     def look_for(self, question: LookForTopics) -> None:
-        """A shard holds positions of topics that are not there as they are named: find out whether they are gone."""
+        """Find out whether topics were deleted: a shard holds offsets of topics that the view does not have."""
         self._told.look_for(question.topics)
         self.poll_soon()
 
     def find(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
-        """Ask for topics that are not known, now: they may have been made since the last poll.
+        """Request unknown topics now: they may have been created since the last poll.
 
         Args:
-            names: of topics; those that were found missing a moment ago are not asked for again.
-            ids: of topics; for them everything is asked for.
-            then: called once, however it went; at once where nothing is to be asked.
+            names: topic names; those that were found missing a moment ago are not requested again.
+            ids: topic ids; for these all topics are requested.
+            then: called once, whatever the result; at once when nothing has to be requested.
         """
         loop = asyncio.get_running_loop()
         wanted = {name for name in names if self._missing.get(name, 0.0) <= loop.time()}
@@ -454,7 +467,7 @@ class KafkaTopics:
             self._finder = loop.create_task(self._find(), name="topics that are not known")
 
     async def _find(self) -> None:
-        """Ask for what is wanted, until nothing is; what is wanted meanwhile is asked for together."""
+        """Request the wanted topics until none are left; those added meanwhile share the next request."""
         loop = asyncio.get_running_loop()
         while self._finding:
             names, everything, waiting = sorted(self._wanted)[:ASKED_MAX], self._wants_all, self._finding
@@ -465,7 +478,7 @@ class KafkaTopics:
                 else:
                     await self._poll_names(names)
             except KafkaError as error:
-                log.info("topics that are not known here could not be asked for: %s", error)
+                log.info("unknown topics could not be looked up at Kafka: %s", error)
             now = loop.time()
             self._missing = {name: until for name, until in self._missing.items() if until > now}
             self._missing.update((name, now + FIND_AGAIN_S) for name in names if name not in self.by_name)
@@ -474,7 +487,7 @@ class KafkaTopics:
         self._finder = None
 
     async def close(self) -> None:
-        """Ask for nothing any more."""
+        """Cancel the requests under way."""
         finder, self._finder = self._finder, None
         if finder is not None:
             finder.cancel()
@@ -487,7 +500,7 @@ class KafkaTopics:
             self._tell()
 
     async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
-        """These topics, or all, as the next broker that answers knows them."""
+        """Request these topics, or all for None, from the next broker that answers; return its id and response."""
         cluster = self._client.cluster
         if not cluster.metadata.brokers:
             await self._find_brokers()
@@ -517,7 +530,7 @@ class KafkaTopics:
         raise failure
 
     async def _find_brokers(self) -> None:
-        """Ask any broker that can be reached, those that the client was given too, which brokers there are."""
+        """Refresh the brokers' addresses from any reachable broker, the bootstrap servers included."""
         cluster = self._client.cluster
         try:
             await cluster.runtime.within(cluster.ask_for_brokers(), ANSWER_MS, "brokers")
@@ -525,7 +538,7 @@ class KafkaTopics:
             raise TimedOutError(f"Kafka does not answer: {cluster.unreachable() or error}") from error
 
     async def _ask(self, node: int, names: Sequence[str] | None) -> MetadataResponse:
-        """Ask one broker, which makes no topic for it."""
+        """Send a Metadata request, without auto-creation of topics, to one broker."""
         topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         cluster: Cluster = self._client.cluster
@@ -534,7 +547,7 @@ class KafkaTopics:
         )
 
     def _refresh_brokers(self) -> None:
-        """Have the client know the brokers that were named."""
+        """Refresh the client's metadata if the brokers in the last answer differ from it."""
         cluster = self._client.cluster
         known = {(broker.id, broker.address.host, broker.address.port) for broker in cluster.metadata.brokers.values()}
         if known != {(place.node_id, place.host, place.port) for place in self.brokers}:
@@ -542,20 +555,20 @@ class KafkaTopics:
             self._client.wake()
 
     def _tell(self) -> None:
-        """Tell the shards what has changed: first what there is, then whose positions go."""
+        """Send the shards what has changed: first the existing topics, then those whose offsets are dropped."""
         before, self._image = self._image, self._told.image()
         deleted = self._told.take_deleted()
         if self._image is not before:
             self._groups.tell_all(TopicsChanged(self._image))
         if deleted:
             for name in deleted:
-                again = "made again" if name in self._image.topics else "deleted"
-                log.info("topic %s was %s: the offsets of the earlier one go", name, again)
+                change = "recreated" if name in self._image.topics else "deleted"
+                log.info("topic %s was %s: its committed offsets are dropped", name, change)
             self._groups.tell_all(TopicsDeleted(deleted))
         hidden = frozenset(self._told.hidden)
         if more := sorted(hidden - self._hidden):
             log.warning(
-                "%d topics may not be seen any more and are kept as they were (%s): the coordinator needs DESCRIBE",
+                "%d topics are not authorized any more and are kept as they were (%s): the coordinator needs DESCRIBE",
                 len(more),
                 ", ".join(more[:_NAMES_TOLD]) + (", …" if len(more) > _NAMES_TOLD else ""),
             )
@@ -563,17 +576,17 @@ class KafkaTopics:
 
 
 def is_up(node: int, answer: MetadataResponse) -> bool:
-    """Whether a broker knows that it is one of the cluster's.
+    """Return whether a broker lists itself among the cluster's brokers.
 
-    One that does not has not caught up yet, and what it does not know says nothing of what there is.
+    A broker that does not has not caught up with the controller yet, so its answers are no evidence.
     """
     return any(broker.node_id == node for broker in answer.brokers)
 
 
-def told_by(answer: MetadataResponse) -> list[Told]:
-    """What an answer says of each topic that it names."""
+def told_by(answer: MetadataResponse) -> list[TopicAnswer]:
+    """Convert a Metadata response to one answer for each topic that it names."""
     return [
-        Told(
+        TopicAnswer(
             topic.name,
             topic.topic_id,
             _leaders(topic.partitions),
@@ -586,8 +599,9 @@ def told_by(answer: MetadataResponse) -> list[Told]:
 
 
 def _leaders(partitions: Sequence[MetadataResponse.MetadataResponseTopic.MetadataResponsePartition]) -> list[Leader]:
-    """By number; one that is not named has no leader, and no epoch that would count for newer."""
-    found: list[Leader] = [(-1, -1, [], [])] * (max((each.partition_index for each in partitions), default=-1) + 1)
-    for each in partitions:
-        found[each.partition_index] = each.leader_id, each.leader_epoch, each.replica_nodes, each.isr_nodes
-    return found
+    """Return the leaders by partition number; one that is not named has no leader, and an epoch older than any."""
+    count = max((partition.partition_index for partition in partitions), default=-1) + 1
+    leaders: list[Leader] = [(-1, -1, [], [])] * count
+    for part in partitions:
+        leaders[part.partition_index] = part.leader_id, part.leader_epoch, part.replica_nodes, part.isr_nodes
+    return leaders

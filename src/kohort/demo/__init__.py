@@ -1,12 +1,17 @@
 """The demo: a year of flights through one consumer group of two Spark queries, one of which is killed.
 
-`run(options)` is the whole of it. flights.py reads the data, feed.py replays it, telling.py begins and ends it, cast.py
-has what every run needs: applications, topic, group, waits. member.py is a Spark application, story.py says what
-happens when, account.py counts every flight once, report.py and picture.py show what came out.
+`run(options)` runs all of it.
 
-With `region` three queries of two applications are in a consistent region: region_member.py is such an application,
-region_story.py says what happens when, history.py reads what the region writes down of itself, places.py has the sinks,
-watching.py a reader of theirs that looks all the time, region_account.py counts, region_report.py shows.
+- telling.py begins and ends a run, cast.py has its common parts: applications, topic, group, waits.
+- flights.py reads the data, feed.py replays it.
+- member.py is a Spark application, story.py is the script of the demo.
+- account.py counts every flight once, report.py and picture.py show the result.
+
+With `region`, three queries of two applications are in a consistent region:
+
+- region_member.py is such an application, region_story.py is the script of the demo.
+- history.py reads the region's topic, places.py has the sinks, watching.py reads from the sinks all the time.
+- region_account.py counts every flight once, region_report.py shows the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The final read: every offset once, and the account of what was written more than once.
+"""The final read: it counts every offset once, and reports the offsets that were written more than once.
 
-Each batch of each member left one folder of aggregates, split by partition, the offsets the batch covers of it and the
-generation it was planned in. A member that is killed between writing a batch and committing it leaves a folder that
-its successor writes again, from the same offset on, in a later generation. So of two writers of an offset, the later
-generation counts.
+Each batch of each member left one folder of aggregates. They are split by partition, range of offsets, and the
+generation in which the batch was planned. When a member is killed after it wrote a batch and before it committed,
+its successor writes the same offsets again, in a later generation. Of two writers of an offset, the later generation
+therefore counts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ SUMS = ("flights", "dep_known", "dep_minutes", "arr_known", "arr_minutes")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Written:
-    """What one batch says it covers of one partition.
+class BatchRange:
+    """The range of one partition's offsets that one batch covers.
 
     Attributes:
+        partition: the partition.
         start: the first offset.
         end: the offset after the last.
-        rows: flights in its aggregates.
+        generation: the group's generation in which the batch was planned.
+        member: the member that wrote the batch.
+        batch: the batch's number.
+        rows: the number of flights in its aggregates.
     """
 
     partition: int
@@ -44,89 +48,91 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of the records.
+    """The result of the final read.
 
     Attributes:
-        written: rows in all the files together.
-        repeated: rows of offsets that more than one batch wrote, not counting one of them.
+        written: rows in all files.
+        repeated: surplus rows of offsets that more than one batch wrote.
         dropped: rows that the final read left out.
         counted: rows that it kept.
-        faults: what is wrong, a line each: a gap, an overlap, a range whose rows don't fit.
+        kept: the ranges that count.
+        left_out: the ranges that do not count.
+        faults: one line for each gap, overlap, or range with a wrong number of rows.
     """
 
     written: int
     repeated: int
     dropped: int
     counted: int
-    kept: tuple[Written, ...]
-    left_out: tuple[Written, ...]
+    kept: tuple[BatchRange, ...]
+    left_out: tuple[BatchRange, ...]
     faults: tuple[str, ...]
 
 
-def settle(written: Iterable[Written], ends: dict[int, int]) -> Account:
-    """Keep each offset once.
+def settle(written: Iterable[BatchRange], ends: dict[int, int]) -> Account:
+    """Select the ranges so that each offset counts once.
 
     Args:
         written: every range of every batch.
         ends: the offset after the last record, by partition; partitions start at 0 and offsets have no holes.
     """
     every = sorted(written)
-    kept: list[Written] = []
+    kept: list[BatchRange] = []
     faults: list[str] = []
     repeated = 0
-    for partition in sorted({one.partition for one in every} | set(ends)):
-        own = [one for one in every if one.partition == partition]
+    for partition in sorted({batch_range.partition for batch_range in every} | set(ends)):
+        own = [batch_range for batch_range in every if batch_range.partition == partition]
         chosen = _latest(own)
         faults += _faults(partition, chosen, ends.get(partition, 0))
         kept += chosen
-        repeated += sum(one.end - one.start for one in own) - _covered(own)
-    left_out = [one for one in every if one not in set(kept)]
+        repeated += sum(batch_range.end - batch_range.start for batch_range in own) - _covered(own)
+    left_out = [batch_range for batch_range in every if batch_range not in set(kept)]
     return Account(
-        written=sum(one.rows for one in every),
+        written=sum(batch_range.rows for batch_range in every),
         repeated=repeated,
-        dropped=sum(one.rows for one in left_out),
-        counted=sum(one.rows for one in kept),
+        dropped=sum(batch_range.rows for batch_range in left_out),
+        counted=sum(batch_range.rows for batch_range in kept),
         kept=tuple(kept),
         left_out=tuple(left_out),
         faults=tuple(faults),
     )
 
 
-def _latest(ranges: Sequence[Written]) -> list[Written]:
-    """The ranges that no later generation began again."""
+def _latest(ranges: Sequence[BatchRange]) -> list[BatchRange]:
+    """Return the ranges that no later generation wrote again."""
     return [
-        one
-        for one in ranges
-        if not any(other.generation > one.generation and other.start <= one.start for other in ranges)
+        batch_range
+        for batch_range in ranges
+        if not any(other.generation > batch_range.generation and other.start <= batch_range.start for other in ranges)
     ]
 
 
-def _faults(partition: int, ranges: Sequence[Written], end: int) -> list[str]:
+def _faults(partition: int, ranges: Sequence[BatchRange], end: int) -> list[str]:
     faults: list[str] = []
     position = 0
-    for one in sorted(ranges):
-        if one.start != position:
-            word = "missing" if one.start > position else "twice"
-            low, high = sorted((one.start, position))
+    for covered in sorted(ranges):
+        if covered.start != position:
+            word = "missing" if covered.start > position else "twice"
+            low, high = sorted((covered.start, position))
             faults.append(f"partition {partition}: offsets {low} to {high - 1} are {word}")
-        if one.rows != one.end - one.start:
-            faults.append(f"partition {partition}: {one.start} to {one.end} holds {one.rows} rows")
-        position = max(position, one.end)
+        if covered.rows != covered.end - covered.start:
+            faults.append(f"partition {partition}: {covered.start} to {covered.end} holds {covered.rows} rows")
+        position = max(position, covered.end)
     if position != end:
         faults.append(f"partition {partition}: read up to {position} of {end}")
     return faults
 
 
-def _covered(ranges: Sequence[Written]) -> int:
+def _covered(ranges: Sequence[BatchRange]) -> int:
     covered = position = 0
-    for one in sorted(ranges):
-        covered += max(0, one.end - max(one.start, position))
-        position = max(position, one.end)
+    for batch_range in sorted(ranges):
+        covered += max(0, batch_range.end - max(batch_range.start, position))
+        position = max(position, batch_range.end)
     return covered
 
 
 def read_batches(folder: Path) -> pa.Table:
-    """The aggregates of every finished batch under `folder`, with the member and batch they come from."""
+    """Read the aggregates of every finished batch under `folder`, with their member and batch."""
     tables = []
     for done in sorted(folder.glob("member=*/batch=*/_SUCCESS")):
         member = done.parent.parent.name.partition("=")[2]
@@ -138,11 +144,11 @@ def read_batches(folder: Path) -> pa.Table:
     return pa.concat_tables(tables) if tables else pa.table({name: [] for name in RANGE + GROUPS + SUMS})
 
 
-def ranges_of(batches: pa.Table) -> list[Written]:
-    """What the batches cover."""
+def ranges_of(batches: pa.Table) -> list[BatchRange]:
+    """Return the ranges that the batches cover."""
     summed = batches.group_by(list(RANGE)).aggregate([("flights", "sum")]).to_pylist()
     return [
-        Written(
+        BatchRange(
             partition=row["partition"],
             start=row["rangeStart"],
             end=row["rangeEnd"],
@@ -156,15 +162,15 @@ def ranges_of(batches: pa.Table) -> list[Written]:
 
 
 def count_once(batches: pa.Table, account: Account) -> pa.Table:
-    """The aggregates of the ranges kept, summed by carrier, connection and hour."""
+    """Sum the aggregates of the kept ranges by carrier, connection and hour."""
     names = ["partition", "rangeStart", "generation", "member", "batch"]
     kept = pa.table(
         {
-            "partition": pa.array([one.partition for one in account.kept], pa.int32()),
-            "rangeStart": pa.array([one.start for one in account.kept], pa.int64()),
-            "generation": pa.array([one.generation for one in account.kept], pa.int32()),
-            "member": pa.array([one.member for one in account.kept], pa.string()),
-            "batch": pa.array([one.batch for one in account.kept], pa.int64()),
+            "partition": pa.array([batch_range.partition for batch_range in account.kept], pa.int32()),
+            "rangeStart": pa.array([batch_range.start for batch_range in account.kept], pa.int64()),
+            "generation": pa.array([batch_range.generation for batch_range in account.kept], pa.int32()),
+            "member": pa.array([batch_range.member for batch_range in account.kept], pa.string()),
+            "batch": pa.array([batch_range.batch for batch_range in account.kept], pa.int64()),
         }
     )
     chosen = batches.join(kept, keys=names, join_type="left semi")
@@ -173,7 +179,7 @@ def count_once(batches: pa.Table, account: Account) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class FlightConnection:
     """One carrier's flights from one airport to another; delays in minutes, means over the flights that have one."""
 
     carrier: str
@@ -185,13 +191,13 @@ class Connection:
     worst_hour: int
 
 
-def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Connection]:
-    """The connections that leave latest on average.
+def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[FlightConnection]:
+    """Return the connections with the largest mean departure delay.
 
     Args:
-        counted: what `count_once` gave.
-        least: flights that a connection must have to be listed.
-        most: how many to list.
+        counted: the result of `count_once`.
+        least: the number of flights that a connection must have to be listed.
+        most: the number of connections to list.
     """
     keys = ["carrier", "origin", "dest"]
     summed = counted.group_by(keys).aggregate([(name, "sum") for name in SUMS])
@@ -206,7 +212,7 @@ def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Con
         ).to_pylist()
         worst = max(hours, key=lambda hour: (hour["dep_minutes"] / hour["dep_known"], hour["hour"]))
         found.append(
-            Connection(
+            FlightConnection(
                 row["carrier"],
                 row["origin"],
                 row["dest"],
@@ -216,11 +222,11 @@ def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[Con
                 worst["hour"],
             )
         )
-    return sorted(found, key=lambda one: -one.dep_mean)[:most]
+    return sorted(found, key=lambda connection: -connection.dep_mean)[:most]
 
 
 def compare(counted: pa.Table, tally: Tally) -> Iterator[str]:
-    """Differences between what was counted and what was replayed, at most a few."""
+    """Return the first differences between the counted and the replayed flights."""
     found = {(row["carrier"], row["origin"], row["dest"], row["hour"]): row for row in counted.to_pylist()}
     wrong = 0
     for key in sorted(set(found) | set(tally.flights)):

@@ -1,4 +1,4 @@
-"""Who plays in a demo and on what: applications as processes, the replay, the group, and waiting for what they do."""
+"""The common parts of both demos: applications as processes, the replay, the group, and waits for their progress."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from kohort.lag import group_lag
 PARTITIONS = 6
 SESSION_TIMEOUT_MS = 6_000
 FIRST_BATCH = "each Spark starts its Python workers for a first batch, and the group waits for all its members"
-"""Why nothing moves for about 15 s after the Sparks are up."""
+"""The reason why nothing moves for about 15 s after the Sparks are up."""
 ASK_S = 0.5
-"""How often the group is asked."""
+"""Interval between descriptions of the group."""
 PATIENCE_S = 120.0
-"""How long nothing may move before the demo gives up; a machine that is merely slow still moves something."""
+"""Timeout without any progress; a machine that is merely slow still makes some."""
 CPU_STEP_S = 5.0
-"""A Spark that starts says nothing for long, but uses so many CPU seconds again and again; one that hangs does not."""
+"""CPU seconds that count as progress of a starting Spark: it reports nothing for long, but one that hangs uses none."""
 
 
-class Account(Protocol):
-    """What came out, of whichever story."""
+class DemoResult(Protocol):
+    """The result of either demo."""
 
     @property
     def exact(self) -> bool:
-        """Whether every flight is there once."""
+        """Whether every flight was counted once."""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration of the demo."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the result as a JSON object."""
 
     def show(self, console: Console) -> None:
-        """All of it, as tables."""
+        """Print the result as tables."""
 
 
 class Demo(ABC):
-    """One run: the cast, the events they send, and the waits between the acts. A subclass says what happens."""
+    """One run of a demo: its applications, their events, and the waits. A subclass is the script."""
 
     def __init__(self, options: DemoOptions, servers: str, admin: Admin, scene: Scene) -> None:
         self.options, self.servers, self.admin, self.scene = options, servers, admin, scene
@@ -73,33 +73,33 @@ class Demo(ABC):
         self._moved: tuple[Any, ...] = ()
         self._moved_at = 0.0
 
-    # -- what happens
+    # -- the script
 
     @abstractmethod
     def play(self) -> None:
-        """From the start of the members to the group with nothing left to read."""
+        """Run the demo from the start of the members until the group has nothing left to read."""
 
     @abstractmethod
-    def conclude(self) -> Account:
-        """Read what was written, settle the account, draw the picture."""
+    def conclude(self) -> DemoResult:
+        """Read the written data, count it, and draw the picture."""
 
     @abstractmethod
     def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
-        """A member has written a batch."""
+        """Handle the report of a member that has written a batch."""
 
     @abstractmethod
     def look(self) -> None:
-        """Now and then: see how far things are."""
+        """Update the display; called at intervals."""
 
-    # -- the cast
+    # -- applications and their events
 
     def create_topic(self) -> None:
-        """The topic, with six partitions."""
+        """Create the topic, with six partitions."""
         self.admin.create_topics([NewTopic(self.topic, PARTITIONS)]).all()
         self.scene.note(f"topic {self.topic} with {PARTITIONS} partitions, keyed by aircraft")
 
     def source_options(self) -> dict[str, str]:
-        """Of the members' sources."""
+        """Return the options of the members' Spark sources."""
         return {
             "kafka.bootstrap.servers": self.servers,
             "subscribe": self.topic,
@@ -117,7 +117,7 @@ class Demo(ABC):
         self.members[settings.name] = MemberProcess(settings, self.events)
 
     def kill(self, name: str, views: tuple[str, ...]) -> None:
-        """SIGKILL to an application and all its processes."""
+        """Send SIGKILL to an application and all its processes."""
         self.orphans = {number for view in views for number in self.scene.members[view].held}
         self.killed_processes = self.members[name].kill()
         self.killed_at = time.monotonic()
@@ -126,10 +126,10 @@ class Demo(ABC):
         self.scene.phase = "taking over"
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Take events in until something is so, for as long as anything moves.
+        """Process events until a condition holds, for as long as there is progress.
 
         Raises:
-            TimedOutError: nothing has moved for `PATIENCE_S`.
+            TimedOutError: there was no progress for `PATIENCE_S`.
             KafkaError: a member ended, or the replay failed.
         """
         self._moved_at = time.monotonic()
@@ -172,14 +172,14 @@ class Demo(ABC):
         starting = [
             member for member in self.members.values() if views[member.settings.views[0]].state == "starting Spark"
         ]
-        found = (
+        progress = (
             self.scene.produced,
             self.scene.lag,
             [(view.state, view.held, view.batches) for view in views.values()],
             [int(member.cpu_s() / CPU_STEP_S) for member in starting],
         )
-        if found != self._moved:
-            self._moved, self._moved_at = found, time.monotonic()
+        if progress != self._moved:
+            self._moved, self._moved_at = progress, time.monotonic()
 
     # -- the group
 
@@ -194,34 +194,34 @@ class Demo(ABC):
             self.look()
         except RetriableError:
             return
-        self.scene.lag = sum(one.lag for one in shares)
+        self.scene.lag = sum(share.lag for share in shares)
         for name, view in self.scene.members.items():
             if view.state != "killed":
-                view.held = tuple(one.partition for one in shares if one.owner == name)
+                view.held = tuple(share.partition for share in shares if share.owner == name)
 
     def shares(self) -> tuple[tuple[Share, ...], str]:
-        """Every partition with its owner, and the group's state."""
+        """Return every partition with its owner, and the group's state."""
         partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         description = self.admin.describe_consumer_groups([self.group]).values.get(self.group)
         owners: dict[TopicPartition, str] = {}
         for member in description.members if description is not None else ():
             name = member.client_id.rpartition("/")[2]  # a region's member is called REGION/NAME
             owners.update(dict.fromkeys(member.assignment or (), name))
-        found = tuple(
+        shares = tuple(
             Share(where, owners.get(where.partition, "")) for where in group_lag(self.admin, self.group, partitions)
         )
-        return found, description.state if description is not None else "unknown"
+        return shares, description.state if description is not None else "unknown"
 
     def all_up(self) -> bool:
-        """Whether every Spark has started."""
+        """Return whether every Spark has started."""
         return all(view.state != "starting Spark" for view in self.scene.members.values())
 
     def shared(self) -> bool:
-        """Whether every member holds partitions."""
+        """Return whether every member holds partitions."""
         return all(view.held for view in self.scene.members.values())
 
     def close(self) -> None:
-        """End what still runs; leave a foreign cluster as it was."""
+        """End the running processes, and delete the demo's topic and group from a user's cluster."""
         self.feed.stop()
         for member in self.members.values():
             member.end()
@@ -231,5 +231,5 @@ class Demo(ABC):
 
 
 def words(partitions: set[int]) -> str:
-    """Partitions, for people."""
+    """Return partitions as text."""
     return ", ".join(map(str, sorted(partitions))) or "none"

@@ -1,4 +1,4 @@
-"""Replays the flights into the topic at an even pace, in a thread."""
+"""The replay: a thread that sends the flights to the topic at an even pace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kohort.client.producer.producer import Producer
 from kohort.demo.flights import flights
 
 LATE_S = 0.5
-"""How far the replay may lag behind its pace and still catch up."""
+"""The largest delay that the replay still makes up for."""
 PIECE = 500
 """Flights that are sent and awaited together."""
 
 
 class Tally:
-    """The flights counted as they are replayed, by carrier, origin, destination and hour: what the end must give."""
+    """The expected result: the replayed flights, counted by carrier, origin, destination and hour."""
 
     def __init__(self) -> None:
         self.flights: Counter[tuple[str, str, str, int]] = Counter()
@@ -37,14 +37,16 @@ class Tally:
 
 
 class Feed:
-    """Sends the flights; `produced` counts those that the broker has acknowledged, `allowed` is the share it may reach.
+    """The replay of the flights, in a thread.
+
+    `produced` is the number of acknowledged flights; `allowed` is the share of all flights that it may reach.
 
     Args:
-        servers: where to.
+        servers: the bootstrap servers.
         client: further client properties.
-        topic: of six partitions; the aircraft is the key.
-        rows: how many flights.
-        seconds: over how long.
+        topic: a topic of six partitions; the aircraft is the key.
+        rows: the number of flights.
+        seconds: the duration of the replay.
     """
 
     def __init__(self, servers: str, client: Mapping[str, Any], topic: str, rows: int, seconds: float) -> None:

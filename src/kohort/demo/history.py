@@ -1,6 +1,7 @@
-"""What a region writes down of itself, read as it comes: sequences, epochs with their causes, terms.
+"""The history of a region, read from its topic: sequences, epochs with their causes, terms.
 
-The topic is compacted: what stands in it at the end is the last of each. A reader that follows from the start sees all.
+The topic is compacted, so that in the end only the last of each is left. A reader that follows it from the start sees
+all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kohort.region.records import Contribution, Epoch, Manifest, Term
 from kohort.region.region_topic import TOPIC, make_or_check, partition_of
 
 FIRST = 1
-"""The epoch with which a region begins: whatever was staged before is void as after a reset, and there was nothing."""
+"""The first epoch of a region. It looks like a reset, but is none, because nothing was staged before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Step:
     """A complete sequence.
 
     Attributes:
-        at_ms: since the epoch.
+        number: the sequence's number.
+        at_ms: its time, in milliseconds since 1970.
+        contributions: the members' contributions.
     """
 
     number: int
@@ -35,17 +38,19 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Records that it covers."""
-        return sum(span.end - span.begin for one in self.contributions for span in one.spans)
+        """The number of records in the sequence."""
+        return sum(span.end - span.begin for contribution in self.contributions for span in contribution.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """All went back.
+    """A reset of all members.
 
     Attributes:
-        to: the sequence.
-        at_ms: since the epoch.
+        epoch: the epoch that began with it.
+        to: the sequence that the members went back to.
+        cause: the reason.
+        at_ms: its time, in milliseconds since 1970.
     """
 
     epoch: int
@@ -56,10 +61,15 @@ class Reset:
 
 @dataclass(slots=True)
 class History:
-    """The history of one region. One thread calls.
+    """The history of one region, for use by one thread.
 
     Attributes:
-        terms: of control planes, each a process that served.
+        region: the region's name.
+        servers: the bootstrap servers.
+        settings: further client settings.
+        sequences: the complete sequences.
+        resets: the resets.
+        terms: the terms of control planes, each a process that served.
     """
 
     region: str
@@ -72,7 +82,7 @@ class History:
     _consumer: Consumer | None = None
 
     def follow(self) -> None:
-        """Read on, as far as there is something.
+        """Read all records that are there now.
 
         Raises:
             KafkaError: the topic can't be read.
@@ -92,7 +102,7 @@ class History:
         try:
             fact = fact_of(key, value)
         except CorruptDataError:
-            return  # of a later release
+            return  # a record of a later release
         if fact.region != self.region:
             return
         match fact:
@@ -110,10 +120,10 @@ class History:
 
     @property
     def last(self) -> int:
-        """The last sequence; 0: none."""
+        """The number of the last sequence; 0: none."""
         return self.sequences[-1].number if self.sequences else 0
 
     def close(self) -> None:
-        """End the reading."""
+        """Close the reader."""
         if self._consumer is not None:
             self._consumer.close()

@@ -1,6 +1,6 @@
 """One member of the demo's group: a Spark application of its own, `python -m kohort.demo.member SETTINGS`.
 
-It says what it does as one JSON object a line on standard output and ends when its standard input does.
+It reports events as lines of JSON on standard output, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SOURCE_COLUMNS = "value,partition,generation,rangeStart,rangeEnd"
 
 
 def say(event: str, **facts: Any) -> None:
-    """One line for the process that watches."""
+    """Print an event as one line, for the demo's process."""
     sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
     sys.stdout.flush()
 
 
 def session(settings: MemberSettings) -> SparkSession:
-    """A small Spark of this process's own."""
+    """Start a small local Spark in this process."""
     builder = (
         SparkSession.builder.master(f"local[{settings.cores}]")
         .appName(f"kohort demo {settings.name}")
@@ -53,7 +53,7 @@ def session(settings: MemberSettings) -> SparkSession:
 
 
 def aggregates(batch: DataFrame) -> DataFrame:
-    """Sums by range, carrier, connection and hour."""
+    """Sum a batch by range, carrier, connection and hour."""
     flight = f.from_json(f.col("value").cast("string"), FLIGHT)
     flat = batch.select("partition", "rangeStart", "rangeEnd", "generation", flight.alias("v"))
     keys = [f.col(f"v.{name}").alias(name) for name in ("carrier", "origin", "dest", "hour")]
@@ -67,7 +67,7 @@ def aggregates(batch: DataFrame) -> DataFrame:
 
 
 class Writer:
-    """Writes each batch into a folder of its number: a batch that Spark repeats replaces itself."""
+    """A `foreachBatch` function that writes each batch to a folder of its number: a repeated batch is replaced."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._name = settings.name
@@ -99,7 +99,7 @@ def _await_end(ended: threading.Event) -> None:
 
 
 def start(spark: SparkSession, settings: MemberSettings) -> StreamingQuery:
-    """The query, as a member of the group."""
+    """Start the query, as a member of the group."""
     return (
         spark.readStream.format("kohort")
         .options(**settings.options, columns=SOURCE_COLUMNS)
@@ -112,10 +112,10 @@ def start(spark: SparkSession, settings: MemberSettings) -> StreamingQuery:
 
 
 def run(spark: SparkSession, settings: MemberSettings, ended: threading.Event) -> str | None:
-    """Run the query until `ended`; what it failed of, or None.
+    """Run the query until `ended`; return its error, or None.
 
-    Spark gives a Python process of its own ten seconds to come up, which a machine that starts two Sparks at once
-    can miss: such a query is started again, from its checkpoint.
+    Spark gives a Python worker ten seconds to start. A machine that starts two Sparks at once can miss this limit. The
+    query is then started again, from its checkpoint.
     """
     for _ in range(ATTEMPTS):
         query = start(spark, settings)

@@ -1,4 +1,4 @@
-"""What an application of the demo is told: one argument of its command line."""
+"""The settings of an application of the demo: one argument of its command line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What one application is to do.
+    """The settings of one application.
 
     Attributes:
-        options: of the source.
-        folder: where the batches and the checkpoint go.
-        trigger_s: time between batches.
-        cores: Spark's task threads.
+        name: the application's name.
+        folder: the folder of its batches and checkpoint.
+        options: the options of its source.
+        trigger_s: the time between batches.
+        cores: the number of Spark's task threads.
+        memory: the memory of Spark's driver.
     """
 
     name: str
@@ -26,12 +28,12 @@ class MemberSettings:
 
     @property
     def module(self) -> str:
-        """The program."""
+        """The Python module to run."""
         return "kohort.demo.member"
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Its members of the group."""
+        """The group members of this application."""
         return (self.name,)
 
     def to_json(self) -> str:
@@ -40,15 +42,15 @@ class MemberSettings:
 
 @dataclass(frozen=True, slots=True)
 class RegionMemberSettings(MemberSettings):
-    """What one application with queries of a region is to do.
+    """The settings of one application with queries of a region.
 
     Attributes:
-        region: its name.
+        region: the region's name.
         servers: HOST:PORT of the cluster.
-        client: how it is reached, beside that.
-        queries: the kind of place that each writes to, by its name; each is a member.
+        client: further client properties.
+        queries: the kind of place that each query writes to, by the query's name; each query is a member.
         faltering: the query whose sink fails now and then.
-        checkpoint_every: how often a sequence is begun.
+        checkpoint_every: the interval between sequences.
     """
 
     region: str = ""
@@ -60,10 +62,10 @@ class RegionMemberSettings(MemberSettings):
 
     @property
     def module(self) -> str:
-        """The program."""
+        """The Python module to run."""
         return "kohort.demo.region_member"
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Its members of the group."""
+        """The group members of this application."""
         return tuple(self.queries)

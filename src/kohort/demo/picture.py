@@ -15,11 +15,11 @@ from kohort.demo.history import Step
 AIRPORTS = {"EWR": ("Newark", "#d1495b"), "JFK": ("Kennedy", "#2e86ab"), "LGA": ("LaGuardia", "#66a182")}
 INK = "#22303c"
 LEAST = 50
-"""Hours with fewer flights say nothing about delay."""
+"""The fewest flights of an hour that say anything about delay."""
 
 
 def hourly(counted: pa.Table, origin: str | None = None) -> list[tuple[int, int, float]]:
-    """Hour, flights and mean departure delay in minutes, for one airport or all."""
+    """Return hour, flights and mean departure delay in minutes, for one airport or all."""
     chosen = counted if origin is None else counted.filter(pc.field("origin") == origin)
     sums = chosen.group_by("hour").aggregate([(name, "sum") for name in ("flights", "dep_known", "dep_minutes")])
     return sorted(
@@ -36,9 +36,9 @@ def draw(counted: pa.Table, file: Path, how: str = ONCE) -> None:
     """Write the picture as PNG.
 
     Args:
-        counted: by carrier, connection and hour.
-        file: where to.
-        how: the flights were counted, in words.
+        counted: the flights by carrier, connection and hour.
+        file: the file to write.
+        how: how the flights were counted, in words.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -70,13 +70,13 @@ def draw(counted: pa.Table, file: Path, how: str = ONCE) -> None:
 def draw_sequences(
     steps: Sequence[Step], replayed: Sequence[tuple[int, int]], marks: Sequence[tuple[int, str]], file: Path
 ) -> None:
-    """Write, as PNG, how what is published follows what is replayed.
+    """Write a PNG that compares the published flights with the replayed ones over time.
 
     Args:
         steps: the region's sequences.
-        replayed: (ms, flights) now and then.
-        marks: (ms, what) that happened.
-        file: where to.
+        replayed: samples of (ms, flights).
+        marks: events as (ms, text).
+        file: the file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -113,12 +113,12 @@ def draw_sequences(
 
 
 def _delays(axes: Any, counted: pa.Table) -> None:
-    every = [one for one in hourly(counted) if one[1] >= LEAST]
+    every = [row for row in hourly(counted) if row[1] >= LEAST]
     hours = [hour for hour, _, _ in every]
     axes.fill_between(hours, [mean for _, _, mean in every], color="#dfe6ec", zorder=1)
     axes.plot(hours, [mean for _, _, mean in every], color=INK, lw=2.5, zorder=3, label="all three airports")
     for origin, (name, color) in AIRPORTS.items():
-        own = [one for one in hourly(counted, origin) if one[1] >= LEAST]
+        own = [row for row in hourly(counted, origin) if row[1] >= LEAST]
         axes.plot(
             [hour for hour, _, _ in own],
             [mean for _, _, mean in own],
@@ -130,7 +130,7 @@ def _delays(axes: Any, counted: pa.Table) -> None:
             label=name,
         )
     if every:
-        hour, _, mean = max(every, key=lambda one: one[2])
+        hour, _, mean = max(every, key=lambda row: row[2])
         axes.plot([hour, hour], [0, mean], color=INK, lw=1, ls=":", zorder=2)
         axes.plot([hour], [mean], color=INK, marker="o", ms=6, zorder=5)
         axes.text(hour + 0.15, 2.2, f"{hour}:00\n{mean:.0f} min late", color=INK, fontsize=10, zorder=5)
@@ -142,7 +142,7 @@ def _delays(axes: Any, counted: pa.Table) -> None:
 
 
 def _flights(axes: Any, counted: pa.Table) -> None:
-    every = [one for one in hourly(counted) if one[1] >= LEAST]
+    every = [row for row in hourly(counted) if row[1] >= LEAST]
     axes.bar([hour for hour, _, _ in every], [flights / 1000 for _, flights, _ in every], color="#9fb3c8", width=0.72)
     axes.set_ylabel("flights, thousands", color=INK)
     axes.set_xlabel("scheduled hour of departure", color=INK)

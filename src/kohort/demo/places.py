@@ -1,6 +1,7 @@
-"""The places that the region's demo writes to: a sink for those who write, and a reader for those who look.
+"""The places that the region's demo writes to: each has a sink for a query, and methods for a reader.
 
-Another kind of place is a class with these three and a line in `KINDS`; which query writes where is said in the story.
+Another kind of place is a class with these three methods and a line in `KINDS`. `region_story` assigns queries to
+places.
 """
 
 from __future__ import annotations
@@ -25,42 +26,42 @@ COLUMNS = ("partition", "offset", "carrier", "origin", "dest", "hour", "dep_dela
 
 
 Sums = frozenset[tuple[int, int, int]]
-"""Of each partition with rows, how many there are and the sum of their offsets."""
+"""For each partition with rows: the partition, the number of rows, and the sum of their offsets."""
 
 
-class Place(Protocol):
-    """A place that is written to."""
+class SinkPlace(Protocol):
+    """A place that a query writes to and a reader reads from."""
 
     def sink(self) -> Sink:
-        """For who writes."""
+        """Return a sink that writes to the place."""
 
     def sums(self) -> Sums:
-        """Of all rows that a reader sees now."""
+        """Return the sums of all rows that a reader sees now."""
 
     def rows(self) -> pa.Table:
-        """All rows, with all `COLUMNS`, read anew."""
+        """Read all rows, with all `COLUMNS`."""
 
 
 class ParquetPlace:
-    """A folder of Parquet files. Files never change, so a reader that looks all the time reads each of them once."""
+    """A folder of Parquet files. Files never change, so a reader that polls reads each of them once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "parquet"
         self._read: dict[str, pa.Table] = {}
 
     def sink(self) -> Sink:
-        """See `Place`."""
+        """Return a Parquet sink on the folder."""
         return ParquetFolder(self._folder)
 
     def sums(self) -> Sums:
-        """See `Place`."""
+        """Return the sums of all rows, from new files and from those read before."""
         for file in self._files():
             if file.name not in self._read:
                 self._read[file.name] = pq.ParquetFile(file).read(columns=list(COLUMNS[:2]))
         return summed(pa.concat_tables(self._read.values())) if self._read else frozenset()
 
     def rows(self) -> pa.Table:
-        """See `Place`."""
+        """Read all rows of all files."""
         tables = [pq.ParquetFile(file).read(columns=list(COLUMNS)) for file in self._files()]
         return pa.concat_tables(tables) if tables else EMPTY
 
@@ -75,17 +76,17 @@ class DeltaPlace:
         self._folder = folder / "delta"
 
     def sink(self) -> Sink:
-        """See `Place`."""
+        """Return a Delta sink on the table."""
         from kohort.region import DeltaTable  # an extra of its own
 
         return DeltaTable(self._folder)
 
     def sums(self) -> Sums:
-        """See `Place`."""
+        """Return the sums of the table's rows."""
         return summed(self._table(COLUMNS[:2]))
 
     def rows(self) -> pa.Table:
-        """See `Place`."""
+        """Read all rows of the table."""
         return self._table(COLUMNS)
 
     def _table(self, columns: Sequence[str]) -> pa.Table:
@@ -103,16 +104,16 @@ class SqlitePlace:
         self._file = folder / "flights.db"
 
     def sink(self) -> Sink:
-        """See `Place`."""
+        """Return an SQL sink on the table."""
         return SqlTable(f"sqlite:///{self._file}", "flights")
 
     def sums(self) -> Sums:
-        """See `Place`."""
-        found = self._ask('SELECT "partition", count(*), sum("offset") FROM flights GROUP BY 1')
-        return frozenset((partition, rows, total) for partition, rows, total in found)
+        """Return the sums of the table's rows, computed by SQLite."""
+        sums = self._ask('SELECT "partition", count(*), sum("offset") FROM flights GROUP BY 1')
+        return frozenset((partition, rows, total) for partition, rows, total in sums)
 
     def rows(self) -> pa.Table:
-        """See `Place`."""
+        """Read all rows of the table."""
         quoted = ", ".join(f'"{name}"' for name in COLUMNS)
         found = self._ask(f"SELECT {quoted} FROM flights")
         columns = {name: [row[number] for row in found] for number, name in enumerate(COLUMNS)}
@@ -132,21 +133,21 @@ EMPTY = pa.table(
         for name, kind in zip(COLUMNS, [pa.int32(), pa.int64(), *[pa.int32()] * 6], strict=True)
     }
 )
-"""No rows, as they are written."""
-KINDS: dict[str, Callable[[Path], Place]] = {"parquet": ParquetPlace, "delta": DeltaPlace, "sqlite": SqlitePlace}
-"""Each kind of place, made of the demo's folder."""
+"""A table without rows, with the schema of the written rows."""
+KINDS: dict[str, Callable[[Path], SinkPlace]] = {"parquet": ParquetPlace, "delta": DeltaPlace, "sqlite": SqlitePlace}
+"""The kinds of places, each with a function that creates one in the demo's folder."""
 
 
 def summed(offsets: pa.Table) -> Sums:
-    """Of rows with `partition` and `offset`."""
-    found = offsets.group_by("partition").aggregate([("offset", "count"), ("offset", "sum")]).to_pylist()
-    return frozenset((row["partition"], row["offset_count"], row["offset_sum"]) for row in found)
+    """Return the sums of rows with `partition` and `offset`."""
+    sums = offsets.group_by("partition").aggregate([("offset", "count"), ("offset", "sum")]).to_pylist()
+    return frozenset((row["partition"], row["offset_count"], row["offset_sum"]) for row in sums)
 
 
 class Faltering:
-    """A sink that loses its rights whenever a file lies where it looks for one; it takes the file away.
+    """A sink that fails once with a missing permission whenever a marker file exists; it deletes the file.
 
-    A full disk would not do: the region waits for it, and nobody goes back.
+    A full disk would not do: the region waits for free space instead of a reset.
     """
 
     def __init__(self, sink: Sink, omen: Path) -> None:
@@ -154,19 +155,19 @@ class Faltering:
 
     @property
     def place(self) -> str:
-        """See `Sink`."""
+        """The name of the wrapped sink's place."""
         return self._sink.place
 
     def bind(self, region: str, region_id: UUID) -> Self:
-        """See `Sink`."""
+        """Bind the wrapped sink to a region."""
         return type(self)(self._sink.bind(region, region_id), self._omen)
 
     def check(self, schema: pa.Schema) -> None:
-        """See `Sink`."""
+        """Check the schema with the wrapped sink."""
         self._sink.check(schema)
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """See `Sink`."""
+        """Stage rows, or fail once if the marker file exists."""
         with contextlib.suppress(FileNotFoundError):
             if table.num_rows:
                 self._omen.unlink()
@@ -174,23 +175,23 @@ class Faltering:
         self._sink.stage(key, table)
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """See `Sink`."""
+        """Publish a sequence with the wrapped sink."""
         self._sink.publish(sequence, keys)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """See `Sink`."""
+        """Empty the wrapped sink."""
         self._sink.empty(sequence, floor)
 
     def published(self) -> int:
-        """See `Sink`."""
+        """Return the last sequence that the wrapped sink has published."""
         return self._sink.published()
 
     def adopt(self) -> str:
-        """Take this sink's name for the place: see `Sink`."""
+        """Adopt the place under this sink's name, and return what the wrapped sink returns."""
         return self._sink.adopt()
 
     def sweep(self, keep: Keep) -> None:
-        """See `Sink`."""
+        """Delete staged rows that are not needed any more, with the wrapped sink."""
         self._sink.sweep(keep)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from kohort.demo.member_settings import MemberSettings
 
 END_S = 15.0
-"""How long a member may take to end when it is told to."""
+"""Timeout of a member's shutdown."""
 
 
 class MemberProcess:
-    """One Spark application. What it says arrives in `events`, as (name, facts)."""
+    """The process of one Spark application. Its reports arrive in `events`, as (name, facts)."""
 
     def __init__(self, settings: MemberSettings, events: queue.Queue[tuple[str, dict[str, Any]]]) -> None:
         self.name, self.settings = settings.name, settings
@@ -58,7 +58,7 @@ class MemberProcess:
             self._events.put((self.name, {"event": "ended", "code": code, "log": self.last_words()}))
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     @property
@@ -66,7 +66,7 @@ class MemberProcess:
         return self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """CPU seconds that it and the living processes of its session have used; 0 where there is no /proc."""
+        """Return the CPU seconds of the living processes of its session; 0 where there is no /proc."""
         ticks = 0
         for pid in session_processes(self.pid):
             with contextlib.suppress(OSError):  # it ended meanwhile
@@ -75,7 +75,7 @@ class MemberProcess:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> int:
-        """SIGKILL to the whole process group, the JVM and its Python processes included; how many there were."""
+        """Send SIGKILL to all its processes, the JVM and its Python workers included; return their number."""
         self._ending = True
         members = session_processes(self.pid)
         os.killpg(self.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ class MemberProcess:
         return len(members)
 
     def ask_to_end(self) -> None:
-        """Close its standard input, which it takes as the end."""
+        """Close its standard input, on which it shuts down."""
         self._ending = True
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()

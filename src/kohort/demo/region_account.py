@@ -1,4 +1,4 @@
-"""What the places hold, counted: every flight once, in all of them together."""
+"""The count of the rows in all places of the region's demo: every flight once, in all of them together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kohort.demo.account import GROUPS, SUMS
 
 @dataclass(frozen=True, slots=True)
 class RegionAccount:
-    """What became of the records.
+    """The result of the count.
 
     Attributes:
-        rows: of each place.
-        twice: rows too many.
+        rows: the number of rows of each place.
+        twice: surplus rows.
         missing: records that no place has.
         unknown: rows of offsets that no record has.
     """
@@ -30,15 +30,15 @@ class RegionAccount:
 
     @property
     def published(self) -> int:
-        """Rows of all places."""
+        """The number of rows of all places."""
         return sum(self.rows.values())
 
 
 def settle_places(tables: Mapping[str, pa.Table], ends: Mapping[int, int]) -> RegionAccount:
-    """Hold the rows of all places against the topic.
+    """Compare the rows of all places with the topic.
 
     Args:
-        tables: of each place, with the columns `partition` and `offset`.
+        tables: the rows of each place, with the columns `partition` and `offset`.
         ends: the offset after the last record, by partition; partitions start at 0 and offsets have no holes.
     """
     where = pa.concat_tables([table.select(["partition", "offset"]) for table in tables.values()])
@@ -53,7 +53,7 @@ def settle_places(tables: Mapping[str, pa.Table], ends: Mapping[int, int]) -> Re
 
 
 def counted_by_hour(tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Sums by carrier, connection and hour of all rows, as `account.count_once` gives them."""
+    """Sum all rows by carrier, connection and hour, in the form of `account.count_once`."""
     every = pa.concat_tables(list(tables.values()))
     summed = every.group_by(list(GROUPS)).aggregate(
         [([], "count_all"), *((name, how) for name in ("dep_delay", "arr_delay") for how in ("count", "sum"))]

@@ -1,6 +1,6 @@
 """An application with queries of a region: a Spark of its own, `python -m kohort.demo.region_member SETTINGS`.
 
-It ends as `kohort.demo.member` does, by the end of its standard input: then with a last sequence.
+It ends with a last sequence when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START = "beginning"
 
 
 def delays(flights: DataFrame) -> DataFrame:
-    """A row for each flight, with where its record is."""
+    """Return a row for each flight, with its record's partition and offset."""
     flight = f.from_json(f.col("value").cast("string"), FLIGHT)
     return flights.select("partition", "offset", flight.alias("v")).select(
         "partition", "offset", *(f.col(f"v.{name}") for name in COLUMNS[2:])
@@ -34,7 +34,7 @@ def delays(flights: DataFrame) -> DataFrame:
 
 
 def sink_of(settings: RegionMemberSettings, query: str) -> Sink:
-    """Where a query writes."""
+    """Return the sink of a query."""
     folder = Path(settings.folder)
     sink = KINDS[settings.queries[query]](folder).sink()
     return Faltering(sink, omen(folder)) if query == settings.faltering else sink

@@ -1,4 +1,4 @@
-"""What the region's demo shows at its end, on a terminal and as JSON."""
+"""The report of the region's demo, on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kohort.demo.account import Connection
+from kohort.demo.account import FlightConnection
 from kohort.demo.history import History
 from kohort.demo.region_account import RegionAccount
 from kohort.demo.report import Share, group_table, worst_table
@@ -18,12 +18,12 @@ from kohort.demo.report import Share, group_table, worst_table
 
 @dataclass(frozen=True, slots=True)
 class RegionOutcome:
-    """Everything that came out.
+    """The result of the region's demo.
 
     Attributes:
-        looks: how often the reader looked at the places; `different_looks` of them saw something new.
-        takeover_s: from the kill until a complete sequence had the killed one's partitions from another.
-        faults: what is wrong, a line each.
+        looks: the number of readings of the places; `different_looks` of them saw something new.
+        takeover_s: seconds from the kill to a complete sequence in which a survivor reads the victim's partitions.
+        faults: one line for each fault.
     """
 
     flights: int
@@ -35,7 +35,7 @@ class RegionOutcome:
     history: History
     looks: int
     different_looks: int
-    worst: tuple[Connection, ...]
+    worst: tuple[FlightConnection, ...]
     least: int
     pictures: tuple[Path, ...]
     killed: str
@@ -46,11 +46,11 @@ class RegionOutcome:
 
     @property
     def lag(self) -> int:
-        return sum(one.lag for one in self.shares)
+        return sum(share.lag for share in self.shares)
 
     @property
     def exact(self) -> bool:
-        """Whether every flight is published once, and nobody saw a part of a sequence."""
+        """Whether every flight is published once, and no reader saw a part of a sequence."""
         account = self.account
         wrong = account.twice or account.missing or account.unknown or self.faults or self.lag
         return not wrong and account.published == self.flights
@@ -72,7 +72,9 @@ class RegionOutcome:
                 "name": self.region,
                 "sequences": self.history.last,
                 "with_rows": sum(step.rows > 0 for step in steps),
-                "resets": [{"to": one.to, "epoch": one.epoch, "cause": one.cause} for one in self.history.resets],
+                "resets": [
+                    {"to": reset.to, "epoch": reset.epoch, "cause": reset.cause} for reset in self.history.resets
+                ],
                 "terms": len(self.history.terms),
             },
             "reader": {"looks": self.looks, "different": self.different_looks},
@@ -80,15 +82,15 @@ class RegionOutcome:
                 "id": self.group,
                 "state": self.group_state,
                 "lag": self.lag,
-                "partitions": [one.to_json() for one in self.shares],
+                "partitions": [share.to_json() for share in self.shares],
             },
             "killed": {
                 "application": self.killed,
                 "processes": self.killed_processes,
                 "takeover_s": round(self.takeover_s, 2),
             },
-            "worst": [asdict(one) for one in self.worst],
-            "pictures": [str(one) for one in self.pictures],
+            "worst": [asdict(connection) for connection in self.worst],
+            "pictures": [str(picture) for picture in self.pictures],
             "seconds": round(self.seconds, 1),
         }
 
@@ -132,8 +134,8 @@ def _resets(outcome: RegionOutcome) -> Table:
     table = _table("Resets: all queries went back, and nobody who reads noticed")
     table.add_column("to sequence", justify="right")
     table.add_column("because")
-    for one in outcome.history.resets:
-        table.add_row(str(one.to), one.cause)
+    for reset in outcome.history.resets:
+        table.add_row(str(reset.to), reset.cause)
     return table
 
 

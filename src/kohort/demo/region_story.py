@@ -1,4 +1,4 @@
-"""What happens when: three queries of two Spark applications write exactly once, whatever is done to them."""
+"""The script of the region's demo: three queries of two Spark applications write exactly once, despite failures."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ FALTERING = "anna-2"
 CHECKPOINT_EVERY = "2s"
 BEFORE_SHARED = 0.15
 FULL_DISKS = ((0.18, 0.28), (0.75, 0.85))
-"""Between which shares of the flights the sink of one query fails; when exactly is chance."""
+"""The shares of the flights between which the sink of one query fails, at a random moment."""
 KILL_AT = 0.42
 HELD_BACK = 0.07
-"""So much further the replay may go before something has happened: on a slow machine it waits for that."""
+"""The share by which the replay may pass an event that has not happened yet; on a slow machine it waits there."""
 CALM_MS = 1_000
-"""Cuts are twice as far apart."""
+"""Half of the interval between sequences."""
 BACK_BY = 0.7
-"""The share that the replay does not pass before the application that was killed is back."""
+"""The share at which the replay waits until the killed application is back."""
 
 
 class RegionDemo(Demo):
-    """Every flight is in what was written once, because all of it is written by sequences."""
+    """The demo of a consistent region: every flight is written once, because sequences are atomic."""
 
     final: tuple[tuple[Share, ...], str] = ((), "unknown")
 
@@ -85,13 +85,13 @@ class RegionDemo(Demo):
             )
         )
 
-    # -- what is seen
+    # -- observations
 
     def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
-        """See `Demo`: these applications tell of none, the region's topic does."""
+        """Do nothing: these applications report no batches, their sequences come from the region's topic."""
 
     def look(self) -> None:
-        """See `Demo`."""
+        """Read the region's topic, and update the display."""
         self.history.follow()
         self.replayed.append((_now_ms(), self.feed.produced))
         for reset in self.history.resets[self._told :]:
@@ -110,11 +110,11 @@ class RegionDemo(Demo):
         self.scene.phase = f"{self.scene.phase.partition(', sequence ')[0]}, sequence {self.history.last}"
 
     def mark(self, what: str, at_ms: int | None = None) -> None:
-        """Something for the picture."""
+        """Mark an event in the picture."""
         self.marks.append((_now_ms() if at_ms is None else at_ms, what))
 
     def at(self, share: float) -> bool:
-        """Whether so much is replayed."""
+        """Return whether this share of the flights is replayed."""
         return self.feed.produced >= share * self.options.total
 
     def _taken_over(self) -> bool:
@@ -132,12 +132,12 @@ class RegionDemo(Demo):
 
     def _all_published(self) -> bool:
         shares, state = self.shares()
-        if state != "Stable" or any(one.lag for one in shares) or not any(one.log_end for one in shares):
+        if state != "Stable" or any(share.lag for share in shares) or not any(share.log_end for share in shares):
             return False
         return self._nothing_is_owed()
 
     def _nothing_is_owed(self) -> bool:
-        """Whether the topic has it that the last sequence is published everywhere."""
+        """Return whether all sinks have published the last sequence, as the region's topic records."""
         try:
             seen = self.region.describe()
         except KafkaError:
@@ -145,16 +145,17 @@ class RegionDemo(Demo):
         return seen.published >= seen.sequence
 
     def _is_between_two(self) -> bool:
-        """Whether no sequence is complete for the next second.
+        """Return whether the last sequence is less than a second old, so that the next one is not due yet.
 
-        Where the victim alone writes, and no more than the sequence is known, the region would wait for its return.
+        Only the victim can publish its sink. If it died between a sequence and its publication, the region would wait
+        for its return.
         """
         return bool(self.history.sequences) and _now_ms() - self.history.sequences[-1].at_ms < CALM_MS
 
-    # -- what happens
+    # -- the script
 
     def play(self) -> None:
-        """See `Demo`."""
+        """Run the demo from the start of the members until everything is published."""
         scene = self.scene
         scene.phase = "starting Spark"
         self.feed.start()
@@ -233,10 +234,10 @@ class RegionDemo(Demo):
         self.scene.note(f"{VICTIM} holds partitions again, without a reset")
 
     def conclude(self) -> RegionOutcome:
-        """See `Demo`."""
+        """Read the places, count every flight once, and draw the pictures."""
         shares, state = self.final
         tables = {kind: place.rows() for kind, place in self.places.items()}
-        account = settle_places(tables, {one.partition: one.log_end for one in shares})
+        account = settle_places(tables, {share.partition: share.log_end for share in shares})
         counted = counted_by_hour(tables)
         pictures = self.folder / "delay-by-hour.png", self.folder / "sequences.png"
         draw(counted, pictures[0], "each published once by three Spark queries of a consistent region")
@@ -265,7 +266,7 @@ class RegionDemo(Demo):
         )
 
     def close(self) -> None:
-        """See `Demo`."""
+        """End the reader and the applications, and delete the region from a user's cluster."""
         self.watcher.stop()
         super().close()
         self.history.close()

@@ -1,4 +1,4 @@
-"""What the demo shows at its end, on a terminal and as JSON."""
+"""The report of the demo, on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kohort.demo.account import Account, Connection
+from kohort.demo.account import Account, FlightConnection
 from kohort.lag import PartitionLag
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One partition of the group: where the group is in it, and the member that holds it ("": nobody)."""
+    """One partition of the group: the group's offsets in it, and the member that owns it ("": nobody)."""
 
     where: PartitionLag
     owner: str
@@ -27,7 +27,7 @@ class Share:
 
     @property
     def committed(self) -> int:
-        """0 before the first commit: the members start at the earliest offset."""
+        """The committed offset; 0 before the first commit, because the members start at the earliest offset."""
         return self.where.committed or 0
 
     @property
@@ -44,11 +44,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that came out.
+    """The result of the demo.
 
     Attributes:
-        takeover_s: from the kill to the survivor's first batch of the killed one's partitions.
-        mismatches: differences between the counts of the files and those of the flights as replayed.
+        takeover_s: seconds from the kill to the survivor's first batch of the victim's partitions.
+        mismatches: differences between the flights in the files and the replayed ones.
     """
 
     flights: int
@@ -56,7 +56,7 @@ class Outcome:
     group_state: str
     shares: tuple[Share, ...]
     account: Account
-    worst: tuple[Connection, ...]
+    worst: tuple[FlightConnection, ...]
     least: int
     picture: Path
     killed: str
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def lag(self) -> int:
-        return sum(one.lag for one in self.shares)
+        return sum(share.lag for share in self.shares)
 
     @property
     def exact(self) -> bool:
@@ -92,14 +92,14 @@ class Outcome:
                 "id": self.group,
                 "state": self.group_state,
                 "lag": self.lag,
-                "partitions": [one.to_json() for one in self.shares],
+                "partitions": [share.to_json() for share in self.shares],
             },
             "killed": {
                 "member": self.killed,
                 "processes": self.killed_processes,
                 "takeover_s": round(self.takeover_s, 2),
             },
-            "worst": [asdict(one) for one in self.worst],
+            "worst": [asdict(connection) for connection in self.worst],
             "picture": str(self.picture),
             "seconds": round(self.seconds, 1),
         }
@@ -117,8 +117,8 @@ class Outcome:
         console.print(f"picture: {self.picture}", soft_wrap=True, highlight=False)
 
 
-def worst_table(worst: Iterable[Connection], least: int) -> Table:
-    """The connections that leave latest."""
+def worst_table(worst: Iterable[FlightConnection], least: int) -> Table:
+    """Return a table of the connections with the largest mean departure delay."""
     table = Table(
         title=f"The connections that leave latest (of those with {least} flights or more)",
         title_justify="left",
@@ -130,23 +130,23 @@ def worst_table(worst: Iterable[Connection], least: int) -> Table:
         table.add_column(name)
     for name in ("flights", "leaves late by", "arrives late by", "worst hour"):
         table.add_column(name, justify="right")
-    for one in worst:
+    for connection in worst:
         table.add_row(
-            one.carrier,
-            one.origin,
-            one.dest,
-            f"{one.flights:,}",
-            f"{one.dep_mean:.1f} min",
-            f"{one.arr_mean:.1f} min",
-            f"{one.worst_hour}:00",
+            connection.carrier,
+            connection.origin,
+            connection.dest,
+            f"{connection.flights:,}",
+            f"{connection.dep_mean:.1f} min",
+            f"{connection.arr_mean:.1f} min",
+            f"{connection.worst_hour}:00",
         )
     return table
 
 
 def group_table(group: str, state: str, shares: Sequence[Share]) -> Table:
-    """Where the group is in each partition."""
+    """Return a table of the group's offsets in each partition."""
     table = Table(
-        title=f"Group {group}: {state}, lag {sum(one.lag for one in shares)}",
+        title=f"Group {group}: {state}, lag {sum(share.lag for share in shares)}",
         title_justify="left",
         title_style="bold",
         box=None,
@@ -154,8 +154,8 @@ def group_table(group: str, state: str, shares: Sequence[Share]) -> Table:
     )
     for name in ("partition", "committed", "log end", "lag", "owner"):
         table.add_column(name, justify="left" if name == "owner" else "right")
-    for one in shares:
-        table.add_row(str(one.partition), f"{one.committed:,}", f"{one.log_end:,}", str(one.lag), one.owner)
+    for share in shares:
+        table.add_row(str(share.partition), f"{share.committed:,}", f"{share.log_end:,}", str(share.lag), share.owner)
     return table
 
 

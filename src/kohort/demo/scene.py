@@ -1,4 +1,4 @@
-"""What is going on, as the viewer sees it: a live display on a terminal, a line now and then elsewhere."""
+"""The progress display: live on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTES = 8
 
 @dataclass(slots=True)
 class MemberView:
-    """What is known of one member."""
+    """The displayed state of one member."""
 
     state: str = "starting Spark"
     held: tuple[int, ...] = ()
@@ -36,13 +36,18 @@ class MemberView:
 
 @dataclass(slots=True)
 class Scene:
-    """Everything that is shown.
+    """The state that the display shows.
 
     Attributes:
         total: flights to replay.
-        produced: flights the broker has acknowledged.
-        lag: records that no batch has been committed for; None before the group has commits.
-        waits_until: what must be so before the story goes on; empty: nothing.
+        console: the console to print on.
+        phase: the present phase of the demo.
+        produced: flights that the broker has acknowledged.
+        lag: records after the committed offsets; None before the group has commits.
+        waits_until: the condition that the demo waits for; empty: none.
+        members: the members by name.
+        notes: the last events, with their times.
+        started: when the demo began, by the monotonic clock.
     """
 
     total: int
@@ -60,7 +65,7 @@ class Scene:
         return time.monotonic() - self.started
 
     def note(self, text: str) -> None:
-        """Something happened."""
+        """Add an event to the display."""
         line = f"{self.seconds:5.1f} s  {text}"
         self.notes.append(line)
         if not self.console.is_terminal:
@@ -92,7 +97,7 @@ class Scene:
         return Group(head, waits, table, Text(), *(Text(note, style="dim") for note in self.notes))
 
     def line(self) -> str:
-        """The scene in one line."""
+        """Return the state in one line."""
         members = ", ".join(
             f"{name} {view.state} [{' '.join(map(str, view.held))}] {view.rows:,} rows"
             for name, view in self.members.items()
@@ -105,7 +110,7 @@ class Scene:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Show it until the block ends."""
+        """Show the state until the block ends."""
         if self.console.is_terminal:
             with Live(self, console=self.console, refresh_per_second=4, transient=True):
                 yield

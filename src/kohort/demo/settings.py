@@ -1,4 +1,4 @@
-"""What a user may say about the demo."""
+"""Options of the demo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from kohort.demo.flights import ALL
 from kohort.errors import InvalidInputError
 
 REPLAY_S = 40.0
-"""How long all the flights are replayed for: long enough to watch, short enough for the whole to stay under three
-minutes."""
+"""Duration of the full replay: long enough to watch, short enough for a demo of less than three minutes."""
 REPLAY_LEAST_S = 8.0
 
 
@@ -22,14 +21,14 @@ class DemoOptions:
 
     Attributes:
         bootstrap_server: a Kafka to use; None starts an embedded broker.
-        client: Kafka client properties for reaching it (security and the like).
-        output: the folder for the picture, the tables and the Parquet files; None is a folder `kohort-demo` here.
-        rows: replay only the first so many flights; None is all.
-        replay_s: over how many seconds; None fits the number of flights.
-        least: flights that a connection must have to be listed among the worst.
+        client: Kafka client properties for the connection (security and the like).
+        output: the folder for the picture, the tables and the Parquet files; None: `kohort-demo` in the current folder.
+        rows: replay only this many flights, from the first on; None: all.
+        replay_s: the duration of the replay; None: in proportion to the number of flights.
+        least: the number of flights that a connection must have to be listed among the worst.
         json: print one JSON object at the end, and progress on standard error.
         keep: leave the broker running at the end, until interrupted.
-        region: the queries are of a consistent region, and what they write is exact.
+        region: run the queries in a consistent region, which writes exactly once.
     """
 
     bootstrap_server: str | None = None
@@ -50,12 +49,12 @@ class DemoOptions:
 
     @property
     def total(self) -> int:
-        """How many flights are replayed."""
+        """The number of flights to replay."""
         return self.rows or ALL
 
     @property
     def seconds(self) -> float:
-        """How long the replay takes."""
+        """The duration of the replay."""
         return self.replay_s or max(REPLAY_LEAST_S, REPLAY_S * self.total / ALL)
 
     @property

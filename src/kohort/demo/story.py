@@ -1,4 +1,4 @@
-"""What happens when: two Spark applications share a group, and one of them is killed."""
+"""The script of the demo: two Spark applications share a group, and one of them is killed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ TRIGGER_S = 1.5
 KILL_AT = 0.45
 """The share of the flights after which the victim dies, with the next batch it has written."""
 BEFORE_SHARED, BEFORE_KILLED = 0.2, 0.6
-"""The shares that the replay does not pass before both members hold partitions, and before the victim is dead: on a
-slow machine it waits for them, on others it never notices."""
+"""The shares at which the replay waits until both members hold partitions, and until the victim is dead.
+
+It has to wait only on a slow machine.
+"""
 
 
 class GroupDemo(Demo):
-    """Every flight is counted once, by the offsets and generations that batches carry."""
+    """The demo of one group: every flight is counted once, by the offsets and generations in the batches."""
 
     final: tuple[tuple[Share, ...], str] = ((), "unknown")
 
@@ -37,19 +39,19 @@ class GroupDemo(Demo):
         self.scene.note("two Spark applications are starting, each a process of its own")
 
     def look(self) -> None:
-        """See `Demo`: the batches tell."""
+        """Do nothing: the reports of batches update the display."""
 
     def on_batch(self, name: str, facts: Mapping[str, Any]) -> None:
-        """See `Demo`."""
+        """Update the display; kill the victim at its time, and time the takeover."""
         view = self.scene.members[name]
         view.state = "running"
         view.batches += 1
         view.rows += facts["rows"]
-        view.generation = max((one["generation"] for one in facts["ranges"]), default=view.generation)
+        view.generation = max((written["generation"] for written in facts["ranges"]), default=view.generation)
         due = self.killed_at is None and self.feed.produced >= KILL_AT * self.options.total
         if due and name == VICTIM and facts["rows"] and self.shared():
             self._kill()
-        elsewhere = self.orphans & {one["partition"] for one in facts["ranges"]}
+        elsewhere = self.orphans & {written["partition"] for written in facts["ranges"]}
         if self.takeover_s is None and self.killed_at is not None and name == SURVIVOR and elsewhere:
             self.takeover_s = time.monotonic() - self.killed_at
             self.scene.note(f"{SURVIVOR} counts partitions {words(self.orphans)} now, {self.takeover_s:.1f} s after")
@@ -62,7 +64,7 @@ class GroupDemo(Demo):
         )
 
     def play(self) -> None:
-        """See `Demo`."""
+        """Run the demo from the start of the members until the group has nothing left to read."""
         scene = self.scene
         scene.phase = "starting Spark"
         self.feed.start()
@@ -91,13 +93,14 @@ class GroupDemo(Demo):
 
     def _drained(self) -> bool:
         shares, state = self.shares()
-        return state == "Stable" and all(one.lag == 0 for one in shares) and sum(one.log_end for one in shares) > 0
+        is_read = all(share.lag == 0 for share in shares) and sum(share.log_end for share in shares) > 0
+        return state == "Stable" and is_read
 
     def conclude(self) -> Outcome:
-        """See `Demo`."""
+        """Read the written batches, count every flight once, and draw the picture."""
         shares, state = self.final
         batches = read_batches(self.folder / "batches")
-        account = settle(ranges_of(batches), {one.partition: one.log_end for one in shares})
+        account = settle(ranges_of(batches), {share.partition: share.log_end for share in shares})
         counted = count_once(batches, account)
         picture = self.folder / "delay-by-hour.png"
         draw(counted, picture)

@@ -1,4 +1,4 @@
-"""A demo from the broker's start to the report: what both stories share."""
+"""A run of the demo, from the broker's start to the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kohort.demo.story import MEMBERS, GroupDemo
 
 
 def tell(options: DemoOptions) -> int:
-    """Run the demo; 0 if the account is exact."""
+    """Run the demo; return 0 if every flight was counted once."""
     archive()
     console = Console(stderr=options.json)
     folder = options.folder
@@ -71,7 +71,7 @@ def _embedded() -> Iterator[Any]:
 
 
 def _clear(folder: Path) -> None:
-    """Make room in the output folder: only what a run of the demo leaves there is removed."""
+    """Delete the files of earlier runs from the output folder, and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("batches", "warehouse", "region", *(f"checkpoint-{member}" for member in MEMBERS)):
         shutil.rmtree(folder / name, ignore_errors=True)

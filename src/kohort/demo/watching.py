@@ -1,4 +1,4 @@
-"""A reader that looks at the places all the time, as a dashboard or the next job would."""
+"""A reader that polls the places all the time, as a dashboard or the next job would."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kohort.demo.history import Step
-from kohort.demo.places import Place, Sums
+from kohort.demo.places import SinkPlace, Sums
 
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of a place at once: of each partition with rows, how many and the sum of their offsets."""
+    """One reading of a place: the number of rows of each partition, and the sum of their offsets."""
 
     place: str
     seen: Sums
@@ -28,7 +28,7 @@ class Look:
 class Watcher:
     """The reader's thread."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, SinkPlace]) -> None:
         self._places = places
         self.looks: list[Look] = []
         self.count = 0
@@ -37,11 +37,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def start(self) -> None:
-        """Look until `stop`."""
+        """Read the places until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after a last look."""
+        """End, after a last reading."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -57,12 +57,12 @@ class Watcher:
                         self.looks.append(look)
                 if last:
                     return
-        except Exception as error:  # noqa: BLE001 - told at the end: a reader that can't read is a fault
+        except Exception as error:  # noqa: BLE001 - reported at the end: a reader that can't read is a fault
             self.error = error
 
 
 def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
-    """What may be seen of each place: nothing, or all that was written to it up to some sequence.
+    """Return the valid readings of each place: nothing, or all rows up to some sequence.
 
     Args:
         steps: the region's sequences.
@@ -83,7 +83,7 @@ def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sum
 
 
 def parts_seen(looks: Sequence[Look], steps: Sequence[Step], kinds: Mapping[str, str]) -> Iterator[str]:
-    """What a reader must never see: a part of a sequence, or less than before."""
+    """Return the invalid readings: a part of a sequence, or fewer rows than before."""
     allowed = whole(steps, kinds)
     before: dict[str, int] = {}
     for look in looks:

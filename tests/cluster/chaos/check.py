@@ -9,7 +9,7 @@ from kohort.errors import ErrorCode
 from tests.cluster.chaos.faults import Fault
 from tests.cluster.chaos.probe import Asked
 
-DEPOSED = re.compile(r"another coordinator has taken over|[1-9]\d* went")
+DEPOSED = re.compile(r"another coordinator has taken over|[1-9]\d* revoked")
 """What a coordinator says that has lost a shard: its append was refused, or the map came first."""
 
 

@@ -148,7 +148,7 @@ class Reading:
 
 
 def read(story: Story) -> Reading:
-    """Tenures and commits of all members."""
+    """ShardOwnership and commits of all members."""
     reading = Reading(story)
     for member in story.members:
         _MemberReading(reading, member).run()

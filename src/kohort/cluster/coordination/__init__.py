@@ -1,1 +1,1 @@
-"""How coordinators agree who leads and which coordinator owns each shard, without ZooKeeper."""
+"""Coordination of several coordinators: leader election, and the placement of shards."""

@@ -1,7 +1,7 @@
-"""PURE. What coordinators that are a group on Kafka tell when they join, and what their leader gives each.
+"""PURE. The metadata that coordinators send when they join their group on Kafka, and their leader's assignments.
 
-The bytes are JSON objects: of a member the candidate with the map that it goes by, of the leader the new map with the
-member ids, by which any member can have another one removed.
+Both are JSON objects. A member's metadata holds its candidate and the placement that it uses. The leader's assignment
+holds the new placement and the member ids, with which any member can remove another one from the group.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kohort.errors import CorruptDataError
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a member tells when it joins.
+class JoinMetadata:
+    """A member's metadata in its JoinGroup request.
 
     Attributes:
-        candidate: Who it is.
-        shards: How many it knows of.
-        retiring: It stops, and is to have none.
-        placement: The map that it goes by, if it has one.
+        candidate: The member's identity.
+        shards: The number of shards, as this member knows it.
+        retiring: Whether it stops, and must get no shards.
+        placement: The placement that it uses, if it has one.
     """
 
     candidate: Candidate
@@ -41,35 +41,35 @@ class Told:
     placement: Placement | None = None
 
     def to_bytes(self) -> bytes:
-        """Its JSON."""
+        """Encode as JSON."""
         fields = {"candidate": candidate_fields(self.candidate), "shards": self.shards, "retiring": self.retiring}
         if self.placement is not None:
             fields["placement"] = placement_fields(self.placement)
         return to_bytes(fields)
 
     @staticmethod
-    def from_bytes(data: bytes) -> Told:
-        """What these bytes tell.
+    def from_bytes(data: bytes) -> JoinMetadata:
+        """Decode a member's metadata.
 
         Raises:
-            CorruptDataError: they are not a member's.
+            CorruptDataError: the bytes are not a member's metadata.
         """
         fields = from_bytes(data)
         candidate, shards, placement = fields.get("candidate"), fields.get("shards"), fields.get("placement")
         if not isinstance(candidate, dict) or not isinstance(shards, int) or not isinstance(placement, dict | None):
             raise CorruptDataError(f"no member's bytes: {fields!r}"[:300])
-        before = None if placement is None else read_placement(placement)
-        return Told(read_candidate(candidate), shards, fields.get("retiring") is True, before)
+        standing = None if placement is None else read_placement(placement)
+        return JoinMetadata(read_candidate(candidate), shards, fields.get("retiring") is True, standing)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a member is given.
+class LeaderAssignment:
+    """The leader's assignment to one member.
 
     Attributes:
-        placement: The map, whose version is the group's generation.
+        placement: The placement, whose version is the group's generation.
         members: The member id of each candidate of this generation.
-        refused: Why this member has no place, "" if it has one.
+        refused: Why this member is not registered, "" if it is.
     """
 
     placement: Placement
@@ -77,32 +77,32 @@ class Given:
     refused: str = ""
 
     def to_bytes(self) -> bytes:
-        """Its JSON."""
+        """Encode as JSON."""
         members = {str(number): member for number, member in self.members.items()}
         return to_bytes({"placement": placement_fields(self.placement), "members": members, "refused": self.refused})
 
     @staticmethod
-    def from_bytes(data: bytes) -> Given:
-        """What these bytes give.
+    def from_bytes(data: bytes) -> LeaderAssignment:
+        """Decode a leader's assignment.
 
         Raises:
-            CorruptDataError: they are not a leader's.
+            CorruptDataError: the bytes are not a leader's assignment.
         """
         fields = from_bytes(data)
         placement, members, refused = fields.get("placement"), fields.get("members"), fields.get("refused", "")
         if not isinstance(placement, dict) or not isinstance(members, dict) or not isinstance(refused, str):
             raise CorruptDataError(f"no leader's bytes: {fields!r}"[:300])
         ids = {int(number): str(member) for number, member in members.items() if number.isdecimal()}
-        return Given(read_placement(placement), ids, refused)
+        return LeaderAssignment(read_placement(placement), ids, refused)
 
 
-def given(generation: int, leader: str, told: Mapping[str, Told]) -> dict[str, Given]:
-    """What the leader gives to each member of a generation.
+def given(generation: int, leader: str, told: Mapping[str, JoinMetadata]) -> dict[str, LeaderAssignment]:
+    """Compute the leader's assignment to each member of a generation.
 
     Args:
-        generation: The group's.
-        leader: Its own member id, one of those in `told`.
-        told: What each member tells, by member id.
+        generation: The group's generation.
+        leader: The leader's member id, one of those in `told`.
+        told: The metadata of each member, by member id.
     """
     before = _before(told)
     holders: dict[int, str] = {}
@@ -113,25 +113,27 @@ def given(generation: int, leader: str, told: Mapping[str, Told]) -> dict[str, G
     me = told[leader]
     after = replace(placed(before, alive, me.candidate.id, me.shards), version=generation)
     return {
-        member: Given(after, holders, refusal(one.candidate, told[holders[one.candidate.id]].candidate))
-        for member, one in told.items()
+        member: LeaderAssignment(
+            after, holders, refusal(metadata.candidate, told[holders[metadata.candidate.id]].candidate)
+        )
+        for member, metadata in told.items()
     }
 
 
-def _before(told: Mapping[str, Told]) -> Placement | None:
-    """The map that most go by; the highest version only where as many go by another.
+def _before(told: Mapping[str, JoinMetadata]) -> Placement | None:
+    """Return the placement that most members use; among equally frequent ones, the one with the highest version.
 
     A version alone says nothing: a group that Kafka forgot begins at 1 again, and a member may have slept since 57.
     """
-    maps = Counter(one.placement for one in told.values() if one.placement is not None)
-    return max(maps, key=lambda one: (maps[one], one.version), default=None)
+    counts = Counter(metadata.placement for metadata in told.values() if metadata.placement is not None)
+    return max(counts, key=lambda placement: (counts[placement], placement.version), default=None)
 
 
-def _holder(member: str, other: str | None, told: Mapping[str, Told], before: Placement | None) -> str:
-    """Which of two members that claim one id has it.
+def _holder(member: str, other: str | None, told: Mapping[str, JoinMetadata], before: Placement | None) -> str:
+    """Decide which of two members that claim the same id holds it.
 
-    An address belongs to one process at a time: of two there, the one that the map does not name yet is the newer. At
-    another address, who has the id keeps it.
+    An address belongs to one process at a time. Of two members at the same address, the newer is therefore the one that
+    the placement does not name yet. At different addresses, the present holder keeps the id.
     """
     if other is None:
         return member
@@ -145,7 +147,7 @@ def _holder(member: str, other: str | None, told: Mapping[str, Told], before: Pl
 
 
 def refusal(one: Candidate, holder: Candidate) -> str:
-    """Why `one` does not have the id that `holder` has, "" if they are the same process."""
+    """Return why `one` does not get the id that `holder` has, "" if they are the same process."""
     if one.incarnation == holder.incarnation:
         return ""
     return f"the id {one.id} is taken by the coordinator at {holder.address}"

@@ -1,7 +1,8 @@
-"""Coordinators that find each other as a classic group on Kafka itself, where there is no ZooKeeper.
+"""Coordination through a classic consumer group on Kafka itself, for clusters without ZooKeeper.
 
-The group's leader is in office, its assignment is the map. A member that is suspected is removed with LeaveGroup by its
-member id. While the group rebalances, and while Kafka's coordinator is away, all go on with the map they have.
+The group's leader is the coordinators' leader, and its assignment is the placement. A suspected member is removed with
+LeaveGroup by its member id. While the group rebalances, or Kafka's coordinator is unavailable, all members keep the
+placement they have.
 
 Source: spec 4.2.
 """
@@ -20,7 +21,7 @@ from kohort.client.net.log_throttle import LogThrottle, fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
-from kohort.cluster.coordination.group_round import Given, Told, given, refusal
+from kohort.cluster.coordination.group_round import JoinMetadata, LeaderAssignment, given, refusal
 from kohort.cluster.coordination.placement import Candidate, Placement
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.wire.groups import (
@@ -35,26 +36,26 @@ from kohort.wire.groups import (
 log = logging.getLogger("kohort.cluster")
 PLACEMENT_GROUP = "__kohort_coordinators"
 SESSION_MS = 6_000
-"""The least that Kafka grants (group.min.session.timeout.ms)."""
+"""The shortest session timeout that Kafka allows by default (group.min.session.timeout.ms)."""
 HEARTBEAT_MS = 300
-"""A member learns by its next heartbeat that the group rebalances: so long a change takes."""
+"""Heartbeat interval: a member learns of a rebalance with its next heartbeat, so a change takes this long."""
 _PROTOCOL_TYPE, _PROTOCOL = "kohort-coordinators", "placement-1"
 _JOIN_GRACE_MS = 5_000
 _OPEN_MS = 30_000
-"""Kafka holds the first join of an empty group for 3 s, and a silent member's round for a session."""
+"""Timeout of `open`. Kafka delays the first join of an empty group by 3 s, and waits a session for a silent member."""
 _LEAVE_MS = 1_000
 _BACKOFF_MAX_MS = 1_000
 _MEMBER, _ASIDE = "member", "aside"
-"""Lanes: who waits for a join holds up nothing that is sent beside it."""
+"""Two connections, so that a pending JoinGroup request does not delay other requests."""
 _AGAIN = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.MEMBER_ID_REQUIRED)
 
 
 class _Again(Exception):
-    """Control flow: this generation is over for us, join again."""
+    """Control flow: this generation is over for this member, which has to join again."""
 
 
-class GroupDoor:
-    """See the module's text, and `Door`."""
+class GroupCoordination:
+    """A coordination service over a classic consumer group on Kafka."""
 
     def __init__(
         self,
@@ -64,13 +65,13 @@ class GroupDoor:
         session_ms: int = SESSION_MS,
         heartbeat_ms: int = HEARTBEAT_MS,
     ) -> None:
-        """Does nothing yet.
+        """Create a closed service; `open` connects it.
 
         Args:
-            config: The way to Kafka.
+            config: Connection settings of the Kafka cluster.
             group: The coordinators' own group; nobody else may use it.
-            session_ms: A member silent for so long has lost its place.
-            heartbeat_ms: How often Kafka is told that this one is alive, and tells of changes.
+            session_ms: The session timeout, after which a silent member is removed.
+            heartbeat_ms: The heartbeat interval, after which a member learns of changes.
         """
         self.placement: Placement | None = None
         self._config = replace(config, client_id=f"{config.client_id}-placement", retry_backoff_max_ms=500)
@@ -79,8 +80,8 @@ class GroupDoor:
         self._session_ms = session_ms
         self._heartbeat_ms = heartbeat_ms
         self._client: AsyncClient | None = None
-        self._told: Told | None = None
-        self._joined_as: Told | None = None
+        self._told: JoinMetadata | None = None
+        self._joined_as: JoinMetadata | None = None
         self._member_id, self._generation = "", -1
         self._leading = False
         self._heard_ms = float("-inf")
@@ -93,23 +94,27 @@ class GroupDoor:
         self._look_now: Promise[None] = Promise()
         self._life: Task[None] | None = None
 
-    # Door.
+    # -- the coordination service
 
     @property
-    def in_office(self) -> bool:
-        """Whether this one leads the group, and Kafka has heard of it within a session."""
+    def is_leader(self) -> bool:
+        """Whether this coordinator leads the group, and a heartbeat succeeded within a session timeout."""
         client = self._client
         if client is None or not self._leading:
             return False
         return client.cluster.runtime.elapsed_ms() - self._heard_ms < self._session_ms
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """See `Door`."""
+        """Call `on_change` on the loop after `placement` or `is_leader` changed."""
         self._on_change = on_change
 
     async def open(self, me: Candidate, shards: int) -> None:
-        """See `Door`."""
-        self._told, self._refused = Told(me, shards), ""
+        """Join the group; return once this candidate is registered and has a placement.
+
+        Raises:
+            KafkaError: Kafka can't be reached, may not be used, or the id is taken; the message says what to do.
+        """
+        self._told, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
         self._sparingly = LogThrottle(client.cluster.runtime)
@@ -130,17 +135,17 @@ class GroupDoor:
         self._opened = True
 
     def suspect(self, candidate: Candidate) -> None:
-        """Has the member removed, if it is the one that this generation has under that id."""
+        """Remove a member whose process seems to have ended, if this generation has it under that id."""
         known = None if self.placement is None else self.placement.candidate(candidate.id)
         member = self._members.get(candidate.id)
         if self._client is None or known is None or known.incarnation != candidate.incarnation or not member:
             return
-        work = self._remove(self._client.cluster, [member], f"refused a connection of {self._who()}")
-        self._client.cluster.runtime.spawn(work, f"removal of {member}")
+        removal = self._remove(self._client.cluster, [member], f"refused a connection of {self._who()}")
+        self._client.cluster.runtime.spawn(removal, f"removal of {member}")
         self._client.wake()
 
     async def retire(self) -> None:
-        """Joins again as one that is to have no shards, and leaves once the map says so."""
+        """Rejoin as a member that gets no shards, and leave once the placement says so."""
         client, told = self._client, self._told
         if client is None or told is None:
             return
@@ -152,7 +157,7 @@ class GroupDoor:
         await self.close()
 
     async def ask(self) -> None:
-        """Until Kafka has answered a heartbeat of this generation, or given the map of the next one."""
+        """Wait until Kafka answers a heartbeat of this generation, or sends the placement of the next one."""
         client = self._client
         if client is not None:
             asked_ms = client.cluster.runtime.elapsed_ms()
@@ -160,10 +165,10 @@ class GroupDoor:
             await client.wait(lambda: self._heard_ms >= asked_ms)
 
     def alive(self) -> None:
-        """Nothing to be done: what renews this place runs on the same loop."""
+        """Do nothing: the heartbeats run on the same loop."""
 
     async def close(self) -> None:
-        """See `Door`."""
+        """Leave the group at once. A second call does nothing."""
         client, member = self._client, self._member_id
         if client is None or client.closed:
             return
@@ -176,13 +181,13 @@ class GroupDoor:
                 await client.call(self._remove(client.cluster, [member], "the coordinator stops"))
         await client.close()
 
-    # Before it joins.
+    # -- before it joins
 
     async def _make_room(self, cluster: Cluster, me: Candidate) -> None:
-        """Removes what an earlier process at this address left in the group, and waits for another's id to be free.
+        """Remove an earlier process at this address from the group, and wait until this candidate's id is free.
 
         Raises:
-            KafkaError: the id is another's.
+            KafkaError: the id belongs to another coordinator.
         """
         runtime = cluster.runtime
         deadline = runtime.now_ms + self._session_ms + _LEAVE_MS
@@ -191,9 +196,9 @@ class GroupDoor:
             return await self._described(cluster)
 
         while True:
-            found = await cluster.retrying(look, f"group {self._group!r} on Kafka", _OPEN_MS)
-            same = {member: one for member, one in found.items() if one.id == me.id and one != me}
-            earlier = [member for member, one in same.items() if one.address == me.address]
+            candidates = await cluster.retrying(look, f"group {self._group!r} on Kafka", _OPEN_MS)
+            same = {member: other for member, other in candidates.items() if other.id == me.id and other != me}
+            earlier = [member for member, other in same.items() if other.address == me.address]
             if earlier:
                 await self._remove(cluster, earlier, f"another process is at {me.address} now")
             elif not same:
@@ -203,19 +208,19 @@ class GroupDoor:
             await runtime.sleep(self._heartbeat_ms)
 
     async def _described(self, cluster: Cluster) -> dict[str, Candidate]:
-        """The candidates of the group by member id; none while it rebalances, when Kafka does not tell."""
+        """Return the group's candidates by member id; none while it rebalances, when Kafka omits the metadata."""
         request = DescribeGroupsRequest(groups=[self._group])
         answer = await cluster.send(request, self._coordinator, timeout_ms=self._session_ms, lane=_ASIDE)
         group = answer.groups[0]
         if group.error_code and group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
             self._raise_for(cluster, group.error_code)
-        found = {}
+        candidates = {}
         for member in group.members:
             with contextlib.suppress(CorruptDataError):
-                found[member.member_id] = Told.from_bytes(bytes(member.member_metadata)).candidate
-        return found
+                candidates[member.member_id] = JoinMetadata.from_bytes(bytes(member.member_metadata)).candidate
+        return candidates
 
-    # A member's life.
+    # -- membership
 
     async def _live(self, cluster: Cluster) -> None:
         failures = 0
@@ -226,11 +231,11 @@ class GroupDoor:
                 await self._hold(cluster)
             except _Again:
                 failures += 1
-            except Exception as error:  # noqa: BLE001 - what nobody foresaw is told, too, and ends nothing
+            except Exception as error:  # noqa: BLE001 - an unforeseen fault is logged too, and ends nothing
                 failures += 1
                 cluster.forget_coordinator(self._coordinator)
                 self._trouble(fault(f"place in {self._group!r}", error))
-            if failures > 1:  # the first again is Kafka's way to give a member its id
+            if failures > 1:  # the first repetition is how Kafka gives a member its id
                 await cluster.runtime.sleep(
                     cluster.links.backoff_ms(failures - 1, self._config.retry_backoff_ms, 1_000)
                 )
@@ -240,10 +245,10 @@ class GroupDoor:
         if not self._opened and not isinstance(error, RetriableError):
             self._failure = error
         elif self._opened and self._sparingly.due("trouble"):
-            log.warning("placement: Kafka can't be asked, the map that stands is gone by: %s", error)
+            log.warning("placement: Kafka can't be reached; the last known placement is used: %s", error)
 
     async def _round(self, cluster: Cluster) -> None:
-        """Joins, and takes what the leader gives; as the leader makes it."""
+        """Join the group and sync: take the assignment, which this member computes if it leads."""
         told = replace(self._require_told(), placement=self.placement)
         joined = await self._join(cluster, told)
         self._member_id, self._generation = joined.member_id, joined.generation_id
@@ -261,11 +266,11 @@ class GroupDoor:
         timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
         answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, lane=_MEMBER)
         self._raise_for(cluster, answer.error_code)
-        gift = Given.from_bytes(bytes(answer.assignment))
+        gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
         self._heard(sent_ms)
         self._take(gift, told, leads)
 
-    async def _join(self, cluster: Cluster, told: Told) -> JoinGroupResponse:
+    async def _join(self, cluster: Cluster, told: JoinMetadata) -> JoinGroupResponse:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=_PROTOCOL, metadata=told.to_bytes())
         request = JoinGroupRequest(
             group_id=self._group,
@@ -282,16 +287,16 @@ class GroupDoor:
         self._raise_for(cluster, answer.error_code)
         return answer
 
-    def _take(self, gift: Given, told: Told, leads: bool) -> None:
+    def _take(self, gift: LeaderAssignment, told: JoinMetadata, leads: bool) -> None:
         if gift.refused and not self._refused and self._opened:
-            log.error("placement: this coordinator has no place any more: %s", gift.refused)
+            log.error("placement: this coordinator is not registered any more: %s", gift.refused)
         self._leading, self._joined_as, self._refused = leads and not gift.refused, told, gift.refused
         self._members = dict(gift.members)
         self.placement = gift.placement
         asyncio.get_running_loop().call_soon(self._on_change)
 
     async def _hold(self, cluster: Cluster) -> None:
-        """Heartbeats until there is a reason to join again."""
+        """Send heartbeats until there is a reason to rejoin."""
         runtime = cluster.runtime
         while True:
             if await runtime.first(self._look_now, timeout_ms=self._heartbeat_ms) is not None:
@@ -331,14 +336,14 @@ class GroupDoor:
         try:
             await cluster.retrying(attempt, f"removal from {self._group!r}", _LEAVE_MS)
         finally:
-            self._wake()  # it need not wait for the next heartbeat to hear of the new generation
+            self._wake()  # a heartbeat now learns of the new generation at once
 
     def _raise_for(self, cluster: Cluster, code: int) -> None:
-        """Nothing for no error.
+        """Raise the exception for an error code; return for NONE.
 
         Raises:
-            _Again: it is to join again.
-            KafkaError: anything else; retriable or not by its class.
+            _Again: the member has to rejoin.
+            KafkaError: any other error; its class says whether it is retriable.
         """
         known = ErrorCode.of(code)
         if known is ErrorCode.NONE:
@@ -352,7 +357,7 @@ class GroupDoor:
         raise self._advised(error_for(code, known.text))
 
     def _advised(self, error: KafkaError) -> KafkaError:
-        """The same error with what to do about it, where that is known."""
+        """Add advice to an error, where a remedy is known."""
         advice = {
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "it is used by something else; give the coordinators another group",
             ErrorCode.GROUP_AUTHORIZATION_FAILED: "this user needs the rights to describe and to read it",
@@ -363,7 +368,7 @@ class GroupDoor:
             return error
         return error_for(error.code, f"the coordinators' group {self._group!r} on Kafka: {advice}")
 
-    # Words.
+    # -- state and messages
 
     def _has_place(self) -> bool:
         return self.placement is not None and not self._refused
@@ -376,7 +381,7 @@ class GroupDoor:
         why = cluster.unreachable() or self._last_trouble or "the group did not come to a generation"
         return TimedOutError(f"no place among the coordinators within {_OPEN_MS} ms: {why}")
 
-    def _require_told(self) -> Told:
+    def _require_told(self) -> JoinMetadata:
         if self._told is None:
             raise RuntimeError("the door is not open")
         return self._told
@@ -390,11 +395,11 @@ class GroupDoor:
             self._client.wake()
 
 
-def _assignments(joined: JoinGroupResponse) -> dict[str, Given]:
-    told: dict[str, Told] = {}
+def _assignments(joined: JoinGroupResponse) -> dict[str, LeaderAssignment]:
+    told: dict[str, JoinMetadata] = {}
     for member in joined.members:
         try:
-            told[member.member_id] = Told.from_bytes(bytes(member.metadata))
+            told[member.member_id] = JoinMetadata.from_bytes(bytes(member.metadata))
         except CorruptDataError as error:
             log.warning("placement: member %s gets no shards, its bytes can't be read: %s", member.member_id, error)
     return given(joined.generation_id, joined.member_id, told)

@@ -1,12 +1,12 @@
-"""Connections between coordinators, whose end tells sooner than a session that a process has ended.
+"""The failure detector among coordinators: a refused connection reveals a dead process before its session expires.
 
-A coordinator listens for as long as its process lives. So a connection that ends, and that is refused when it is made
-again, means that there is no process any more: the door is told, and its shards are taken. Silence means nothing here
-(a machine without power, a stopped process): that is for the session.
+A coordinator listens for as long as its process lives. If a connection ends, and a new one is refused, the process is
+gone. The coordination service is informed, and others take over its shards. Silence proves nothing here (a machine
+without power, a stopped process): that is what the session is for.
 
-The suspicion may be wrong: a firewall refuses, too. Who was suspected and comes back as the same process is refused for
-longer before it is suspected again, twice as long each time; else two that reach the door, and not each other, would
-take each other's shards for ever.
+A suspicion may be wrong, because a firewall refuses connections too. If a suspected peer comes back as the same
+process, it must refuse for longer before the next suspicion, twice as long each time. Otherwise two coordinators that
+reach the coordination service, but not each other, would take each other's shards for ever.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import logging
 from dataclasses import dataclass
 
 from kohort.cluster.coordination.placement import Candidate
-from kohort.cluster.coordination.service import Door
+from kohort.cluster.coordination.service import CoordinationService
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.framing import encode_request
 
 log = logging.getLogger("kohort.cluster")
 CONNECT_S = 3.0
 AGAIN_S = 0.1
-"""Between connections that are refused; the first one after an end is tried at once."""
+"""Pause between refused connections; the first attempt after a connection ended is made at once."""
 SILENT_AGAIN_S = 1.0
-"""After one that was not answered at all."""
+"""Pause after an attempt without any answer."""
 ASK_S = 30.0
-"""A connection without requests would be closed as idle, and firewalls forget it."""
+"""Interval between requests: an idle connection would be closed, and firewalls would forget it."""
 UNSEEN_S = 0.5
-"""So long one must be refused that was never reached: it may have died before we came, or just now begin."""
+"""How long a peer that was never reached must refuse: it may have died earlier, or may just be starting."""
 BELIEF_S, BELIEF_MAX_S = 1.0, 120.0
-"""So long one must be refused that was suspected before; doubled each time."""
+"""How long a peer that was suspected before must refuse: the first and the largest value, doubled each time."""
 TRUSTED_S = 600.0
-"""A connection that stood for so long makes earlier suspicions forgotten."""
+"""A connection that lasted this long clears earlier suspicions."""
 _REMEMBERED_MAX = 1_000
-"""Processes whose return is remembered: more than come and go while one coordinator lives."""
+"""Processes to remember: more than come and go while one coordinator lives."""
 _CHUNK = 65_536
 _KEEP_ALIVE = encode_request(ApiVersionsRequest(), 0, 0, "kohort-coordinator")
 
 
 @dataclass(slots=True)
 class _Belief:
-    """How long a process must be refused before it is suspected.
+    """The history of one process, which sets how long it must refuse connections before it is suspected.
 
     Attributes:
         seen: Whether it was ever reached.
@@ -61,13 +61,13 @@ class _Belief:
 
 
 class Peers:
-    """The other coordinators, as their connections tell.
+    """The other coordinators, each watched through a connection.
 
-    Call `follow` whenever the door's map changed.
+    Call `follow` whenever the placement has changed.
     """
 
-    def __init__(self, door: Door, me: Candidate) -> None:
-        """`door`: says who the others are, and is told who is suspected."""
+    def __init__(self, door: CoordinationService, me: Candidate) -> None:
+        """Watch the candidates in the placement of `door`, and report suspected ones to it."""
         self._door = door
         self._me = me
         self._watched: dict[Candidate, asyncio.Task[None]] = {}
@@ -75,22 +75,22 @@ class Peers:
 
     @property
     def watched(self) -> frozenset[int]:
-        """The ids of those that are watched."""
+        """The ids of the watched peers."""
         return frozenset(peer.id for peer in self._watched)
 
     def follow(self) -> None:
-        """Watches those that the map names."""
+        """Watch the candidates that the placement names now."""
         placement = self._door.placement
         named = () if placement is None else placement.candidates
-        others = {one for one in named if one.id != self._me.id}
+        others = {candidate for candidate in named if candidate.id != self._me.id}
         for peer in self._watched.keys() - others:
             self._watched.pop(peer).cancel()
-        for peer in sorted(others - self._watched.keys(), key=lambda one: one.id):
+        for peer in sorted(others - self._watched.keys(), key=lambda candidate: candidate.id):
             task = asyncio.get_running_loop().create_task(self._watch(peer), name=f"peer {peer.id}")
             self._watched[peer] = task
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         tasks = list(self._watched.values())
         self._watched.clear()
         for task in tasks:
@@ -110,7 +110,7 @@ class Peers:
                 if loop.time() - refused_s >= belief.patience_s:
                     refused_s = None
                     belief.suspected += 1
-                    log.warning("peer %d at %s refuses connections: taken for ended", peer.id, peer.address)
+                    log.warning("peer %d at %s is suspected: it refuses connections", peer.id, peer.address)
                     self._door.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
             except (OSError, TimeoutError):
@@ -123,7 +123,7 @@ class Peers:
                 if loop.time() - began_s > TRUSTED_S:
                     belief.suspected = 0
                 elif loop.time() - began_s < AGAIN_S:
-                    await asyncio.sleep(AGAIN_S)  # one that accepts and closes at once is not asked without a pause
+                    await asyncio.sleep(AGAIN_S)  # no busy loop with a peer that accepts and closes at once
 
     def _belief(self, peer: Candidate) -> _Belief:
         key = (peer.id, peer.incarnation)
@@ -133,7 +133,7 @@ class Peers:
 
 
 async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the connection ends, a question now and then; what is answered does not count."""
+    """Wait until the connection ends. Send a keep-alive request now and then, and ignore the responses."""
 
     async def ask() -> None:
         while True:

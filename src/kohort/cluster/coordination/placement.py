@@ -1,7 +1,7 @@
-"""PURE. Who serves which shard: one map of all shards, even, and changed by little.
+"""PURE. The placement: a map from each shard to its intended owner, balanced, with few moves at each change.
 
-A map says where groups are looked for. It guards nothing: two coordinators that both believe that a shard is theirs are
-told apart by the journal, whose broker refuses the appends of the one that was overtaken.
+Clients find a group's coordinator by the placement. It is not trusted for safety. When two coordinators both believe
+that they own a shard, the journal decides: Kafka refuses the appends of the fenced one.
 
 Source: spec 4.2, 4.11.
 """
@@ -25,11 +25,11 @@ class Candidate:
     """A process that can serve shards.
 
     Attributes:
-        id: Its number among the candidates, which outlives the process.
-        incarnation: Of the process: another one under the same number has another.
-        host: Where clients reach it.
-        port: The same.
-        rack: Where it stands, if told.
+        id: Its id among the candidates, which outlives the process.
+        incarnation: The id of the process: a successor with the same `id` has another one.
+        host: The host that clients connect to.
+        port: The port that clients connect to.
+        rack: Its rack, if configured.
     """
 
     id: int
@@ -40,19 +40,19 @@ class Candidate:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, for people."""
+        """HOST:PORT, for messages."""
         return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One map.
+    """One version of the map from shards to their owners.
 
     Attributes:
-        version: Counts the maps of one door; a door that was emptied counts from the start again.
-        elected: The candidate in office when it was made, -1 for none.
-        candidates: Those that can serve, by id.
-        owners: For each shard the id of its candidate, -1 for nobody.
+        version: A counter of the placements of one coordination service; it restarts if the service's data is deleted.
+        elected: The id of the leader that made the placement, -1 for none.
+        candidates: The candidates that can serve, ordered by id.
+        owners: For each shard the id of its owner, -1 for nobody.
     """
 
     version: int
@@ -61,39 +61,39 @@ class Placement:
     owners: tuple[int, ...]
 
     def of(self, candidate_id: int) -> frozenset[int]:
-        """The shards of one candidate."""
+        """Return the shards of one candidate."""
         return frozenset(shard for shard, owner in enumerate(self.owners) if owner == candidate_id)
 
     def candidate(self, candidate_id: int) -> Candidate | None:
-        """The candidate with this id, if the map names it."""
-        return next((one for one in self.candidates if one.id == candidate_id), None)
+        """Return the candidate with this id, if the placement names it."""
+        return next((candidate for candidate in self.candidates if candidate.id == candidate_id), None)
 
 
 def placed(before: Placement | None, alive: Sequence[Candidate], elected: int, shards: int) -> Placement:
-    """The next map: each candidate has as many shards as any other, or one more, and as few as possible change hands.
+    """Compute the next placement: shard counts differ by at most one, and as few shards as possible move.
 
     Args:
-        before: The map that stands; it is returned itself where nothing is to change.
-        alive: Who can serve, no id twice.
-        elected: Who is in office.
-        shards: How many there are.
+        before: The current placement; it is returned itself if nothing has to change.
+        alive: The candidates that can serve, without duplicate ids.
+        elected: The id of the leader.
+        shards: The number of shards.
     """
-    candidates = tuple(sorted(alive, key=lambda one: one.id))
+    candidates = tuple(sorted(alive, key=lambda candidate: candidate.id))
     standing = () if before is None else before.owners[:shards]
-    held: dict[int, list[int]] = {one.id: [] for one in candidates}
+    held: dict[int, list[int]] = {candidate.id: [] for candidate in candidates}
     for shard, owner in enumerate(standing):
         if owner in held:
             held[owner].append(shard)
     owners = [NOBODY] * shards
     if held:
         share, over = divmod(shards, len(held))
-        fullest = sorted(held, key=lambda one: (-len(held[one]), one))
-        room = {one: share + (place < over) for place, one in enumerate(fullest)}
-        for one, its in held.items():
-            for shard in its[: room[one]]:
-                owners[shard] = one
-            room[one] -= min(len(its), room[one])
-        free = iter(one for one in sorted(room) for _ in range(room[one]))
+        fullest = sorted(held, key=lambda owner: (-len(held[owner]), owner))
+        room = {owner: share + (rank < over) for rank, owner in enumerate(fullest)}
+        for owner, owned in held.items():
+            for shard in owned[: room[owner]]:
+                owners[shard] = owner
+            room[owner] -= min(len(owned), room[owner])
+        free = iter(owner for owner in sorted(room) for _ in range(room[owner]))
         owners = [next(free) if owner == NOBODY else owner for owner in owners]
     version = 1 if before is None else before.version + 1
     after = Placement(version, elected, candidates, tuple(owners))
@@ -102,14 +102,14 @@ def placed(before: Placement | None, alive: Sequence[Candidate], elected: int, s
     return after
 
 
-# -- Candidates and maps as JSON, in a group's bytes on Kafka or in a node of ZooKeeper
+# -- Candidates and placements as JSON, in a group's metadata on Kafka or in a ZooKeeper node
 
 PLACEMENT_MAX_BYTES = 512 * 1024
-"""Half of what a frame of ZooKeeper holds; 1,000 candidates and 10,000 shards need a third of it."""
+"""Half of ZooKeeper's frame limit; 1,000 candidates and 10,000 shards need a third of it."""
 
 
 def candidate_fields(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as fields of an object."""
+    """Return a candidate as fields of a JSON object."""
     fields: dict[str, Any] = {
         "id": candidate.id,
         "incarnation": candidate.incarnation,
@@ -120,10 +120,10 @@ def candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 
 def read_candidate(fields: Mapping[str, Any]) -> Candidate:
-    """The candidate of such fields.
+    """Return the candidate of `candidate_fields`.
 
     Raises:
-        CorruptDataError: they are not a candidate's.
+        CorruptDataError: the fields are not a candidate's.
     """
     number, incarnation = fields.get("id"), fields.get("incarnation")
     host, port, rack = fields.get("host"), fields.get("port"), fields.get("rack")
@@ -139,20 +139,20 @@ def read_candidate(fields: Mapping[str, Any]) -> Candidate:
 
 
 def placement_fields(placement: Placement) -> dict[str, Any]:
-    """A map as fields of an object."""
+    """Return a placement as fields of a JSON object."""
     return {
         "version": placement.version,
         "elected": placement.elected,
-        "candidates": [candidate_fields(one) for one in placement.candidates],
+        "candidates": [candidate_fields(candidate) for candidate in placement.candidates],
         "owners": list(placement.owners),
     }
 
 
 def read_placement(fields: Mapping[str, Any]) -> Placement:
-    """The map of such fields.
+    """Return the placement of `placement_fields`.
 
     Raises:
-        CorruptDataError: they are not a map's.
+        CorruptDataError: the fields are not a placement's.
     """
     version, elected = fields.get("version"), fields.get("elected")
     candidates, owners = fields.get("candidates"), fields.get("owners")
@@ -160,19 +160,19 @@ def read_placement(fields: Mapping[str, Any]) -> Placement:
         isinstance(version, int)
         and isinstance(elected, int)
         and isinstance(candidates, list)
-        and all(isinstance(one, dict) for one in candidates)
+        and all(isinstance(candidate, dict) for candidate in candidates)
         and isinstance(owners, list)
         and all(isinstance(owner, int) and owner >= NOBODY for owner in owners)
     ):
         raise CorruptDataError(f"no map of shards: {dict(fields)!r}"[:300])
-    return Placement(version, elected, tuple(read_candidate(one) for one in candidates), tuple(owners))
+    return Placement(version, elected, tuple(read_candidate(candidate) for candidate in candidates), tuple(owners))
 
 
 def to_bytes(fields: Mapping[str, Any]) -> bytes:
-    """An object as JSON, short.
+    """Encode an object as compact JSON.
 
     Raises:
-        CorruptDataError: it is too large to be told.
+        CorruptDataError: it exceeds `PLACEMENT_MAX_BYTES`.
     """
     data = json.dumps(fields, separators=(",", ":")).encode()
     if len(data) > PLACEMENT_MAX_BYTES:
@@ -181,10 +181,10 @@ def to_bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
-    """The object in these bytes.
+    """Decode a JSON object.
 
     Raises:
-        CorruptDataError: they are no JSON object.
+        CorruptDataError: the bytes are no JSON object.
     """
     try:
         fields = json.loads(data)

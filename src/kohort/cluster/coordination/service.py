@@ -1,4 +1,4 @@
-"""Where coordinators find each other: what a place of election and registration offers, whichever it is."""
+"""The coordination service: registration, leader election and the shared placement, on ZooKeeper or on Kafka."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from typing import Protocol
 from kohort.cluster.coordination.placement import Candidate, Placement
 
 
-class Door(Protocol):
-    """The one way in: a candidate registers, one is elected, and all read one map.
+class CoordinationService(Protocol):
+    """The service through which candidates register, elect a leader and read one placement.
 
-    Use it from the loop on which it was opened. A door is not trusted for safety: what it says decides where groups are
-    looked for, and the journal decides who may answer for them.
+    Use it from the loop on which it was opened. It is not trusted for safety: the placement decides where clients look
+    for groups, and the journal decides which coordinator may answer for them.
     """
 
     @property
     def placement(self) -> Placement | None:
-        """The map as the door says it now; a lower version than before is what counts, too.
+        """The current placement; None: there is none yet. It counts even if its version is lower than before.
 
-        It stays while the door can't be asked. None: there is none yet. Where another process took this candidate's id,
-        the map names that one's incarnation.
+        It stays while the service is unavailable. If another process has taken this candidate's id, the placement names
+        the incarnation of that process.
         """
 
     @property
-    def in_office(self) -> bool:
-        """Whether this process is the elected one, as far as it knows."""
+    def is_leader(self) -> bool:
+        """Whether this process is the elected leader, as far as it knows."""
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Has `on_change` called on the loop after `placement` or `in_office` changed."""
+        """Call `on_change` on the loop after `placement` or `is_leader` changed."""
 
     async def open(self, me: Candidate, shards: int) -> None:
-        """Registers; returns once this candidate has a place and, where someone is in office, a map.
+        """Register; return once this candidate is registered and, where there is a leader, has a placement.
 
-        Clients must be able to reach the candidate before: peers take a refused connection for its end.
+        The candidate must accept connections already: peers suspect a candidate that refuses them.
 
         Raises:
-            KafkaError: the door can't be reached, may not be used, or the id is another's; says what to do.
+            KafkaError: the service can't be reached, may not be used, or the id is taken; the message says what to do.
         """
 
     def suspect(self, candidate: Candidate) -> None:
-        """Its process is thought to have ended: its shards are taken without waiting for its session."""
+        """Unregister a candidate whose process seems to have ended, without waiting for its session to expire."""
 
     async def retire(self) -> None:
-        """A clean stop: has its shards given to others first, and leaves once the map says so."""
+        """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
 
     async def ask(self) -> None:
-        """Returns once `placement` is what the door says when asked from now on; waits for as long as it is away."""
+        """Refresh `placement` from the service; wait for as long as the service is unavailable."""
 
     def alive(self) -> None:
-        """The loop turns. To be called several times a second: a loop that hangs loses its place."""
+        """Report that the event loop is alive. Call this several times a second: a hanging loop loses its session."""
 
     async def close(self) -> None:
-        """Leaves at once. Does nothing the second time."""
+        """Unregister at once. A second call does nothing."""

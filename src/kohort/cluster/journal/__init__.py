@@ -1,1 +1,1 @@
-"""The groups' journal in a topic of Apache Kafka."""
+"""The group coordinator's journal in a topic of Apache Kafka."""

@@ -1,8 +1,8 @@
-"""The group coordinator's records in a topic of an Apache Kafka cluster: `Journal`, over the client's core.
+"""The group coordinator's journal in a topic of an Apache Kafka cluster: `Journal`, over the client's core.
 
-A term is a producer epoch of the shard's transactional id, and no transaction is ever begun: an append is one batch of
-an idempotent producer with acks=all, which Kafka takes from the newest epoch only, once that has written. See
-`journal_term` for a term's course, `journal_writing` for an append's, `fences` for what keeps others out.
+A term is a producer epoch of the shard's transactional id; no transaction is ever begun. An append is one batch of an
+idempotent producer with acks=all. Once the newest epoch has written, Kafka accepts batches from that epoch only.
+`term` describes the course of a term and of an append, `fences` the record that keeps earlier owners out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
-from kohort.cluster.journal.place import JournalPlace, JournalSettings, JournalTopic, JournalUnavailable
+from kohort.cluster.journal.place import JournalPartition, JournalSettings, JournalTopic, JournalUnavailable
 from kohort.cluster.journal.term import Append, Body, JournalFigures, JournalTerm
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
@@ -25,15 +25,15 @@ from kohort.journal.sealing import packed
 from kohort.wire.batch import HEADER_SIZE
 
 GATHERED_BYTES_MAX: Final = 8 << 20
-"""No further step goes into an append of so many bytes: what comes last may take 16 MiB more, and must fit in."""
+"""An append of this size takes no further step: the last one may add 16 MiB, and has to fit into the batch."""
 
 
 RECORD_BYTES_MAX: Final = 16 << 20
-"""Of one group, or of one commit: what is gathered goes with it into one batch."""
+"""The largest record of a group or of a commit: it shares one batch with what was gathered before."""
 
 
 def fitting(config: GroupConfig) -> GroupConfig:
-    """The settings of groups, as far as this journal can take what they let pass."""
+    """Return the group settings, with size limits lowered to what this journal can store."""
     return replace(
         config,
         group_record_bytes_max=min(config.group_record_bytes_max, RECORD_BYTES_MAX),
@@ -42,23 +42,23 @@ def fitting(config: GroupConfig) -> GroupConfig:
 
 
 class ClusterLink(Protocol):
-    """The client's core and who steps it: an `AsyncClient`."""
+    """The client's core and its driver: an `AsyncClient`."""
 
     @property
     def cluster(self) -> Cluster:
-        """The core."""
+        """The client's core."""
 
     def wake(self) -> None:
-        """Have the core stepped soon."""
+        """Schedule a step of the core."""
 
 
 class KafkaJournal:
     """One shard's journal. Shards may share a client: each has connections of its own.
 
     Attributes:
-        proof_ms: what an answer says stands on an append that was sent at most so long ago: a deposed owner is told
-            only when it writes.
-        figures: what is counted.
+        proof_ms: the age at which an ownership proof expires. A response relies on an append sent at most this long
+            ago, because a deposed owner learns of it only when it writes.
+        figures: the journal's counters.
     """
 
     holds_transactions: Final = False
@@ -67,7 +67,7 @@ class KafkaJournal:
 
     def __init__(self, link: ClusterLink, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
         self._link = link
-        self._place = JournalPlace(link.cluster, topic, index, settings)
+        self._place = JournalPartition(link.cluster, topic, index, settings)
         self._current: JournalTerm | None = None
         self._task: Task[None] | None = None
         self._term = -1
@@ -75,7 +75,10 @@ class KafkaJournal:
         self.figures = JournalFigures()
 
     def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
-        """See `Journal`. A term that begins again, since something failed, is another producer epoch too."""
+        """Begin a term and return its records, as `Journal.begin` says.
+
+        A term that begins again after a failure gets another producer epoch too.
+        """
         self._check(term, begins=True)
         self.close()
         self._term = term
@@ -93,7 +96,7 @@ class KafkaJournal:
         self._link.wake()
 
     def append(self, term: int, records: Sequence[Record], now_ms: int) -> int:
-        """See `Journal`. Without records it is proof that the term is not over, and nothing else."""
+        """Append records, as `Journal.append` says. Without records it only proves that the term is not over."""
         self._check(term)
         current = self._current
         if current is None:
@@ -106,7 +109,7 @@ class KafkaJournal:
         return self._token
 
     def close(self) -> None:
-        """End the term, if one has begun: its owner is not called any more. What is on its way is not taken back."""
+        """End the term, if one has begun: its owner is not called any more. Appends under way are not recalled."""
         if self._task is not None:
             self._task.cancel()
         self._current, self._task = None, None
@@ -119,13 +122,13 @@ class KafkaJournal:
 
 
 def _bodies(records: Sequence[Record]) -> Iterator[Body]:
-    """The batches of one append: one, which is there as a whole or not at all.
+    """Return the batches of one append: a single batch, which is atomic.
 
-    Records that are only taken away may be more than fits: each says so for itself, and whoever loads takes away what
-    is left of them again, for the reason that stands (a topic that is gone, offsets that are too old).
+    Only tombstones may need several batches. Each of them stands for itself. If some are lost, the shard deletes those
+    records again after the next load, for the same reason (a deleted topic, expired offsets).
 
     Raises:
-        InvalidInputError: they can't be written; nothing was.
+        InvalidInputError: the records can't be written; none was.
     """
     try:
         payload, count = packed(records)

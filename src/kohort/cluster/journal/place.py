@@ -1,4 +1,4 @@
-"""Where one shard's journal lies on a Kafka cluster, and how requests get there."""
+"""The partition of one shard's journal on a Kafka cluster, and the way requests take there."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from kohort.ids import TopicPartition
 REFUSE: Final = "refuse"
 SKIP: Final = "skip"
 FOREIGN_RECORDS: Final = "journal.foreign.records"
-"""The setting that says what becomes of records that nobody of ours wrote."""
+"""The setting for records that no coordinator wrote: refuse or skip them."""
 TOPIC: Final = "__kohort_groups"
 FIRST_WAIT_MS: Final = 20
 WAIT_MAX_MS: Final = 250
-"""What the cluster refuses for now is tried again so much later at most: a new leader is there within seconds."""
+"""The longest backoff after a temporary error: a new leader is elected within seconds."""
 
 
 class JournalUnavailable(OSError):
-    """The journal can't be read or written now: the term is over, and another may be begun."""
+    """A journal that can't be read or written now: the term is over, and another may begin."""
 
 
 class JournalRefused(KafkaError):
-    """The journal is not what its groups need, and waiting does not cure it: somebody has to decide."""
+    """A journal that does not fit its groups. Waiting does not cure it: somebody has to decide."""
 
     default_code = ErrorCode.INVALID_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings:
-    """Who writes the journal, and what is asked of it.
+    """The journal's writer and its requirements.
 
     Attributes:
-        coordinator: this coordinator's id, with incarnation, host and port: what a fence says of who set it.
+        coordinator: this coordinator's id; a fence records it with incarnation, host and port.
+        incarnation: the id of this process.
+        host: the advertised host of this coordinator.
+        port: the advertised port of this coordinator.
         topic: the journal's topic; the transactional ids of its shards begin with its name.
-        partitions: how many a topic is made with, and so how many shards there are.
-        replication_factor: of a topic that is made; fewer brokers than that give it as many as there are.
-        foreign_records: refuse or skip what nobody of ours wrote; see `FOREIGN_RECORDS`.
-        answer_ms: a request unanswered for so long is sent again.
+        partitions: the partition count of a created topic, which is the number of shards.
+        replication_factor: the replication factor of a created topic, lowered to the number of brokers.
+        foreign_records: whether to refuse or skip records that no coordinator wrote (`FOREIGN_RECORDS`).
+        answer_ms: a request without a response is sent again after this time.
     """
 
     coordinator: int = -1
@@ -57,20 +60,20 @@ class JournalSettings:
 
 @dataclass(frozen=True, slots=True)
 class JournalTopic:
-    """The topic that groups hash to: what must not change under them."""
+    """The topic that groups hash to: its id and partition count must not change."""
 
     name: str
     id: uuid.UUID
     partitions: int
 
 
-class JournalPlace:
+class JournalPartition:
     """One partition of the journal's topic, on a connection of its own.
 
     Attributes:
         cluster: the client's core.
-        lane: of its connections.
-        repeats: requests that were sent again.
+        lane: the name of its connections.
+        repeats: the number of requests that were sent again.
     """
 
     def __init__(self, cluster: Cluster, topic: JournalTopic, index: int, settings: JournalSettings) -> None:
@@ -88,32 +91,32 @@ class JournalPlace:
         return str(self.partition)
 
     def elapsed_ms(self) -> float:
-        """Now, by a clock that also runs while the machine sleeps."""
+        """Return the time by a clock that also runs while the machine sleeps."""
         return self.cluster.runtime.elapsed_ms()
 
     async def leader(self, timeout_ms: float) -> BrokerById:
-        """Who leads the partition; asked for only where it is not known, since every append passes here."""
+        """Return the partition's leader. Look it up only when it is unknown, because every append passes here."""
         node = self.cluster.metadata.leader(self.partition)
         return BrokerById(node if node >= 0 else await self.cluster.leader(self.partition, timeout_ms))
 
     async def wait(self, failures: int) -> None:
-        """After a request that failed: ask who leads now, and wait a little, longer after each failure in a row."""
+        """Refresh metadata after a failed request, and back off, longer after each failure in a row."""
         self.repeats += 1
         self.cluster.request_metadata().mark_handled()
         await self.cluster.runtime.sleep(self.cluster.links.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 
     def check_id(self) -> None:
-        """Raises JournalUnavailable where the topic is known to have another id by now: nothing is written there."""
+        """Raise JournalUnavailable if the topic has another id by now: nothing may be written to it."""
         known = self.cluster.metadata.topic_id(self.topic.name)
         if known not in (NO_TOPIC_ID, self.topic.id):
             raise JournalUnavailable(f"{self}: the topic was deleted and made again")
 
     async def check_topic(self) -> None:
-        """Hold the topic as it is now against what it was when the process began. Shards that ask at once share it.
+        """Compare the topic with what it was when the process began. Concurrent shards share one metadata request.
 
         Raises:
-            JournalUnavailable: the cluster does not show it.
-            JournalRefused: it has been made again, or has other partitions: groups would lie elsewhere.
+            JournalUnavailable: the cluster does not show the topic.
+            JournalRefused: it was recreated, or its partition count changed: groups would hash to other partitions.
         """
         name = self.topic.name
         info = (await self.cluster.refresh_metadata(self.settings.answer_ms)).topics.get(name)
@@ -128,7 +131,7 @@ class JournalPlace:
         self.check_partitions(len(info.partitions))
 
     def check_partitions(self, partitions: int) -> None:
-        """Raises JournalRefused unless groups are spread over so many partitions still."""
+        """Raise JournalRefused unless groups are still spread over this many partitions."""
         fewer, more = sorted((partitions, self.topic.partitions))
         if fewer != more:
             raise JournalRefused(
@@ -138,7 +141,7 @@ class JournalPlace:
             )
 
     def lost(self, error: KafkaError, what: str) -> Exception:
-        """What a term ends with, for an error of the cluster that it does not get over."""
+        """Return the exception that ends a term, for an error of the cluster that a retry does not cure."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)
         if isinstance(error, NotAuthorizedError):
@@ -152,7 +155,7 @@ class JournalPlace:
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether the same request may do better a little later."""
+    """Return whether a retry of the same request may succeed."""
     return isinstance(error, RetriableError) or error.code.retriable
 
 

@@ -1,4 +1,4 @@
-"""The journal as it is read: whole batches from its start up to an offset, and their records."""
+"""Reading the journal: complete batches from its start up to an offset, and their records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal.place import JournalPlace, JournalUnavailable, passes
+from kohort.cluster.journal.place import JournalPartition, JournalUnavailable, passes
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE
@@ -22,16 +22,16 @@ from kohort.wire.data import FetchRequest, FetchResponse, ListOffsetsRequest
 from kohort.wire.records import read_pairs
 
 FETCH_BYTES: Final = 4 << 20
-"""Read in one go. Two such answers of each shard that loads are in memory, and all of a process may load at once."""
+"""Bytes of one fetch. A loading shard holds two such responses in memory, and all shards may load at once."""
 PATIENCE_MS: Final = 60_000
-"""A new leader shows what is committed once its followers have told it how far they are: seconds."""
+"""Limit for retries. A new leader needs seconds, until its followers' fetches advance the high-water mark."""
 _WAIT_MS: Final = 500
 _PAUSE_MS: Final = 20
-"""Between questions to a broker that does not wait although it has nothing."""
+"""Pause between fetches from a broker that returns nothing and does not wait."""
 _HANDED_MAX: Final = 1
-"""Answers handed over to be decoded: the next one comes meanwhile."""
+"""Responses queued for decoding, while the next fetch is under way."""
 _LIST_BYTES: Final = 256 << 10
-"""Records are handed out in lists of about so many bytes, some milliseconds of work each."""
+"""Approximate bytes of one list of records: some milliseconds of work."""
 _HIGHEST_BY_NAME: Final = 12
 _EARLIEST: Final = -2
 _LENGTH_AT: Final = 8
@@ -44,25 +44,25 @@ _length_of = struct.Struct(">i").unpack_from
 
 
 class _BeforeStart(Exception):
-    """The log does not begin at offset 0 any more: somebody has had records deleted."""
+    """Control flow: the log does not begin at offset 0 any more, because records were deleted."""
 
 
 class JournalReading:
-    """Fetches one partition, batch after batch.
+    """A reader of one partition, batch after batch.
 
     Attributes:
-        offset: of the next record to be read.
-        read_bytes: so far.
+        offset: the offset of the next record to read.
+        read_bytes: the bytes read so far.
     """
 
-    def __init__(self, place: JournalPlace, fetch_bytes: int = FETCH_BYTES) -> None:
+    def __init__(self, place: JournalPartition, fetch_bytes: int = FETCH_BYTES) -> None:
         self._place = place
         self._fetch_bytes = fetch_bytes
         self.offset = 0
         self.read_bytes = 0
 
     async def fetch(self) -> memoryview | None:
-        """The whole batches of one answer; None: nothing new is there yet.
+        """Fetch once, and return the complete batches of the response; None: nothing new yet.
 
         Raises:
             JournalUnavailable: nothing can be read.
@@ -89,10 +89,10 @@ class JournalReading:
         return view[:end]
 
     async def up_to(self, end: int) -> memoryview:
-        """The whole batches of the next answer, where what lies at `end` is known to be written.
+        """Return the complete batches of the next response that has any; a record at `end` is known to be written.
 
         Raises:
-            JournalUnavailable: the leader does not show it in time.
+            JournalUnavailable: the leader does not return it in time.
         """
         place = self._place
         until_ms = place.elapsed_ms() + PATIENCE_MS
@@ -123,9 +123,9 @@ class JournalReading:
         topic = ListOffsetsRequest.ListOffsetsTopic(name=place.topic.name, partitions=[part])
         request = ListOffsetsRequest(replica_id=-1, topics=[topic], timeout_ms=limit)
         answer = await place.cluster.send(request, await place.leader(limit), timeout_ms=limit, lane=place.lane)
-        (found,) = answer.topics[0].partitions
-        _check(found.error_code)
-        return found.offset
+        (listed,) = answer.topics[0].partitions
+        _check(listed.error_code)
+        return listed.offset
 
     async def _ask_batches(self) -> memoryview:
         place, limit = self._place, self._place.settings.answer_ms
@@ -141,11 +141,11 @@ class JournalReading:
             lane=place.lane,
         )
         _check(answer.error_code)
-        (found,) = answer.responses[0].partitions
-        if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not self.offset:
+        (fetched,) = answer.responses[0].partitions
+        if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and not self.offset:
             raise _BeforeStart
-        _check(found.error_code)
-        return memoryview(found.records or b"")
+        _check(fetched.error_code)
+        return memoryview(fetched.records or b"")
 
 
 def _check(error_code: int) -> None:
@@ -155,7 +155,10 @@ def _check(error_code: int) -> None:
 
 
 def _whole(view: memoryview) -> tuple[int, int]:
-    """Where the whole batches end, and the offset behind them; (0, 0): there is none. The last one may be cut."""
+    """Return the end of the complete batches and the offset behind them; (0, 0) if there is none.
+
+    The last batch of a response may be cut off.
+    """
     last, at, size = -1, 0, len(view)
     while at + HEADER_SIZE <= size:
         stop = at + _length_of(view, at + _LENGTH_AT)[0] + _OVERHEAD
@@ -166,7 +169,7 @@ def _whole(view: memoryview) -> tuple[int, int]:
 
 
 class Handover:
-    """Answers on their way from whoever fetches to whoever decodes."""
+    """A bounded queue of responses between the fetching task and the decoder."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -174,13 +177,13 @@ class Handover:
         self._changed: Promise[None] = Promise()
 
     async def put(self, view: memoryview) -> None:
-        """Hand on, once there is room."""
+        """Queue a response as soon as there is room."""
         while len(self._views) >= _HANDED_MAX:
             await self._next()
         self._views.append(view)
 
     async def drained(self) -> None:
-        """Wait until all of it is decoded."""
+        """Wait until all queued responses are decoded."""
         while self._views:
             await self._next()
 
@@ -190,24 +193,24 @@ class Handover:
 
     @property
     def first(self) -> memoryview | None:
-        """What is to be decoded next."""
+        """The response to decode next; None: there is none."""
         return self._views[0] if self._views else None
 
     def decoded(self) -> None:
-        """The first one is done with."""
+        """Remove the first response, which is decoded."""
         self._views.popleft()
         self._changed.resolve(None)
 
 
 class JournalDecoding:
-    """Records out of batches, with who wrote them.
+    """A decoder of batches, which also records their producers.
 
     Attributes:
-        authors: so far.
-        left_out: whose batches are not to count.
+        authors: the producers of the batches so far.
+        left_out: the producers whose batches are skipped.
     """
 
-    def __init__(self, place: JournalPlace) -> None:
+    def __init__(self, place: JournalPartition) -> None:
         self._place = place
         self._reader = GroupRecordReader()
         self.authors = Authors()
@@ -215,35 +218,38 @@ class JournalDecoding:
         self._unreadable: dict[Author, CorruptDataError] = {}
 
     def check(self) -> None:
-        """Raises CorruptDataError if a batch of ours could not be read; whose it is shows when all is read."""
+        """Raise CorruptDataError if a coordinator's batch could not be read.
+
+        The producer of a batch is known to be a coordinator only when all fences have been read.
+        """
         for author, error in self._unreadable.items():
             if self.authors.covered(author):
                 raise error
 
     def records(self, view: memoryview) -> Iterator[Sequence[Record]]:
-        """The group records of whole batches, in lists.
+        """Return the group records of complete batches, in lists.
 
         Raises:
             CorruptDataError: a batch can't be read.
         """
-        found: list[Record] = []
+        records: list[Record] = []
         done = 0
         for header, batch in self._batches(view):
             author = header.producer_id, header.producer_epoch
             self.authors.saw(header)
             if author in self.left_out:
-                self._tell_left_out(header, batch)
+                self._log_left_out(header, batch)
             else:
-                self._read(header, batch, found)
+                self._read(header, batch, records)
             done += header.size
             if done >= _LIST_BYTES:
-                yield found
-                found, done = [], 0
-        if found:
-            yield found
+                yield records
+                records, done = [], 0
+        if records:
+            yield records
 
     def survey(self, view: memoryview) -> None:
-        """Look at who wrote, without records: fences are alone in their batches."""
+        """Record producers and fences only, not records: a fence is alone in its batch."""
         for header, batch in self._batches(view):
             self.authors.saw(header)
             if header.records_count == 1 and not header.is_control:
@@ -264,11 +270,11 @@ class JournalDecoding:
             yield header, view[at:stop]
             at = stop
 
-    def _read(self, header: BatchHeader, batch: memoryview, found: list[Record]) -> None:
+    def _read(self, header: BatchHeader, batch: memoryview, records: list[Record]) -> None:
         if header.is_control:
             return
         reader = self._reader
-        read_offset, add, known = reader.read_offset, found.append, len(found)
+        read_offset, add, known = reader.read_offset, records.append, len(records)
         try:
             for key, value, _ in read_pairs(batch, header):
                 if key is None:
@@ -280,17 +286,17 @@ class JournalDecoding:
                 elif (record := reader.read(key, value)) is not None:
                     add(record)
         except UNREADABLE as error:
-            del found[known:]
+            del records[known:]
             author = header.producer_id, header.producer_epoch
             text = f"{self._place}: the batch at offset {header.base_offset} can't be read: {error}"
             self._unreadable.setdefault(author, CorruptDataError(text))
 
     def _take(self, header: BatchHeader, fence: Fence) -> None:
-        """Each producer id speaks for itself, and any of them may have written the first fence."""
+        """Record a fence if its own producer wrote it. Any producer may have written the first fence."""
         if fence.producer_id in (FIRST, header.producer_id):
             self.authors.take(fence)
 
-    def _tell_left_out(self, header: BatchHeader, batch: memoryview) -> None:
+    def _log_left_out(self, header: BatchHeader, batch: memoryview) -> None:
         names = []
         try:
             for key, _, _ in read_pairs(batch, header):
@@ -299,7 +305,7 @@ class JournalDecoding:
             names.append(str(error))
         more = " …" if len(names) > _KEYS_SHOWN else ""
         log.warning(
-            "%s: the batch at offset %d of producer id %d is left out, no coordinator wrote it; keys: %s",
+            "%s: skipped the batch at offset %d of producer id %d, because no coordinator wrote it; keys: %s",
             self._place,
             header.base_offset,
             header.producer_id,

@@ -1,8 +1,9 @@
-"""One term of a journal on Kafka: it fences, then reads up to its fence, then appends, until something ends it.
+"""One term of a journal on Kafka: fence, read up to the fence, then append until something ends the term.
 
-Why that order: the partition's log is one order. What an earlier owner wrote lies before the fence, and is read; behind
-it Kafka refuses that owner's epoch. It acknowledges what was answered without an error only, so all of that lies before
-the fence. Whoever reads first, or asks for the end first and then fences, misses what comes between.
+The order matters, because the partition's log is one sequence. All batches of an earlier owner lie before the fence,
+and are read. Behind the fence Kafka refuses that owner's epoch. The earlier owner acknowledged only what Kafka had
+written without an error, so all of that lies before the fence. A coordinator that read first, or looked up the end
+offset before the fence, would miss what comes between.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, fenc
 from kohort.cluster.journal.place import (
     FOREIGN_RECORDS,
     SKIP,
-    JournalPlace,
+    JournalPartition,
     JournalRefused,
     JournalUnavailable,
     passes,
@@ -33,18 +34,18 @@ from kohort.wire.batch import seal_batch
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
 
-# -- Batches of one producer id and epoch, one after the other, each brought to the partition's leader once
+# -- Batches of one producer id and epoch, one at a time, each written exactly once.
 #
-# A batch keeps its sequence, so that the leader knows it when it comes again, and is sent again for `REPEAT_MS` at most
-# by a clock that counts sleep: a leader forgets producers that were silent for `producer.id.expiration.ms`, and would
-# then take an old epoch's batch for a new producer's first. For the same reason nothing leaves at all when the last
-# batch was acknowledged long ago: the process stood still.
+# A retried batch keeps its sequence number, by which the leader recognizes it. Retries end after `REPEAT_MS`, by a
+# clock that also runs while the machine sleeps. The reason: a leader forgets producers that were silent for
+# `producer.id.expiration.ms`. It would then accept an old epoch's batch as a new producer's first. For the same reason
+# nothing is sent at all when the last batch was acknowledged long ago: the process was suspended.
 
 REPEAT_MS: Final = 30_000
 APPEND_EVERY_MS: Final = 300_000
-"""Who has nothing to write appends so often all the same, or leaders would forget the producer."""
+"""An idle writer appends this often all the same, or leaders would forget the producer."""
 SILENCE_MAX_MS: Final = 3 * APPEND_EVERY_MS
-"""Who was silent for longer stood still; a quarter of the shortest `producer.id.expiration.ms` that is accepted."""
+"""A writer silent for longer was suspended; 1/4 of the shortest `producer.id.expiration.ms` that is accepted."""
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 """Below every broker's limit; no transaction is ever begun."""
 _HIGHEST_BY_NAME: Final = 12
@@ -52,32 +53,33 @@ _OWN_ID_SINCE: Final = 3
 _SEQUENCES: Final = 2**31
 _ACKS_ALL: Final = -1
 _BROKER_SHARE: Final = 0.8
-"""Of the time that an answer may take, what the leader is told that its replicas may take."""
+"""The share of the request timeout that the Produce request allows for replication."""
 _NOT_THERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """A producer id and epoch, and when it was asked for (`JournalPlace.elapsed_ms`)."""
+class TermIdentity:
+    """A producer id and epoch, and the time of the request for them (`JournalPartition.elapsed_ms`)."""
 
     producer_id: int
     epoch: int
     asked_ms: float
 
 
-async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identity:
-    """The next epoch of the shard's transactional id.
+async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) -> TermIdentity:
+    """Get the next producer epoch of the shard's transactional id.
 
     Args:
-        own: what this owner has; another one's epoch between fails with FencedError. None: whoever has it is deposed.
+        place: the journal's partition.
+        own: this owner's identity, which fails with FencedError if another got an epoch since. None: depose any owner.
 
     Raises:
-        FencedError, JournalUnavailable: it can't be had.
+        FencedError, JournalUnavailable: Kafka does not give one.
     """
     cluster, settings = place.cluster, place.settings
     asked_ms = 0.0
 
-    async def attempt() -> Identity:
+    async def attempt() -> TermIdentity:
         nonlocal asked_ms
         asked_ms = place.elapsed_ms()
         request = InitProducerIdRequest(
@@ -93,7 +95,7 @@ async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identit
             if code in _NOT_THERE:
                 cluster.forget_coordinator(place.to_coordinator)
             raise error_for(code, code.text)
-        return Identity(answer.producer_id, answer.producer_epoch, asked_ms)
+        return TermIdentity(answer.producer_id, answer.producer_epoch, asked_ms)
 
     what = f"no producer epoch of transactional id {place.transactional_id}"
     try:
@@ -104,11 +106,11 @@ async def new_epoch(place: JournalPlace, own: Identity | None = None) -> Identit
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A batch that is acknowledged.
+    """A batch that Kafka has acknowledged.
 
     Attributes:
-        offset: of its first record.
-        sent_ms: when it was first sent, by the runtime's monotonic clock, what the machine slept since taken off.
+        offset: the offset of its first record.
+        sent_ms: when it was first sent, by the runtime's monotonic clock, minus the time the machine slept since.
     """
 
     offset: int
@@ -116,22 +118,22 @@ class Written:
 
 
 class JournalWriter:
-    """Writes under one identity. One batch at a time.
+    """A writer under one producer identity, one batch at a time.
 
     Attributes:
-        identity: under which the next batch goes.
-        expected: the offset that it must be given, None: any. Another one means that somebody else writes.
+        identity: the identity of the next batch.
+        expected: the offset that the batch must get; None: any. Another offset means that somebody else writes.
     """
 
-    def __init__(self, place: JournalPlace, identity: Identity) -> None:
+    def __init__(self, place: JournalPartition, identity: TermIdentity) -> None:
         self._place = place
         self.expected: int | None = None
         self._sequence = 0
         self._first_ms: float | None = None
         self.become(identity)
 
-    def become(self, identity: Identity) -> None:
-        """Go on under another epoch, counting from 0."""
+    def become(self, identity: TermIdentity) -> None:
+        """Continue under another epoch, with sequence numbers from 0."""
         self.identity = identity
         self._sequence = 0
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
@@ -141,12 +143,12 @@ class JournalWriter:
 
         Args:
             payload: its records, encoded.
-            count: how many.
-            now_ms: wall clock, what the records are stamped with where the topic does not do it.
+            count: the number of records.
+            now_ms: wall clock; the records' timestamp unless the topic sets its own.
 
         Raises:
             FencedError: a later epoch has written here.
-            JournalUnavailable: it is not known to be written, and must not be sent again.
+            JournalUnavailable: it is unknown whether the batch was written, and it must not be sent again.
         """
         identity = self.identity
         batch = seal_batch(
@@ -178,7 +180,7 @@ class JournalWriter:
         return Written(offset, int(place.cluster.runtime.now_ms - (elapsed_ms - first_ms)))
 
     async def _deliver(self, batch: bytes) -> int:
-        """Send the same batch until it is answered; gives its offset."""
+        """Send the same batch until it is acknowledged, and return its offset."""
         place, failures = self._place, 0
         last: KafkaError | None = None
         while True:
@@ -194,10 +196,10 @@ class JournalWriter:
             place.check_id()
 
     def _check(self, last: KafkaError | None = None) -> None:
-        """Whether a batch may leave now, perhaps again.
+        """Check that a batch may be sent now, or sent again.
 
         Raises:
-            JournalUnavailable: it may not.
+            JournalUnavailable: it may not be sent.
         """
         now_ms = self._place.elapsed_ms()
         if self._first_ms is None:
@@ -231,42 +233,44 @@ class JournalWriter:
 
     def _offset(self, answer: ProduceResponse) -> int:
         try:
-            (found,) = answer.responses[0].partition_responses
+            (produced,) = answer.responses[0].partition_responses
         except (IndexError, ValueError):
             raise JournalUnavailable(f"{self._place}: the answer to an append says nothing of it") from None
-        if found.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and self.expected is not None:
+        if produced.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and self.expected is not None:
             return self.expected
-        if found.error_code:
-            code = ErrorCode.of(found.error_code)
-            raise error_for(code, found.error_message or code.text)
-        return found.base_offset
+        if produced.error_code:
+            code = ErrorCode.of(produced.error_code)
+            raise error_for(code, produced.error_message or code.text)
+        return produced.base_offset
 
 
 NEW_EPOCH_EVERY_MS: Final = 86_400_000
-"""Plain batches do not keep a transactional id: Kafka would give the next owner another producer id after a week."""
+"""Batches without a transaction do not keep a transactional id alive: Kafka changes the producer id after a week."""
 _SURVEY_BYTES: Final = 1 << 20
-"""Read in one go where nothing else may run between."""
+"""Bytes of one fetch that is decoded at once, without a break for other tasks."""
 _GLANCE_BYTES: Final = 64 << 10
 _NO_TIME: Final = -1
-"""The topic stamps what is written with its own time."""
+"""The records' timestamp when the topic sets its own (LogAppendTime)."""
 
 log = logging.getLogger("kohort.cluster")
 
 
 @dataclass(slots=True)
 class JournalFigures:
-    """What a journal counts.
+    """The counters of a journal.
 
     Attributes:
-        producer_id, epoch: of the newest term.
-        fence_offset: where its fence lies.
-        end_offset: behind what was written or read last.
+        producer_id: the producer id of the newest term.
+        epoch: the producer epoch of the newest term.
+        fence_offset: the offset of its fence.
+        end_offset: the offset behind the last record written or read.
         fences: terms begun here.
-        appends: acknowledged, empty ones too.
+        appends: acknowledged appends, empty ones too.
         repeats: requests that were sent again.
-        load_ms, load_bytes: what the last load took.
+        load_ms: the duration of the last load.
+        load_bytes: the bytes that the last load read.
         acknowledged_ms: when the newest acknowledged append was sent, by the monotonic clock.
-        append_ms: how long it took.
+        append_ms: the duration of that append.
     """
 
     producer_id: int = -1
@@ -283,12 +287,12 @@ class JournalFigures:
 
 
 Body: TypeAlias = tuple[bytes, int]
-"""The encoded records of one batch, and how many."""
+"""The encoded records of one batch, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What an owner wants written, batch after batch; none: proof only."""
+    """An owner's request to write batches; without batches it only proves ownership."""
 
     token: int
     bodies: Sequence[Body]
@@ -296,14 +300,16 @@ class Append:
 
 
 class JournalTerm:
-    """What `KafkaJournal` has one of at a time. `run` is a task of the client's core; all else is called by the owner.
+    """One term of a `KafkaJournal`, which has one at a time.
+
+    `run` is a task of the client's core; the owner calls the other methods.
 
     Attributes:
-        error: why it has ended, or None.
-        loaded: all records have been handed out.
+        error: the reason why the term has ended, or None.
+        loaded: whether all records have been handed out.
     """
 
-    def __init__(self, place: JournalPlace, owner: Owner, figures: JournalFigures) -> None:
+    def __init__(self, place: JournalPartition, owner: Owner, figures: JournalFigures) -> None:
         self._place = place
         self._owner = owner
         self._figures = figures
@@ -311,7 +317,7 @@ class JournalTerm:
         self._decoding = JournalDecoding(place)
         self._wanted: Append | None = None
         self._news: Promise[None] = Promise()
-        self._renewed: Identity | Exception | None = None
+        self._renewed: TermIdentity | Exception | None = None
         self._renewing = False
         self._now_ms = _NO_TIME
         self.error: Exception | None = None
@@ -320,7 +326,7 @@ class JournalTerm:
     # -- the owner's side
 
     def records(self) -> Iterator[Sequence[Record] | None]:
-        """See `Journal.begin`."""
+        """Return the records to load, with None while there are none yet, as `Journal.begin` says."""
         while True:
             if self.error is not None:
                 raise self.error
@@ -334,7 +340,7 @@ class JournalTerm:
                 yield None
 
     def append(self, append: Append) -> None:
-        """Have it written; the owner is told."""
+        """Queue an append; `Owner.durable` is called when it is acknowledged."""
         if self.error is not None:
             raise self.error
         assert self._wanted is None, "an append is on its way"
@@ -344,7 +350,7 @@ class JournalTerm:
     # -- the term
 
     async def run(self) -> None:
-        """From the producer epoch to the end."""
+        """Run the term: get a producer epoch, fence, load and serve."""
         place = self._place
         try:
             writer = await self._fence()
@@ -364,7 +370,7 @@ class JournalTerm:
         self._owner.more()
 
     async def _fence(self) -> JournalWriter:
-        """Depose whoever owned the journal."""
+        """Depose the journal's earlier owner."""
         place, figures = self._place, self._figures
         await place.check_topic()
         writer = JournalWriter(place, await new_epoch(place))
@@ -375,7 +381,7 @@ class JournalTerm:
         return writer
 
     async def _write_fence(self, writer: JournalWriter, producer_id: int) -> int:
-        """Write a fence under the writer's identity; gives its offset."""
+        """Write a fence under the writer's identity, and return its offset."""
         fence = fence_of(self._place, producer_id, writer.identity.epoch)
         payload, count = packed_pair(*fence.pair())
         return (await writer.write(payload, count, self._now_ms)).offset
@@ -383,7 +389,7 @@ class JournalTerm:
     # -- loading
 
     async def _load(self, writer: JournalWriter) -> None:
-        """Hand out all that lies before the fence, and know that nobody else can write behind it."""
+        """Hand out all records before the fence, and make sure that nobody else can write behind it."""
         place, figures, authors = self._place, self._figures, self._decoding.authors
         began_ms = place.cluster.runtime.now_ms
         own, end = writer.identity.producer_id, figures.fence_offset
@@ -392,7 +398,7 @@ class JournalTerm:
         reading = JournalReading(place)
         await self._read(reading, end)
         for fence in authors.unfinished(own):
-            last = Identity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
+            last = TermIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
         await self._read(reading, end)
         self._check_authors(writer.identity)
@@ -404,24 +410,24 @@ class JournalTerm:
         self._owner.more()
 
     async def _read(self, reading: JournalReading, end: int) -> None:
-        """Hand out what lies up to an offset, and wait until it is taken."""
+        """Hand out the records up to an offset, and wait until they are decoded."""
         while reading.offset <= end:
             await self._handover.put(await reading.up_to(end))
             self._owner.more()
         await self._handover.drained()
 
     async def _survey(self, end: int) -> frozenset[Author]:
-        """Who wrote up to an offset without a fence."""
-        reading, seen = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
+        """Return the producers that wrote up to an offset without a fence."""
+        reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
-            seen.survey(await reading.up_to(end))
-        return frozenset(seen.authors.foreign())
+            decoding.survey(await reading.up_to(end))
+        return frozenset(decoding.authors.foreign())
 
-    def _check_authors(self, own: Identity) -> None:
-        """Serve nothing that somebody else wrote.
+    def _check_authors(self, own: TermIdentity) -> None:
+        """Check that all records were written by coordinators.
 
         Raises:
-            JournalRefused: there are foreign records.
+            JournalRefused: there are records without a fence.
             FencedError: another coordinator's fence lies behind this one's.
         """
         place, authors = self._place, self._decoding.authors
@@ -442,7 +448,7 @@ class JournalTerm:
             )
 
     async def _keep_first(self, writer: JournalWriter) -> None:
-        """Hold the topic against the first fence, or write that."""
+        """Compare the topic with the first fence, or write that fence."""
         place = self._place
         first = self._decoding.authors.fences.get(FIRST)
         if first is None and place.index != 0:
@@ -462,20 +468,20 @@ class JournalTerm:
             await self._write_fence(writer, FIRST)
 
     async def _first_of_all(self) -> Fence | None:
-        """What partition 0 keeps, near its start: a partition that was added knows nothing of before."""
+        """Return the first fence of partition 0, near its start: a partition that was added has none of its own."""
         here = self._place
-        zero = JournalPlace(here.cluster, here.topic, 0, here.settings)
+        zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
         zero.lane = here.lane
-        reading, seen = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
+        reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
         if view is not None:
-            seen.survey(view)
-        return seen.authors.fences.get(FIRST)
+            decoding.survey(view)
+        return decoding.authors.fences.get(FIRST)
 
     # -- serving
 
     async def _serve(self, writer: JournalWriter) -> None:
-        """Write what the owner wants, one after the other, and something now and then."""
+        """Write the owner's appends one after the other, and a fence when there was none for a while."""
         place, figures = self._place, self._figures
         runtime = place.cluster.runtime
         append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
@@ -498,12 +504,12 @@ class JournalTerm:
                 self._wanted, self._now_ms = None, wanted.now_ms
                 self._owner.durable(wanted.token, written.sent_ms)
 
-    def _proof(self, identity: Identity) -> Body:
-        """What an append without records is: the fence once more, so that compaction keeps one of them."""
+    def _proof(self, identity: TermIdentity) -> Body:
+        """Return the batch of an append without records: the fence again, of which compaction keeps one."""
         return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).pair())
 
-    async def _wait_until(self, append_at_ms: float, identity: Identity) -> None:
-        """Wait for something to write, at most until something has to be written."""
+    async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
+        """Wait for an append, a new epoch, or the time when something has to be written."""
         place = self._place
         renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
         while self._wanted is None and self._renewed is None:
@@ -516,18 +522,18 @@ class JournalTerm:
             self._news = Promise()
             await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
 
-    async def _renew(self, identity: Identity) -> None:
-        """Have the next epoch of the own producer id. Appends go on meanwhile."""
+    async def _renew(self, identity: TermIdentity) -> None:
+        """Get the next epoch of the own producer id, while appends continue."""
         try:
             self._renewed = await new_epoch(self._place, identity)
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
-            log.warning("%s; it is tried again", error)
+            log.warning("%s; retrying", error)
         self._renewing = False
         self._news.resolve(None)
 
-    async def _go_on_under(self, renewed: Identity | Exception, writer: JournalWriter) -> None:
+    async def _go_on_under(self, renewed: TermIdentity | Exception, writer: JournalWriter) -> None:
         self._renewed = None
         if isinstance(renewed, Exception):
             raise renewed

@@ -1,7 +1,7 @@
-"""The journal's topic: made where it is not there, and held against what groups need where it is.
+"""The journal's topic: created if it does not exist, else checked against what groups need.
 
-A setting that is weaker than that is refused, with what to change: a journal that loses or forgets records does so in
-silence, and long after the start.
+A weaker setting is refused, with what to change. The reason: a journal that loses records does so silently, and long
+after the start.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from kohort.cluster.journal.place import JournalRefused, JournalSettings, Journa
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, RetriableError, error_for
 
 BATCH_BYTES_MAX: Final = 32 << 20
-"""One append is one batch, since several are not atomic; a group's record takes 16 MiB at most, and others go with it.
+"""The largest batch. An append is one batch, since several are not atomic; one group's record takes at most 16 MiB.
 
-Segments are of this size too, although smaller ones would have less read at a load: Kafka refuses a batch larger than a
-segment.
+Segments have this size too: Kafka refuses a batch larger than a segment. Smaller ones would make a load read less.
 """
 PRODUCER_EXPIRATION_MS_MIN: Final = 3_600_000
-"""A leader must not forget a producer that appends every five minutes, nor while a process stands still for a while."""
+"""A leader must not forget a producer that appends every five minutes, even if the process is suspended for a while."""
 TRANSACTIONAL_ID_EXPIRATION_MS_MIN: Final = 2 * 86_400_000
-"""Epochs are renewed daily, by which the transactional id lives."""
+"""The daily renewal of the epoch keeps the transactional id alive."""
 _SEEN_MS: Final = 30_000
-"""A topic that was made is known to all brokers by then."""
+"""Timeout until all brokers know a created topic."""
 _BROKER_MS: Final = 3_000
-"""A broker that has not said by then what it is set to may stand still."""
+"""Request timeout for a broker's configuration; a broker that exceeds it may hang."""
 _AWAY_MS: Final = 30_000
-"""A broker that stands still is no part of the cluster any more by then."""
+"""Time after which a hanging broker has left the cluster."""
 
 _Check: TypeAlias = tuple[str, str, Callable[[str], bool], str]
-"""A property, what it is set to, whether a value will do, and why not."""
+"""A property, the value to set, a test of the current value, and the reason."""
 
 log = logging.getLogger("kohort.cluster")
 
@@ -46,7 +45,7 @@ def _at_least(limit: int) -> Callable[[str], bool]:
 
 
 def _needed(replicas: int) -> list[_Check]:
-    """What the topic's properties must be."""
+    """Return the properties that the topic must have."""
     in_sync = 2 if replicas >= 3 else 1
     return [
         ("cleanup.policy", "compact", lambda value: value == "compact", "offsets would be deleted by their age"),
@@ -74,15 +73,15 @@ def _needed(replicas: int) -> list[_Check]:
 
 
 _MADE_WITH: Final = {"min.cleanable.dirty.ratio": "0.1"}
-"""Beside what is needed: compacted early, since a shard reads its whole log when it begins."""
+"""Further properties of a created topic: early compaction, since a shard reads its whole log when it begins."""
 
 
 async def journal_topic(cluster: Cluster, settings: JournalSettings) -> JournalTopic:
-    """Have the topic there, fit for the journal. A coroutine of the client's core.
+    """Create the journal's topic, or check an existing one. A coroutine of the client's core.
 
     Raises:
-        JournalRefused: it is there and is not fit, or the brokers are not; says which setting to change.
-        NotAuthorizedError: no right to see it, to make it, or to see what it is set to; says which.
+        JournalRefused: the topic or the brokers do not fit; the message says which setting to change.
+        NotAuthorizedError: no permission to describe it, to create it, or to read its configuration; says which.
         KafkaError: the cluster does not answer.
     """
     name = settings.topic
@@ -132,7 +131,7 @@ async def _make(cluster: Cluster, settings: JournalSettings) -> None:
 
 
 async def _made(cluster: Cluster, name: str) -> TopicInfo:
-    """The topic once all of its partitions have leaders."""
+    """Return the topic once all of its partitions have leaders."""
 
     async def attempt() -> TopicInfo:
         info = await _seen(cluster, name)
@@ -160,7 +159,7 @@ async def _check_topic(cluster: Cluster, name: str, replicas: int) -> None:
 
 
 async def _check_brokers(cluster: Cluster) -> None:
-    """Raises JournalRefused if a broker forgets producers, or transactional ids, too early."""
+    """Raise JournalRefused if a broker forgets producers, or transactional ids, too early."""
     limits = {
         "producer.id.expiration.ms": PRODUCER_EXPIRATION_MS_MIN,
         "transactional.id.expiration.ms": TRANSACTIONAL_ID_EXPIRATION_MS_MIN,
@@ -177,7 +176,7 @@ async def _check_brokers(cluster: Cluster) -> None:
 
 
 async def _broker_entries(cluster: Cluster, broker: int) -> dict[str, ConfigEntry]:
-    """What a broker is set to; nothing of one that has left the cluster meanwhile, which has nobody write."""
+    """Return a broker's configuration; nothing if it has left the cluster, since it leads no partition then."""
     resource, runtime = ConfigResource(ResourceType.BROKER, str(broker)), cluster.runtime
     deadline_ms = runtime.now_ms + _AWAY_MS
     while True:
@@ -186,7 +185,7 @@ async def _broker_entries(cluster: Cluster, broker: int) -> dict[str, ConfigEntr
         except RetriableError:
             await cluster.refresh_metadata()
             if broker not in cluster.metadata.brokers:
-                log.warning("broker %d is away: whether it forgets producers too early is not known", broker)
+                log.warning("broker %d has left the cluster: its producer.id.expiration.ms is not checked", broker)
                 return {}
             if runtime.now_ms > deadline_ms:
                 raise
@@ -213,7 +212,7 @@ def _fits(entries: Mapping[str, ConfigEntry], key: str, fits: Callable[[str], bo
 
 
 def _right(error: KafkaError, right: str) -> KafkaError:
-    """The error, with the right that is missing where that is why."""
+    """Return the error, with the missing permission if that is the cause."""
     if isinstance(error, NotAuthorizedError):
         return NotAuthorizedError(f"{error.message}. The coordinators' user needs {right}", error.code)
     if isinstance(error, InvalidInputError):

@@ -1,1 +1,1 @@
-"""What a process reads and writes in ZooKeeper."""
+"""Coordination through ZooKeeper, and the mirrors of topics and push groups in it."""

@@ -1,21 +1,22 @@
-"""Push groups in ZooKeeper: written behind the journal, which is what counts.
+"""The mirror of push groups in ZooKeeper, written after the journal, which is authoritative.
 
-One coroutine looks, once an interval and when a rebalance is done: it asks each shard that has news what the groups
-that changed own and have committed, as who reads them is answered, and writes what differs from what it has written. So
-nothing waits in a queue: what could not be written is made up for by the next look, with the values of then. What many
-groups have to write is one list, cut into multis by bytes. Each multi checks what holds only as long as this process is
-the one to write (`ZooKeeperDoor.guard`), taken before the shards were asked.
+One coroutine runs once an interval and after each rebalance. It asks each changed shard for the owners and committed
+offsets of its changed groups, as a client would read them. It writes the differences from what it wrote before. Nothing
+waits in a queue: the next run catches up on a failed write, with the values of then.
 
-| a group is looked at | and |
+The changes of all groups form one list, split into multis by bytes. Each multi checks that this process may still write
+(`ZooKeeperCoordination.guard`); the guard is taken before the shards are asked.
+
+| a group is checked | action |
 |---|---|
-| when it has changed or gone, until that is written | its nodes are written or deleted |
-| when a partition that it owns has another leader | the node that has the leader in its name is made anew |
-| with all of its shard, when that comes here, and once a minute | a group that the shard leaves out is gone |
-| once a minute, those of a shard one after the other | its owners' nodes are read again |
-| with all, when the connection is another one | its nodes are read again |
+| when it has changed or was deleted, until that is written | its nodes are written or deleted |
+| when a partition that it owns has another leader | the node with the leader in its name is recreated |
+| with its whole shard, when the shard comes here, and once a minute | a group missing from the answer is deleted |
+| once a minute, spread over the groups of a shard | its owners' nodes are read again |
+| with all groups, after a reconnect | its nodes are read again |
 
-Owners are written when no rebalance is under way, and their nodes read again before that. Where one that was written is
-not there, the group is told, and rebalances. Offsets are repaired, and said nothing of.
+Owners are written when no rebalance is under way. Their nodes are read again before that. If a node that was written is
+missing, the group is informed and rebalances. Offsets are repaired silently.
 
 Source: spec 4.2, 4.7, 4.8 ("Batch Updating ZK Offset").
 """
@@ -44,7 +45,7 @@ from kohort.cluster.zookeeper.group_nodes import (
     partition_path,
 )
 from kohort.cluster.zookeeper.nodes import cut
-from kohort.cluster.zookeeper.service import ZooKeeperDoor
+from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
@@ -53,21 +54,22 @@ from kohort.groups.events import OwnersMissing, ShowPushGroups
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 
-# -- What is known of push groups and of their nodes in ZooKeeper, and what is to be written of them
+# -- Push groups, the known content of their nodes in ZooKeeper, and the changes to write
 
 
 @dataclass(slots=True)
 class MirroredGroup:
-    """One group, as far as is known of its nodes.
+    """One group, and the known content of its nodes.
 
     Attributes:
-        nodes: what the nodes under its two hold, by path; None: they have to be read.
+        name: the group's id.
+        came: whether it was created while its shard was here, so that it had no nodes before that could be deleted.
+        shown: its shard's last answer, None: the group was deleted.
+        nodes: the content of the nodes below its two, by path; None: they have to be read.
         registered: the owners that were written last, None: not by this process.
-        told: that owners were deleted; they are written again after the rebalance.
-        written: the positions that were written.
-        offset_paths: their nodes.
-        came: while its shard was here: it had no nodes before that could have been deleted.
-        shown: what its shard said last, None: it is gone.
+        told: whether the group knows that owners' nodes were deleted; they are written again after the rebalance.
+        written: the offsets that were written.
+        offset_paths: the paths of the offsets' nodes.
     """
 
     name: str
@@ -81,12 +83,12 @@ class MirroredGroup:
 
     @property
     def owners_path(self) -> str:
-        """Above its owners."""
+        """The path above the nodes of its owners."""
         return f"{OWNERS}/{node_name(self.name)}"
 
     @property
     def offsets_path(self) -> str:
-        """Above its offsets."""
+        """The path above the nodes of its offsets."""
         return f"{OFFSETS}/{node_name(self.name)}"
 
 
@@ -95,10 +97,11 @@ class MirroredShard:
     """The groups of one shard.
 
     Attributes:
-        due: the names of those that are to be looked at.
-        looked: by name, when its owners' nodes were read, the oldest first.
-        walked_s: when it said all of them.
-        lost: it has said nothing yet, or an answer of its was lost: it is to say all.
+        groups: the groups by name.
+        due: the names of the groups to check.
+        looked: the time when a group's owners' nodes were read, by name, the oldest first.
+        walked_s: the time of the last answer with all groups.
+        lost: whether all groups have to be asked for, because there was no answer yet or one was lost.
     """
 
     groups: dict[str, MirroredGroup]
@@ -108,7 +111,7 @@ class MirroredShard:
     lost: bool = True
 
     def take(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
-        """What the shard says; of one that is new here nothing was known."""
+        """Record the shard's answer. `is_new`: the shard has just come here, so nothing was known of it."""
         for shown in reply.groups:
             group = self.groups.get(shown.group_id)
             if group is None:
@@ -122,38 +125,38 @@ class MirroredShard:
             self.due[name] = None
 
     def overdue(self, before_s: float) -> list[str]:
-        """Groups whose owners' nodes were not read since then."""
+        """Return the groups whose owners' nodes were not read since then."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
     def look_again(self, names: list[str], now_s: float, every_s: float) -> None:
-        """The owners' nodes of these have been read. Many at once are due again one after the other."""
+        """Record that these groups' owners' nodes were read. Groups read at once become due one after the other."""
         for later, name in zip(reversed(range(len(names))), names, strict=True):
             self.looked.pop(name, None)
             self.looked[name] = now_s - every_s * later / len(self.groups)
 
     def drop(self, name: str) -> None:
-        """Nothing of a group is left."""
+        """Remove a group whose nodes are all deleted."""
         del self.groups[name]
         self.looked.pop(name, None)
 
     def forget(self) -> None:
-        """What is in the nodes of groups that are looked at is not known."""
+        """Forget the nodes' content of all groups that are due."""
         for name in self.due:
             self.groups[name].nodes = None
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be written.
+    """The changes to write, and the state of the groups after them.
 
     Attributes:
-        creates: nodes, those above others before them.
-        sets: of nodes that are there.
-        deletes: those below others before them.
-        marks: that a group's owners are all there: after everything else.
-        done: the groups that are written then, with what was; None: they are gone.
-        owners: those whose owners are written then.
-        again: those that are to be looked at again all the same.
+        creates: nodes to create, parents first.
+        sets: nodes to change.
+        deletes: nodes to delete, children first.
+        marks: nodes that confirm that a group's owners are complete; written last.
+        done: the groups that are up to date then, with the written answer; None: deleted.
+        owners: the groups whose owners are up to date then.
+        again: the groups to check again all the same.
     """
 
     creates: list[Change] = field(default_factory=list)
@@ -165,7 +168,7 @@ class Plan:
     again: set[str] = field(default_factory=set)
 
     def put(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
-        """Have a node hold this, and those above it be there."""
+        """Plan a node with this content, and the nodes above it."""
         nodes = group.nodes
         assert nodes is not None
         for above in parents(path, top):
@@ -180,7 +183,7 @@ class Plan:
         nodes[path] = data
 
     def mark(self, group: MirroredGroup, data: bytes) -> None:
-        """Have the node above a group's owners say that they are all there, once they are."""
+        """Plan the checksum above a group's owners, written once they are complete."""
         assert group.nodes is not None
         top = group.owners_path
         known = group.nodes.get(top)
@@ -191,7 +194,7 @@ class Plan:
         group.nodes[top] = data
 
     def delete(self, group: MirroredGroup, path: str) -> None:
-        """Have a node be gone."""
+        """Plan the deletion of a node."""
         assert group.nodes is not None
         if group.nodes.pop(path, None) is not None:
             self.deletes.append(Change(path, delete=True))
@@ -200,37 +203,37 @@ class Plan:
 log = logging.getLogger("kohort.cluster")
 
 INTERVAL_S = 1.0
-"""Offsets are gathered for so long."""
+"""Interval of the mirror: offsets are collected for this long."""
 AGAIN_S = 0.5
-"""After a write that was refused or a connection that ended."""
+"""Retry delay after a refused write or a lost connection."""
 OWNERS_LOOK_S = 60.0
-"""All groups are looked at so often, also those that have not changed."""
+"""Interval between full checks, which include groups that have not changed."""
 READS = 500
-"""Sent at once."""
+"""Concurrent reads."""
 WINDOW = 4
-"""Multis on their way at once, each of half a megabyte at most."""
+"""Concurrent multis, each of at most half a megabyte."""
 NO_LEADER = -1
 
 
 class GroupMirror:
-    """See the module's text."""
+    """The coroutine that mirrors the push groups of a host in ZooKeeper."""
 
     def __init__(
         self,
-        door: ZooKeeperDoor,
+        door: ZooKeeperCoordination,
         host: GroupHost,
         interval_s: float = INTERVAL_S,
         now_s: Callable[[], float] = time.monotonic,
         owners_look_s: float = OWNERS_LOOK_S,
     ) -> None:
-        """A mirror that has read nothing yet.
+        """Create a mirror that has read nothing yet.
 
         Args:
-            door: through which it writes.
-            host: whose groups they are.
-            interval_s: see `INTERVAL_S`.
-            now_s: the clock by which all groups are looked at.
-            owners_look_s: see `OWNERS_LOOK_S`.
+            door: the coordination service, through whose session the mirror writes.
+            host: the host of the groups.
+            interval_s: the mirror's interval (`INTERVAL_S`).
+            now_s: the clock of the full checks.
+            owners_look_s: the interval between full checks (`OWNERS_LOOK_S`).
         """
         self._door = door
         self._host = host
@@ -245,11 +248,11 @@ class GroupMirror:
         self.meter = MirrorMeter()
 
     def soon(self, *_: object) -> None:
-        """A group changed: look before the interval is over."""
+        """Run before the interval is over, because a group has changed."""
         self._news.set()
 
     async def watch(self) -> None:
-        """Look again and again."""
+        """Run until cancelled."""
         trouble = ""
         while True:
             try:
@@ -268,17 +271,17 @@ class GroupMirror:
             self._news.clear()
 
     async def settle(self) -> None:
-        """Have ZooKeeper show what the journal holds now.
+        """Bring ZooKeeper up to date with the journal.
 
         Raises:
-            KafkaError: not all of it: ZooKeeper is away, or refused something.
+            KafkaError: not everything was written, because ZooKeeper is unavailable or refused a write.
         """
         guard = self._door.guard()
         if guard is None:
             self._connection = 0  # another process may write meanwhile
             return
         began_s = time.monotonic()
-        if self._connection != self._door.connections:  # what was seen before may be of another time
+        if self._connection != self._door.connections:  # nodes may have changed since the last connection
             self._connection, self._tops_due, self._names_due = self._door.connections, True, True
             for view in self._known.values():
                 view.due.update(dict.fromkeys(view.groups))
@@ -311,7 +314,10 @@ class GroupMirror:
         self.meter.settled(began_s)
 
     def _look_at_leaders(self) -> None:
-        """Owners' nodes have the leaders in their names; a topic that changes is another object."""
+        """Mark the groups of changed leaders as due, because owners' nodes have the leaders in their names.
+
+        A topic that changes is another object.
+        """
         by_name = self._host.topics.by_name
         changed = {name: known for name, known in self._leaders.items() if by_name.get(name) is not known[0]}
         for name in changed:
@@ -322,10 +328,10 @@ class GroupMirror:
                 if group.shown is not None and not moved.isdisjoint(part.topic for part in group.shown.owners):
                     view.due[name] = None
 
-    # -- what there is
+    # -- present state
 
     async def _names(self) -> dict[int, set[str]]:
-        """Groups that have nodes, by shard."""
+        """Return the groups that have nodes, by shard."""
         found: dict[int, set[str]] = {}
         for top in (OWNERS, OFFSETS):
             for node in await self._door.session.children(top):
@@ -334,7 +340,7 @@ class GroupMirror:
         return found
 
     async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
-        """What a shard says, None: it does not serve here now."""
+        """Ask a shard for its push groups; None: it does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def take(value: ShowPushGroupsReply | ErrorCode) -> None:
@@ -346,7 +352,7 @@ class GroupMirror:
         return None if isinstance(value, ErrorCode) else value
 
     async def _read(self, top: str) -> dict[str, bytes]:
-        """All nodes of a tree."""
+        """Read all nodes of a tree."""
         session, found = self._door.session, dict[str, bytes]()
         due = [top]
         while due:
@@ -356,13 +362,13 @@ class GroupMirror:
             found.update({path: node.data for path, node in zip(some, nodes, strict=True) if node is not None})
             inner = [path for path in there if path.count("/") < top.count("/") + 2]
             names = await asyncio.gather(*(session.children(path) for path in inner))
-            due += [f"{path}/{name}" for path, each in zip(inner, names, strict=True) for name in each]
+            due += [f"{path}/{name}" for path, below in zip(inner, names, strict=True) for name in below]
         return found
 
-    # -- what is to be written
+    # -- planning of changes
 
     async def _look_at(self, shard: Shard, names: Iterable[str], plan: Plan) -> None:
-        """Plan for those of a shard's groups that are to be looked at; `names`: those that have nodes."""
+        """Plan the changes of a shard's groups that are due; `names`: the groups that have nodes."""
         view = self._known.get(shard.index)
         is_new = view is None
         if view is None:
@@ -398,7 +404,7 @@ class GroupMirror:
         plan.done.append((group, None))
 
     async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: Plan, *, is_due: bool) -> bool:
-        """Plan what is to be written of a group; whether its owners' nodes were read for that."""
+        """Plan the changes of a group, and return whether its owners' nodes were read for that."""
         first, was_told = group.nodes is None, group.told
         changed = shown.settled and not group.told and group.registered != shown.owners
         if group.nodes is None:
@@ -416,7 +422,7 @@ class GroupMirror:
         if shown.settled and not group.told:
             self._plan_owners(group, shown, plan)
         self._plan_offsets(group, shown, plan)
-        if was_told and shown.settled:  # the rebalance is done, or there was nothing to rebalance: they are written now
+        if was_told and shown.settled:  # the rebalance is done, or none was needed: owners are written now
             group.told, group.registered = False, {}
             self.soon()
         if was_told or group.told:
@@ -428,9 +434,9 @@ class GroupMirror:
         nodes, wanted = group.nodes or {}, shown.owners
         registered = group.registered
         if registered is None:
-            note = nodes.get(group.owners_path)
-            whole = not group.came and (note is None or note == checksum(wanted))
-            registered = dict(wanted) if whole else {}
+            mark = nodes.get(group.owners_path)
+            is_complete = not group.came and (mark is None or mark == checksum(wanted))
+            registered = dict(wanted) if is_complete else {}
         owners = {path: data for path, data in nodes.items() if path.startswith(f"{group.owners_path}/")}
         lost = missing(registered, wanted, owners)
         if lost and not group.told:
@@ -477,7 +483,7 @@ class GroupMirror:
         return leaders[part.partition] if part.partition < len(leaders) else NO_LEADER
 
     def _leaders_of(self, name: str) -> list[int]:
-        """The leaders of a topic's partitions, looked up once; none of one that is gone."""
+        """Return the leaders of a topic's partitions, looked up once; none for a deleted topic."""
         known = self._leaders.get(name)
         if known is not None:
             return known[1]
@@ -508,27 +514,27 @@ class GroupMirror:
             group.registered = dict(shown.owners)
 
     async def _send(self, guard: tuple[Change, ...], changes: list[Change], window: int) -> None:
-        """In multis, so many on their way at once.
+        """Send changes in multis, at most `window` of them at once.
 
         Raises:
-            KafkaError: one was refused, or had no answer.
+            KafkaError: a multi was refused, or had no answer.
         """
         pieces = list(pieces_of(changes))
         for at in range(0, len(pieces), window):
             multis = [self._door.session.change(*guard, *piece) for piece in pieces[at : at + window]]
-            taken = await asyncio.gather(*multis)
-            self.meter.multis += len(taken)
-            if not all(taken):
-                self.meter.refused += len(taken) - sum(taken)
+            accepted = await asyncio.gather(*multis)
+            self.meter.multis += len(accepted)
+            if not all(accepted):
+                self.meter.refused += len(accepted) - sum(accepted)
                 self._door.look()
                 raise KafkaError("a write was refused: another process is the one to write, or changed the nodes")
             self.meter.changes += sum(map(len, pieces[at : at + window]))
 
 
 def pieces_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """The same changes in pieces, each within one request's bytes."""
+    """Split changes into pieces that each fit one request."""
     every = list(changes)
     at = 0
-    for piece in cut((one.path, one.data) for one in every):
+    for piece in cut((change.path, change.data) for change in every):
         yield every[at : at + len(piece)]
         at += len(piece)

@@ -1,12 +1,14 @@
-"""PURE. What ZooKeeper shows of push groups: who owns which partition, and where each is read.
+"""PURE. The ZooKeeper nodes of push groups: the owner and the offset of each partition.
 
 | node | holds |
 |---|---|
-| `/consumers/groups/owners/GROUP` | the map that was written last, as a checksum |
+| `/consumers/groups/owners/GROUP` | a checksum of the owners |
 | `/consumers/groups/owners/GROUP/TOPIC/BROKER-PARTITION` | `CONSUMER-STREAM` |
 | `/consumers/groups/offsets/GROUP/TOPIC/BROKER-PARTITION` | the offset |
 
-All are persistent. `/consumers/groups/ids` is never written. Source: spec 4.2, 4.7.
+All nodes are persistent. `/consumers/groups/ids` is never written.
+
+Source: spec 4.2, 4.7.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ DOTS = frozenset({".", ".."})
 
 
 def node_name(text: str) -> str:
-    """A group's or topic's name as that of a node: what ZooKeeper refuses there is written as %XX, and % too."""
+    """Return a group's or topic's name as a node name: %XX for the characters that ZooKeeper refuses, and for %."""
     if text in DOTS:
         return text.replace(".", "%2E")
     return "".join(letter if _is_plain(letter) else _escaped(letter) for letter in text)
 
 
 def name_of(node: str) -> str:
-    """The name that a node's stands for."""
+    """Return the group's or topic's name that a node name stands for."""
     return unquote(node)
 
 
@@ -46,12 +48,12 @@ def _escaped(letter: str) -> str:
 
 
 def partition_path(group_path: str, part: TopicPartition, broker: int) -> str:
-    """The node of a partition under a group's."""
+    """Return the path of a partition's node under a group's node."""
     return f"{group_path}/{node_name(part.topic)}/{broker}-{part.partition}"
 
 
 def partition_of(path: str) -> TopicPartition | None:
-    """The partition of such a node, None for another one's path."""
+    """Return the partition of a `partition_path`, None for any other path."""
     topic, _, name = path.rpartition("/")
     _, dash, number = name.rpartition("-")
     topic = topic.rpartition("/")[2]
@@ -59,7 +61,7 @@ def partition_of(path: str) -> TopicPartition | None:
 
 
 def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
-    """What tells a map that was written whole from one of which somebody deleted a part."""
+    """Return a checksum that shows whether the owners were written completely or somebody deleted some of them."""
     digest = hashlib.sha256()
     for part, owner in sorted(owners.items()):
         digest.update(f"{len(part.topic)} {part.topic} {part.partition} {len(owner)} {owner}".encode())
@@ -69,7 +71,7 @@ def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
 def missing(
     registered: Mapping[TopicPartition, str], wanted: Mapping[TopicPartition, str], nodes: Mapping[str, bytes]
 ) -> tuple[TopicPartition, ...]:
-    """Partitions whose owner is still the one that was written, and whose node does not say so any more.
+    """Return the partitions whose owner has not changed since it was written, but whose node no longer says so.
 
     Source: spec 4.7, conditions 1, 2 and 4.
     """
@@ -82,7 +84,7 @@ def missing(
 
 
 def parents(path: str, top: str) -> Iterator[str]:
-    """The nodes above one and below `top`, the highest first."""
+    """Return the nodes above `path` and below `top`, the highest first."""
     at = path.find("/", len(top) + 1)
     while at >= 0:
         yield path[:at]

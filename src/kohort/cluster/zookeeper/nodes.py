@@ -1,4 +1,4 @@
-"""PURE. What the nodes in ZooKeeper hold, in Kafka's own JSON where Kafka has one.
+"""PURE. The contents of the ZooKeeper nodes, in Kafka's own JSON where Kafka has such a node.
 
 Source: spec 4.2, 4.8; the ZooKeeper paths of Kafka 0.8 to 3.9.
 """
@@ -16,32 +16,32 @@ from kohort.errors import CorruptDataError
 
 T = TypeVar("T")
 COORDINATOR = "/consumers/coordinator"
-"""Ephemeral, of the session of who is in office; holds its id as text."""
+"""The leader's ephemeral node; holds its id as text."""
 EPOCH = "/consumers/coordinator_epoch"
-"""Persistent, raised by each election; what the elected one writes is guarded by its version."""
+"""Persistent, raised by each election. The node's version guards all writes of the leader."""
 PLACEMENT = "/consumers/coordinator_placement"
-"""The map."""
+"""The placement."""
 IDS = "/brokers/ids"
-"""Candidates, ephemeral, by id."""
+"""Ephemeral nodes of the candidates, by id."""
 TOPICS = "/brokers/topics"
-"""Topics as the elected one saw them in Kafka, by name."""
+"""Topics as the leader saw them in Kafka, by name."""
 FOREIGN = ("/controller", "/cluster/id", "/controller_epoch")
-"""Kafka of the ZooKeeper age keeps these, and we never do: where one is, the topics are Kafka's own."""
+"""Nodes of a Kafka in ZooKeeper mode, which kohort never creates. Where one exists, the topic nodes are Kafka's own."""
 CHANGES_MAX_BYTES = 512 * 1024
-"""In one request: half of what a frame of ZooKeeper holds (jute.maxbuffer, 1 MiB)."""
+"""The largest request: half of ZooKeeper's frame limit (jute.maxbuffer, 1 MiB)."""
 CHANGES_MAX = 1_000
 _CHANGE_BYTES = 100
-"""Of a change beside its path and data: type, version, access list; above what it takes."""
+"""An upper bound of a change's size without path and data: type, version, access list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a candidate's node says.
+    """The content of a candidate's node.
 
     Attributes:
-        candidate: Who it is.
-        retiring: It stops, and is to have no shards.
-        sole: It shares the path with nobody.
+        candidate: The candidate.
+        retiring: Whether it stops, and must get no shards.
+        sole: Whether it shares the path with nobody.
     """
 
     candidate: Candidate
@@ -49,29 +49,29 @@ class Registration:
     sole: bool = False
 
     def to_bytes(self) -> bytes:
-        """Kafka's JSON of a broker, with an incarnation that its readers skip."""
-        one = self.candidate
+        """Encode as Kafka's JSON of a broker, with an incarnation that Kafka's readers skip."""
+        candidate = self.candidate
         fields: dict[str, object] = {
             "listener_security_protocol_map": {"PLAINTEXT": "PLAINTEXT"},
-            "endpoints": [f"PLAINTEXT://{one.address}"],
+            "endpoints": [f"PLAINTEXT://{candidate.address}"],
             "jmx_port": -1,
             "features": {},
-            "host": one.host,
+            "host": candidate.host,
             "timestamp": "-1",
-            "port": one.port,
+            "port": candidate.port,
             "version": 5,
-            "incarnation": one.incarnation,
+            "incarnation": candidate.incarnation,
             "retiring": self.retiring,
             "sole": self.sole,
         }
-        return to_bytes(fields if one.rack is None else {**fields, "rack": one.rack})
+        return to_bytes(fields if candidate.rack is None else {**fields, "rack": candidate.rack})
 
     @staticmethod
     def from_bytes(candidate_id: str, data: bytes) -> Registration:
-        """What the node of this name says.
+        """Decode the node of this candidate id.
 
         Raises:
-            CorruptDataError: it is no candidate's.
+            CorruptDataError: the node is not a candidate's.
         """
         fields = from_bytes(data)
         number = int(candidate_id) if candidate_id.isdecimal() else None
@@ -82,12 +82,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Office:
-    """What the epoch's node says: who was elected last.
+    """The content of the epoch's node: the last election.
 
     Attributes:
-        epoch: Counts elections.
-        elected: The candidate.
-        session: The session in which it was.
+        epoch: The number of elections so far.
+        elected: The id of the elected candidate.
+        session: The ZooKeeper session in which it was elected.
     """
 
     epoch: int = 0
@@ -95,15 +95,15 @@ class Office:
     session: int = 0
 
     def to_bytes(self) -> bytes:
-        """Its JSON."""
+        """Encode as JSON."""
         return to_bytes({"version": 1, "epoch": self.epoch, "elected": self.elected, "session": hex(self.session)})
 
     @staticmethod
     def from_bytes(data: bytes) -> Office:
-        """What these bytes say; nobody was elected yet where they are none.
+        """Decode the epoch's node; an empty node means that nobody was elected yet.
 
         Raises:
-            CorruptDataError: they are something else.
+            CorruptDataError: the bytes are not an epoch's.
         """
         if not data:
             return Office()
@@ -116,18 +116,18 @@ class Office:
 
 @dataclass(frozen=True, slots=True)
 class MirroredTopic:
-    """A topic as the mirror has it.
+    """A topic in the ZooKeeper mirror.
 
     Attributes:
-        id: Of the topic.
-        replicas: Of each partition, by number.
+        id: The topic id.
+        replicas: The replicas of each partition, by number.
     """
 
     id: UUID
     replicas: tuple[tuple[int, ...], ...]
 
     def to_bytes(self) -> bytes:
-        """Kafka's JSON of a topic."""
+        """Encode as Kafka's JSON of a topic."""
         text = base64.urlsafe_b64encode(self.id.bytes).decode().rstrip("=")
         partitions = {str(number): list(nodes) for number, nodes in enumerate(self.replicas)}
         none: dict[str, object] = {}
@@ -143,7 +143,7 @@ class MirroredTopic:
 
 
 def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]) -> Iterator[tuple[str, bytes | None]]:
-    """What is to be written so that the mirror says what is wanted: names with bytes, or None to delete."""
+    """Return the writes that bring the mirror to the wanted state: names with bytes, or None to delete."""
     for name in sorted(there.keys() - wanted.keys()):
         yield name, None
     for name in sorted(wanted):
@@ -153,7 +153,7 @@ def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic])
 
 
 def cut(changes: Iterable[tuple[str, bytes | None]]) -> Iterator[list[tuple[str, bytes | None]]]:
-    """The same changes in pieces, each within one request's bytes and count."""
+    """Split changes into pieces that each fit one request, by bytes and by count."""
     piece: list[tuple[str, bytes | None]] = []
     size = 0
     for path, data in changes:

@@ -1,12 +1,12 @@
-"""Coordinators that find each other in ZooKeeper.
+"""Coordination through ZooKeeper: registration, leader election and the placement.
 
-Each candidate has an ephemeral node under `/brokers/ids`. Who makes the ephemeral `/consumers/coordinator`, which holds
-its id, is in office: it writes the map, guarded by the version of `/consumers/coordinator_epoch`, which its election
-raised, so that one that was deposed writes nothing any more. All read the map.
+Each candidate has an ephemeral node under `/brokers/ids`. The leader is the candidate that creates the ephemeral node
+`/consumers/coordinator`, which holds its id. The leader writes the placement, and all candidates read it. Each write is
+guarded by the version of `/consumers/coordinator_epoch`, which the election raised: a deposed leader can't write.
 
-One coroutine brings about what is to be there (`_settle`): it reads, with a watch on all that it reads, and changes
-what is not as it should be. Each watch, each new connection and each new session has it look again, from the start:
-nothing that was true of an earlier session is taken for granted.
+One coroutine reconciles the nodes (`_settle`). It reads them, with a watch on each, and changes what differs from the
+intended state. Each watch, each new connection and each new session makes it start over: nothing is assumed from an
+earlier session.
 
 Source: spec 4.2 (elector, `handleNewSession`).
 """
@@ -41,27 +41,27 @@ from kohort.cluster.zookeeper.nodes import (
     cut,
     differences,
 )
-from kohort.cluster.zookeeper.session import Change, Node, SessionState, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperSession
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 
-# -- Topics of Kafka in ZooKeeper: written by who is in office, watched by all
+# -- Kafka's topics in ZooKeeper: written by the leader, watched by all
 #
 # Source: spec 4.8.
 
 _READS = 500
-"""Sent at once: a cluster of 10,000 topics is read in 20 turns."""
+"""Concurrent reads: the topics of a cluster with 10,000 of them are read in 20 rounds."""
 
 
 class TopicMirror:
-    """The mirror as one coordinator sees it; only what a watch told of is read again.
+    """The topic mirror as one coordinator sees it; only nodes whose watch has fired are read again.
 
     Attributes:
-        wanted: What it is to say; None: this one does not know.
-        on_change: Called when what it says has changed; None: nobody asks.
+        wanted: The topics that the mirror should hold; None: this coordinator does not know.
+        on_change: Called when the mirror has changed; None: nobody is interested.
     """
 
     def __init__(self, session: ZooKeeperSession, look: Callable[[], None]) -> None:
-        """`look`: has `settle` called again."""
+        """Call `look` to request another `settle`."""
         self.wanted: Mapping[str, MirroredTopic] | None = None
         self.on_change: Callable[[], None] | None = None
         self._session = session
@@ -72,10 +72,10 @@ class TopicMirror:
         self._due: set[str] = set()
 
     async def settle(self, guard: Change | None) -> None:
-        """Reads what may have changed, and has it say what is wanted.
+        """Read what may have changed, and write the wanted topics.
 
         Args:
-            guard: What holds only while this one is in office; None: it is not.
+            guard: A check that holds only while this coordinator leads; None: it does not lead.
 
         Raises:
             KafkaError: ZooKeeper is away, or refuses.
@@ -96,7 +96,7 @@ class TopicMirror:
             await self._write(guard, self.wanted)
 
     def due(self, name: str | None) -> None:
-        """A watch tells of a topic, or of their names (None)."""
+        """Mark a topic, or the list of names (None), as changed: its watch has fired."""
         if name is None:
             self._names_due = True
         else:
@@ -108,7 +108,7 @@ class TopicMirror:
             return
         self._names_due = False
         try:
-            names = set(await self._session.children(TOPICS, _Watch(self, None)))
+            names = set(await self._session.children(TOPICS, _TopicWatch(self, None)))
         except BaseException:
             self._names_due = True
             raise
@@ -117,10 +117,10 @@ class TopicMirror:
         self._due |= names - self._seen.keys()
 
     async def _read_topics(self, names: list[str]) -> None:
-        self._due.difference_update(names)  # before they are read: a watch may tell of them meanwhile
+        self._due.difference_update(names)  # before the reads: a watch may fire meanwhile
         try:
             nodes = await asyncio.gather(
-                *(self._session.read(f"{TOPICS}/{name}", _Watch(self, name)) for name in names)
+                *(self._session.read(f"{TOPICS}/{name}", _TopicWatch(self, name)) for name in names)
             )
         except BaseException:
             self._due.update(names)
@@ -153,8 +153,8 @@ class TopicMirror:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
-    """Tells the mirror of a topic, or of their names."""
+class _TopicWatch:
+    """A watch that marks a topic of the mirror, or the list of names, as changed."""
 
     mirror: TopicMirror
     name: str | None
@@ -168,42 +168,42 @@ SESSION_MS = 6_000
 _REACH_MS = 15_000
 _OPEN_MS = 30_000
 _LAST_WORD_MS = 1_000
-"""So long one that stops waits for answers: a few milliseconds are usual, and a session of 6 s would do the same."""
+"""Timeout of the last requests at shutdown. They take a few milliseconds; session expiry does the same in 6 s."""
 _AGAIN_S = 0.5
-"""After a failure that no watch tells the end of."""
+"""Retry delay after a failure whose end no watch reports."""
 _TRIES = 10
-"""Each time a node changed between reading and changing it; after so many the rest waits for the next look."""
+"""Attempts to change a node that others change between the read and the write; then `_settle` is retried later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Who may write of what.
+    """The permission to write a set of shards' groups to ZooKeeper.
 
     Attributes:
-        changes: checks that fail once another process is the one to write: each multi has them.
-        shards: those whose groups this process may write of.
+        changes: checks that fail once another process may write; each multi includes them.
+        shards: the shards whose groups this process may write.
     """
 
     changes: tuple[Change, ...]
     shards: frozenset[int]
 
 
-class ZooKeeperDoor:
-    """See the module's text, and `Door`."""
+class ZooKeeperCoordination:
+    """A coordination service over ZooKeeper."""
 
     def __init__(self, address: str, session_ms: int = SESSION_MS, *, sole: bool = False) -> None:
-        """Does nothing yet.
+        """Create a closed service; `open` connects it.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH]; all nodes are under the path.
-            session_ms: A candidate silent for so long has lost its place.
-            sole: It has all shards, and shares the path with nobody: the groups of a broker are in its data folder.
+            session_ms: The session timeout, after which a silent candidate is unregistered.
+            sole: Own all shards and share the path with nobody, because a broker's groups are in its data folder.
 
         Raises:
-            InvalidInputError: no such address.
+            InvalidInputError: the address is malformed.
         """
         self.placement: Placement | None = None
-        self.in_office = False
+        self.is_leader = False
         self.session = ZooKeeperSession(address, session_ms, self._session_changed)
         self._sole = sole
         self._refused_by: Registration | None = None
@@ -211,8 +211,8 @@ class ZooKeeperDoor:
         self._mine: Registration | None = None
         self._shards = 0
         self._map: Placement | None = None
-        self._map_node: Node | None = None
-        self._epoch: Node | None = None
+        self._map_node: ZNode | None = None
+        self._epoch: ZNode | None = None
         self._taken_by: Candidate | None = None
         self._entered = False
         self._told: tuple[Placement | None, bool] = (None, False)
@@ -225,14 +225,18 @@ class ZooKeeperDoor:
         self._keeper: asyncio.Task[None] | None = None
         self._deposing: set[asyncio.Task[None]] = set()
 
-    # Door.
+    # -- the coordination service
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """See `Door`."""
+        """Call `on_change` on the loop after `placement` or `is_leader` changed."""
         self._on_change = on_change
 
     async def open(self, me: Candidate, shards: int) -> None:
-        """See `Door`."""
+        """Connect and register; return once this candidate is registered and there is a placement.
+
+        Raises:
+            KafkaError: ZooKeeper can't be reached, may not be used, or the id is taken; the message says what to do.
+        """
         self._mine, self._shards, self._entered = Registration(me, sole=self._sole), shards, False
         self.placement = self._taken_by = self._trouble = self._refused_by = None
         await self.session.open(_REACH_MS)
@@ -248,7 +252,7 @@ class ZooKeeperDoor:
             raise
 
     def suspect(self, candidate: Candidate) -> None:
-        """Deletes the nodes of that process, if it lives it makes them again."""
+        """Delete the nodes of a process that seems to have ended. If it is alive it creates them again."""
         if self._keeper is None:
             return
         task = asyncio.get_running_loop().create_task(self._depose(candidate))
@@ -256,7 +260,7 @@ class ZooKeeperDoor:
         task.add_done_callback(self._deposing.discard)
 
     async def retire(self) -> None:
-        """See `Door`."""
+        """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
         if self._mine is not None and self._keeper is not None and self.placement is not None:
             number = self._mine.candidate.id
             self._mine = Registration(self._mine.candidate, retiring=True, sole=self._sole)
@@ -266,20 +270,20 @@ class ZooKeeperDoor:
         await self.close()
 
     async def ask(self) -> None:
-        """See `Door`."""
-        wanted = self._looks + 1  # one that is under way may have read the map
+        """Refresh `placement` from ZooKeeper; wait for as long as ZooKeeper is unavailable."""
+        wanted = self._looks + 1  # a look under way may have read the placement already
         self._look.set()
         while self._looked < wanted:
             self._settled.clear()
             await self._settled.wait()
 
     def alive(self) -> None:
-        """See `Door`."""
+        """Report that the event loop is alive."""
         self.session.alive()
 
     async def close(self) -> None:
-        """See `Door`. Whom it has suspected is deposed first: nobody else may know of that."""
-        keeper, self._keeper, self.in_office = self._keeper, None, False
+        """Unregister at once, after pending suspicions are written: nobody else may know of them."""
+        keeper, self._keeper, self.is_leader = self._keeper, None, False
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
@@ -289,50 +293,50 @@ class ZooKeeperDoor:
                 task.cancel()
         await self.session.close()
 
-    # Topics.
+    # -- topics
 
     def mirror_topics(self, topics: Mapping[str, MirroredTopic]) -> None:
-        """Has `/brokers/topics` say this, as long as this one is in office."""
+        """Mirror these topics in `/brokers/topics` for as long as this coordinator leads."""
         self._mirror.wanted = dict(topics)
         self._look.set()
 
     def listen_topics(self, on_change: Callable[[], None]) -> None:
-        """Has `on_change` called on the loop when the mirror changed, whoever changed it."""
+        """Call `on_change` on the loop when any process has changed the mirror."""
         self._mirror.on_change = on_change
         self._look.set()
 
-    # Groups.
+    # -- groups
 
     @property
     def connections(self) -> int:
-        """How many there were: each may find other nodes."""
+        """The number of connections so far; the nodes may have changed between two of them."""
         return self.session.connections
 
     def guard(self) -> Guard | None:
-        """What holds only as long as this process is the one to write of its shards; None: of none now."""
+        """Return checks that hold only while this process may write its shards; None: it may write none now."""
         mine, stands = self._mine, self._map
-        if mine is None or stands is None or self._map_node is None or (self._sole and not self.in_office):
+        if mine is None or stands is None or self._map_node is None or (self._sole and not self.is_leader):
             return None
         named = stands.candidate(mine.candidate.id)
         if named is None or named.incarnation != mine.candidate.incarnation:
             return None
         changes = [Change(PLACEMENT, version=self._map_node.version)]
-        if self.in_office and self._epoch is not None:
+        if self.is_leader and self._epoch is not None:
             changes.append(Change(EPOCH, version=self._epoch.version))
         return Guard(tuple(changes), stands.of(mine.candidate.id))
 
     def look(self) -> None:
-        """Something was not as it is taken to be: read it again."""
+        """Read all nodes again, because one of them was not as expected."""
         self._look.set()
 
-    # What is to be there.
+    # -- reconciliation
 
     async def _keep(self) -> None:
         while True:
             await self._look.wait()
             self._look.clear()
             if self.session.state is not SessionState.CONNECTED:
-                continue  # the next connection has it look again
+                continue  # the next connection triggers another look
             try:
                 await self._settle()
                 self._trouble = None
@@ -358,24 +362,24 @@ class ZooKeeperDoor:
         before, self._taken_by = self._taken_by, await self._register(session, mine)
         if self._taken_by is None:
             self._entered = True
-            self.in_office = await self._elect(session, mine)
+            self.is_leader = await self._elect(session, mine)
         else:
             if self._entered and before is None:
-                log.error("placement: this coordinator has no place any more: %s", _taken(self._taken_by))
-            self.in_office = False
+                log.error("placement: this coordinator is not registered any more: %s", _taken(self._taken_by))
+            self.is_leader = False
             await self._resign(session)
         await self._read_map()
-        if self.in_office:
+        if self.is_leader:
             await self._place(mine)
         self.placement, self._looked = self._map, look
         self._tell()
-        guard = Change(EPOCH, version=self._epoch.version) if self.in_office and self._epoch is not None else None
+        guard = Change(EPOCH, version=self._epoch.version) if self.is_leader and self._epoch is not None else None
         await self._mirror.settle(guard)
 
     async def _register(self, session: int, mine: Registration) -> Candidate | None:
-        """Has this candidate's node be there, of this session and no earlier one.
+        """Create this candidate's node in this session, and delete one of an earlier session.
 
-        Returns: who has the id, where it is another's.
+        Returns: the other candidate that has the id, if any.
         """
         path = f"{IDS}/{mine.candidate.id}"
         for _ in range(_TRIES):
@@ -394,7 +398,7 @@ class ZooKeeperDoor:
         raise KafkaError(f"{path} does not stay as it was made")
 
     async def _elect(self, session: int, mine: Registration) -> bool:
-        """Whether this one is in office; it stands for it where nobody is, unless it is about to stop."""
+        """Return whether this coordinator leads. Stand for election if nobody does, unless it is about to stop."""
         for _ in range(_TRIES):
             node = await self.session.read(COORDINATOR, self._look.set)
             if node is None:
@@ -413,19 +417,19 @@ class ZooKeeperDoor:
             else:
                 before, self._refused_by = self._refused_by, await self._refusing(node, mine)
                 if self.placement is not None and self._refused_by not in (None, before):
-                    log.error("placement: no longer in office: %s", self._has_path(self._refused_by.candidate))
+                    log.error("placement: no longer the leader: %s", self._has_path(self._refused_by.candidate))
                 return False
         raise KafkaError(f"{COORDINATOR} does not stay as it was made")
 
-    async def _refusing(self, office: Node, mine: Registration) -> Registration | None:
-        """Who is in office, if these two can't share the path; None: they can."""
+    async def _refusing(self, office: ZNode, mine: Registration) -> Registration | None:
+        """Return the leader's registration if the two can't share the path; None: they can."""
         number = office.data.decode(errors="replace")
         node = await self.session.read(f"{IDS}/{number}")
         holder = None if node is None else _read_registration(number, node)
         return holder if holder is not None and (holder.sole or mine.sole) else None
 
     async def _resign(self, session: int) -> None:
-        """One without a place makes no map."""
+        """Give up leadership: a coordinator that is not registered makes no placement."""
         node = await self.session.read(COORDINATOR)
         if node is not None and is_of(node, session):
             await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
@@ -440,7 +444,7 @@ class ZooKeeperDoor:
             Change(EPOCH, office.to_bytes(), epoch.version),
             Change(COORDINATOR, str(number).encode(), version=None, ephemeral=True),
         ):
-            log.info("placement: in office, epoch %d", office.epoch)
+            log.info("placement: elected leader, epoch %d", office.epoch)
 
     async def _read_map(self) -> None:
         self._map_node = await self.session.read(PLACEMENT, self._look.set)
@@ -449,10 +453,10 @@ class ZooKeeperDoor:
             try:
                 self._map = read_placement(from_bytes(self._map_node.data))
             except CorruptDataError as error:
-                log.warning("placement: %s can't be read and is made anew: %s", PLACEMENT, error)
+                log.warning("placement: %s can't be decoded and is written anew: %s", PLACEMENT, error)
 
     async def _place(self, mine: Registration) -> None:
-        """Writes the map that fits who is there."""
+        """Write the placement for the present candidates."""
         after = placed(self._map, await self._alive(), mine.candidate.id, self._shards)
         if after is self._map or self._epoch is None:
             return
@@ -469,18 +473,18 @@ class ZooKeeperDoor:
             return [] if mine.retiring else [mine.candidate]
         names = [name for name in await self.session.children(IDS, self._look.set) if name.isdecimal()]
         nodes = await asyncio.gather(*(self.session.read(f"{IDS}/{name}", self._look.set) for name in names))
-        found = []
+        candidates = []
         for name, node in zip(names, nodes, strict=True):
             registration = None if node is None else _read_registration(name, node)
             if registration is not None and not registration.retiring:
-                found.append(registration.candidate)
-        return found
+                candidates.append(registration.candidate)
+        return candidates
 
     async def _depose(self, candidate: Candidate) -> None:
         try:
             await self._delete_nodes(candidate)
         except KafkaError as error:
-            log.warning("placement: a suspicion could not be told: %s", error)
+            log.warning("placement: coordinator %d is suspected, but can't be unregistered: %s", candidate.id, error)
 
     async def _delete_nodes(self, candidate: Candidate) -> None:
         path = f"{IDS}/{candidate.id}"
@@ -493,45 +497,45 @@ class ZooKeeperDoor:
         if office is not None and is_of(office, node.owner):
             changes.append(Change(COORDINATOR, version=office.version, delete=True))
         if await self.session.change(*changes):
-            log.info("placement: the coordinator %d at %s is taken for ended", candidate.id, candidate.address)
+            log.info("placement: unregistered the suspected coordinator %d at %s", candidate.id, candidate.address)
 
-    # Round about.
+    # -- state and messages
 
     def _is_other(self, holder: Candidate, me: Candidate) -> bool:
-        """Whether a node is another process's that may live.
+        """Return whether a node belongs to another process that may be alive.
 
-        An address belongs to one process at a time: who was at ours before we came has ended, who comes there later
-        takes us for ended.
+        An address belongs to one process at a time. A process that was at this address earlier has ended. A process
+        that comes to it later assumes the same of this one.
         """
         return holder.incarnation != me.incarnation and (self._entered or holder.address != me.address)
 
     def _has_place(self) -> bool:
         is_in = self._taken_by is None and self._refused_by is None
-        return self.placement is not None and is_in and (self.in_office or not self._sole)
+        return self.placement is not None and is_in and (self.is_leader or not self._sole)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
-            log.warning("placement: the session with ZooKeeper is over, a new one is begun")
-            self.in_office = False
+            log.warning("placement: the session with ZooKeeper has expired; a new one begins")
+            self.is_leader = False
             self._tell()
         elif state is SessionState.SUSPENDED:
-            log.warning("placement: no connection to ZooKeeper; the map that stands is gone by")
+            log.warning("placement: no connection to ZooKeeper; the last known placement is used")
         else:
             self._look.set()
 
     def _tell(self) -> None:
-        now = (self.placement, self.in_office)
+        now = (self.placement, self.is_leader)
         if now != self._told:
             self._told = now
             self._on_change()
         self._settled.set()
 
     async def _wait(self, ready: Callable[[], bool], timeout_ms: float, taken_ms: float | None = None) -> None:
-        """Until it is ready, counting as a turn of the loop.
+        """Wait until `ready()`, and report meanwhile that the loop is alive.
 
         Raises:
-            TimedOutError: not within the time.
-            KafkaError: the id was another's for `taken_ms`; ZooKeeper refuses.
+            TimedOutError: it is not ready in time.
+            KafkaError: another process had the id for `taken_ms`, or ZooKeeper refuses.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -553,7 +557,7 @@ class ZooKeeperDoor:
                 await asyncio.wait_for(self._settled.wait(), 0.2)
 
     def _check_alone(self) -> None:
-        """Raises KafkaError where another process has the path to itself, or this one can't have it."""
+        """Raise KafkaError if another process has the path to itself, or this one can't have it."""
         holder = None if self._refused_by is None else self._refused_by.candidate
         if self._sole and holder is None:
             holder = self._taken_by
@@ -565,7 +569,7 @@ class ZooKeeperDoor:
         return f"{text}; a broker keeps its data for itself and shares no path; name another one, as HOST:PORT/other"
 
     async def _check_root(self) -> None:
-        """Raises KafkaError where the nodes of a Kafka of the ZooKeeper age are."""
+        """Raise KafkaError if the path has nodes of a Kafka in ZooKeeper mode."""
         for path in FOREIGN:
             if await self.session.read(path) is not None:
                 text = f"ZooKeeper at {self.session.address}: {path} is there, so a Kafka keeps its topics here"
@@ -578,8 +582,8 @@ class ZooKeeperDoor:
         return self._mine
 
 
-def is_of(node: Node, session: int) -> bool:
-    """Whether a node is of this session; what it holds says nothing, an earlier session's holds the same."""
+def is_of(node: ZNode, session: int) -> bool:
+    """Return whether a node belongs to this session. Its content says nothing: an earlier session's is the same."""
     return node.owner == session
 
 
@@ -587,7 +591,7 @@ def _taken(holder: Candidate) -> str:
     return f"the id {holder.id} is taken by the coordinator at {holder.address}"
 
 
-def _read_registration(name: str, node: Node) -> Registration | None:
+def _read_registration(name: str, node: ZNode) -> Registration | None:
     try:
         return Registration.from_bytes(name, node.data)
     except CorruptDataError as error:

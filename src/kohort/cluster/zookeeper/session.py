@@ -1,8 +1,7 @@
-"""A session with ZooKeeper on an asyncio loop; the one file that knows kazoo.
+"""A session with ZooKeeper on an asyncio loop; the only file that uses kazoo.
 
-kazoo calls back in threads of its own. Whatever it says is handed to the loop, and nothing here waits in one of its
-threads. Its watches are gone with a connection: who watches reads again, with its watches, as soon as the next one
-stands.
+kazoo calls back in threads of its own. Every callback is passed to the loop, and nothing here blocks one of kazoo's
+threads. Watches are lost with a connection: their owner reads again, and sets new ones, when the next connection is up.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ except ImportError:
 log = logging.getLogger("kohort.cluster")
 _KAZOO_LOG = logging.getLogger("kohort.cluster.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)
-"""It writes two lines for each attempt to connect, one a second while ZooKeeper is away; what counts is told here."""
+"""kazoo logs two lines for each attempt to connect, one attempt a second; this module logs what matters."""
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 _LOOKS_PER_SESSION = 20
-"""How often the watching thread asks whether the loop turns."""
+"""Checks of the watching thread, in one session timeout, whether the event loop is alive."""
 _CLOSE_S = 2.0
-"""For a session to be closed; without an answer it ends by itself."""
+"""Timeout of closing a session; without an answer it expires by itself."""
 
 
 class SessionState(Enum):
-    """What is known of the session."""
+    """The state of a ZooKeeper session, as far as it is known."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
-    """No connection. Says nothing of the session, which may stand, or be over without our knowledge."""
+    """No connection; whether the session still exists is unknown."""
     LOST = "lost"
-    """Over: ephemeral nodes are gone, or will be."""
+    """The session is over: its ephemeral nodes are gone, or will be."""
 
 
 class ZooKeeperAway(RetriableError):
-    """No answer, as the connection or the session ended: whether a change was made is not known."""
+    """A request without an answer, because the connection or the session ended: a change may have been made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node as it was read.
+class ZNode:
+    """A ZooKeeper node as it was read.
 
     Attributes:
-        data: Its bytes.
-        version: Of its data; a node that is made again begins at 0 again.
-        owner: The session that an ephemeral node is of, 0 for a persistent one.
+        data: The node's bytes.
+        version: The version of the data; a recreated node starts at 0 again.
+        owner: The session that owns an ephemeral node, 0 for a persistent one.
     """
 
     data: bytes
@@ -68,14 +67,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of those that are made together or not at all.
+    """One change of an atomic multi.
 
     Attributes:
-        path: Of the node.
-        data: What it is to hold; None with `check` or `delete`.
-        version: The version that it must have, -1: any; None: it is made new.
-        ephemeral: Whether a new one ends with the session.
-        delete: Whether it is deleted. Without data and `delete`, its version is checked and it stays as it is.
+        path: The node's path.
+        data: The node's new content; None for a check or a deletion.
+        version: The version that the node must have, -1: any; None: create it.
+        ephemeral: Whether a created node is deleted with the session.
+        delete: Whether to delete the node. Without data and `delete`, only its version is checked.
     """
 
     path: str
@@ -86,28 +85,29 @@ class Change:
 
 
 class ZooKeeperSession:
-    """Reads and changes as coroutines, states and watches as calls on the loop.
+    """A ZooKeeper session: reads and changes are coroutines, states and watches are calls on the loop.
 
-    The session lives as long as the loop turns: when `alive` was not called for a session's length, a thread closes it,
-    for kazoo's own would keep it up beside a loop that hangs. `alive` begins a new one then.
+    The session lives only while the event loop is alive. When `alive` was not called for a session timeout, a thread
+    closes the session. Otherwise kazoo's own thread would keep it up beside a hanging loop. The next `alive` begins a
+    new one.
 
     Attributes:
-        address: As it was given.
-        root: The path under which all nodes are.
-        state: As far as is known.
-        connections: How many there were; each has its own watches.
+        address: The address as it was given.
+        root: The path that is the parent of all nodes.
+        state: The session's state, as far as it is known.
+        connections: The number of connections so far; each has its own watches.
     """
 
     def __init__(self, address: str, session_ms: int, on_state: Callable[[SessionState], None]) -> None:
-        """Does nothing yet.
+        """Create a closed session; `open` connects it.
 
         Args:
-            address: HOST:PORT, several with commas between, and the path under which all nodes are, if any.
-            session_ms: A client silent for so long has ended.
+            address: HOST:PORT, several with commas between, and the path that is the parent of all nodes, if any.
+            session_ms: The session timeout.
             on_state: Called on the loop when the state changes.
 
         Raises:
-            InvalidInputError: no such address, or the package kazoo is missing.
+            InvalidInputError: the address is malformed, or the package kazoo is missing.
         """
         if KazooClient is None:
             raise InvalidInputError("ZooKeeper needs the package kazoo: pip install 'kohort[zookeeper]'")
@@ -131,12 +131,12 @@ class ZooKeeperSession:
 
     @property
     def id(self) -> int | None:
-        """The session's, None while there is none."""
+        """The session's id, None while there is no session."""
         known = self._client.client_id if self._client is not None and self.state is not SessionState.LOST else None
         return None if known is None or not known[0] else int(known[0])
 
     async def open(self, timeout_ms: float) -> None:
-        """Begins; may be called again after it failed or was closed.
+        """Connect. May be called again after it failed or the session was closed.
 
         Raises:
             TimedOutError: no server answered.
@@ -158,13 +158,13 @@ class ZooKeeperSession:
             await asyncio.sleep(0.02)
 
     def alive(self) -> None:
-        """The loop turns."""
+        """Report that the event loop is alive; begin a new session if it hung meanwhile."""
         self._turned_s = time.monotonic()
         if self._hung and not self._ended.is_set() and self._reviving is None:
             self._reviving = self._loop.create_task(self._revive())
 
     async def close(self) -> None:
-        """Ends the session, and with it its ephemeral nodes. Does nothing the second time."""
+        """End the session, and with it its ephemeral nodes. A second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -173,61 +173,61 @@ class ZooKeeperSession:
         await asyncio.to_thread(_stop, self._client)
         self.state = SessionState.LOST
 
-    # Reads.
+    # -- reads
 
-    async def read(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
-        """A node, None where there is none; the watch is set either way.
+    async def read(self, path: str, watch: Callable[[], None] | None = None) -> ZNode | None:
+        """Read a node, None if there is none; the watch is set either way.
 
         Args:
-            path: Of the node.
-            watch: Called once on the loop when it changes, comes or goes, or the connection ends.
+            path: The node's path.
+            watch: Called once on the loop when the node changes, comes or goes, or the connection ends.
         """
         call = self._client
-        seen = None if watch is None else self._handed_over(watch)
+        kazoo_watch = None if watch is None else self._handed_over(watch)
         while True:
             with contextlib.suppress(exceptions.NoNodeError):
-                data, stat = await self._ask(call.get_async(self.root + path, watch=seen))
-                return Node(data, stat.version, stat.ephemeralOwner)
-            if seen is None or await self._ask(call.exists_async(self.root + path, watch=seen)) is None:
+                data, stat = await self._ask(call.get_async(self.root + path, watch=kazoo_watch))
+                return ZNode(data, stat.version, stat.ephemeralOwner)
+            if kazoo_watch is None or await self._ask(call.exists_async(self.root + path, watch=kazoo_watch)) is None:
                 return None
 
     async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
-        """The names of a node's children, sorted; none where there is no node, and no watch then."""
-        seen = None if watch is None else self._handed_over(watch)
+        """Return the sorted names of a node's children. If there is no node, return none and set no watch."""
+        kazoo_watch = None if watch is None else self._handed_over(watch)
         with contextlib.suppress(exceptions.NoNodeError):
-            return sorted(await self._ask(self._client.get_children_async(self.root + path, watch=seen)))
+            return sorted(await self._ask(self._client.get_children_async(self.root + path, watch=kazoo_watch)))
         return []
 
-    # Changes.
+    # -- changes
 
     async def make_path(self, path: str) -> None:
-        """Has this persistent node and those above it, the address's path too."""
-        whole = self.root + path
-        ends = [place for place, letter in enumerate(whole) if letter == "/" and place] + [len(whole)]
+        """Create this persistent node and those above it, the address's path included."""
+        full = self.root + path
+        ends = [index for index, letter in enumerate(full) if letter == "/" and index] + [len(full)]
         for end in ends:
             with contextlib.suppress(exceptions.NodeExistsError):
-                await self._ask(self._client.create_async(whole[:end], b""))
+                await self._ask(self._client.create_async(full[:end], b""))
 
     async def change(self, *changes: Change) -> bool:
-        """All of these or none; False: a node was there, was not, or had another version."""
+        """Make all changes or none; return False if a node existed, was missing, or had another version."""
         transaction = TransactionRequest(self._client)
-        for one in changes:
-            path = self.root + one.path
-            if one.delete:
-                transaction.delete(path, -1 if one.version is None else one.version)
-            elif one.data is None:
-                transaction.check(path, -1 if one.version is None else one.version)
-            elif one.version is None:
-                transaction.create(path, one.data, ephemeral=one.ephemeral)
+        for change in changes:
+            path = self.root + change.path
+            if change.delete:
+                transaction.delete(path, -1 if change.version is None else change.version)
+            elif change.data is None:
+                transaction.check(path, -1 if change.version is None else change.version)
+            elif change.version is None:
+                transaction.create(path, change.data, ephemeral=change.ephemeral)
             else:
-                transaction.set_data(path, one.data, one.version)
+                transaction.set_data(path, change.data, change.version)
         results: Sequence[object] = await self._ask(transaction.commit_async())
         for result in results:
             if isinstance(result, exceptions.NoAuthError):
                 raise self._error(result)
         return not any(isinstance(result, Exception) for result in results)
 
-    # kazoo's threads.
+    # -- kazoo's threads
 
     async def _connect(self) -> None:
         client = self._client = KazooClient(
@@ -237,16 +237,16 @@ class ZooKeeperSession:
             logger=_KAZOO_LOG,
         )
 
-        def heard(state: str) -> None:
+        def on_state(state: str) -> None:
             self._on_loop(lambda: self._set_state(client, SessionState(state.lower())))
 
-        client.add_listener(heard)
+        client.add_listener(on_state)
         await asyncio.to_thread(client.start_async)
 
     async def _revive(self) -> None:
-        """A new session after the loop hung."""
+        """Begin a new session after the loop hung."""
         await asyncio.to_thread(_stop, self._client)
-        for future in self._asked:  # of the client that is given up: it may never answer
+        for future in self._asked:  # requests of the abandoned client, which may never answer
             if not future.done():
                 future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
         if not self._ended.is_set():
@@ -257,7 +257,7 @@ class ZooKeeperSession:
         session_s = self._session_ms / 1000
         while not ended.wait(session_s / _LOOKS_PER_SESSION):
             if not self._hung and time.monotonic() - self._turned_s > session_s:
-                log.error("ZooKeeper: the loop has not turned for %.1f s, its session is given up", session_s)
+                log.error("ZooKeeper: the event loop was blocked for %.1f s; its session is closed", session_s)
                 self._hung = True
                 _stop(self._client)
 
@@ -268,18 +268,18 @@ class ZooKeeperSession:
             self._on_state(state)
 
     def _handed_over(self, watch: Callable[[], None]) -> Callable[[object], None]:
-        return _Watch(self._on_loop, watch)
+        return _LoopWatch(self._on_loop, watch)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call)
 
     async def _ask(self, result: Any) -> Any:
-        """What kazoo's result comes to.
+        """Await kazoo's result.
 
         Raises:
             ZooKeeperAway: the connection or the session ended.
-            KafkaError: it was refused.
+            KafkaError: ZooKeeper refused the request.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
 
@@ -317,8 +317,8 @@ class ZooKeeperSession:
 
 
 @dataclass(frozen=True, slots=True)
-class _Watch:
-    """A watch of kazoo's; one set again beside another is one, as they are equal."""
+class _LoopWatch:
+    """A watch for kazoo. Equal watches on one node count once, so a repeated read adds none."""
 
     on_loop: Callable[[Callable[[], None]], None]
     call: Callable[[], None]
@@ -328,10 +328,10 @@ class _Watch:
 
 
 def _stop(client: Any) -> None:
-    """Closes a session, for a short while at most."""
+    """Close a session, for at most `_CLOSE_S`."""
 
     def stop() -> None:
-        with contextlib.suppress(Exception):  # what is not closed ends with its time
+        with contextlib.suppress(Exception):  # a session that is not closed expires
             client.stop()
             client.close()
 

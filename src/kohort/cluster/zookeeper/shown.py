@@ -1,6 +1,8 @@
-"""What a process shows in ZooKeeper, as long as it is the one to: topics, and its push groups. Source: spec 4.2, 4.8.
+"""The mirror of topics and push groups in ZooKeeper, written by the process that leads.
 
-`BrokerInZooKeeper` is a broker's place there: it is the coordinator of all its groups, and shares the path with nobody.
+`BrokerInZooKeeper` registers a broker there. It is the coordinator of all its groups, and shares the path with nobody.
+
+Source: spec 4.2, 4.8.
 """
 
 from __future__ import annotations
@@ -17,24 +19,24 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.retry import patiently
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror
 from kohort.cluster.zookeeper.nodes import MirroredTopic
-from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperDoor
+from kohort.cluster.zookeeper.service import SESSION_MS, ZooKeeperCoordination
 from kohort.errors import InvalidInputError, KafkaError
 
 log = logging.getLogger("kohort.cluster")
 
 TOPICS_S = 1.0
-"""How often it is looked whether topics have changed."""
+"""Interval between checks for changed topics."""
 ALIVE_S = 0.1
-"""How often the loop shows that it turns: a third of the shortest session is many times that."""
+"""Interval between reports that the event loop is alive, much shorter than a third of the shortest session."""
 END_S = 2.0
-"""A clean end waits so long for what is still to be written; the next one to write makes up for the rest."""
+"""Timeout of the last write at shutdown; the next process that leads writes what is still missing."""
 
 
-async def show_topics(door: ZooKeeperDoor, host: GroupHost) -> None:
-    """Have ZooKeeper say which topics there are, as long as this one is in office."""
+async def show_topics(door: ZooKeeperCoordination, host: GroupHost) -> None:
+    """Mirror the topics in ZooKeeper for as long as this process leads."""
     shown = None
     while True:
-        if not door.in_office:
+        if not door.is_leader:
             shown = None
         elif host.topics.image() is not shown:
             shown = host.topics.image()
@@ -49,29 +51,29 @@ def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
 
 
 class BrokerInZooKeeper:
-    """See the module's text, and `broker.run.Beside`."""
+    """A broker's registration and mirrors in ZooKeeper; runs beside the broker (`broker.run.Beside`)."""
 
     def __init__(self, address: str, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S) -> None:
-        """Does nothing yet.
+        """Create a closed registration; `open` connects it.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH].
-            session_ms: a broker silent for so long may be followed by another one.
-            owners_look_s: see `GroupMirror`.
+            session_ms: the session timeout, after which another broker may take the path.
+            owners_look_s: interval between full checks of the owners' nodes (`GroupMirror`).
 
         Raises:
-            InvalidInputError: no such address.
+            InvalidInputError: the address is malformed.
         """
-        self._door = ZooKeeperDoor(address, session_ms, sole=True)
+        self._door = ZooKeeperCoordination(address, session_ms, sole=True)
         self._owners_look_s = owners_look_s
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
 
     async def open(self, broker: RunningBroker) -> None:
-        """Register and be elected, then show topics and groups.
+        """Register, wait until elected, then mirror topics and groups.
 
         Raises:
-            KafkaError: another process has the path.
+            KafkaError: another process uses the path.
         """
         node = broker.node
         host, port = node.config.advertised_host or broker.serving.host, node.config.advertised_port or node.port
@@ -87,7 +89,7 @@ class BrokerInZooKeeper:
         self._beside(show_topics(self._door, node), "topics in ZooKeeper")
 
     async def close(self) -> None:
-        """Write what is still to be written, and leave."""
+        """Write pending changes, and unregister."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -98,7 +100,7 @@ class BrokerInZooKeeper:
             try:
                 await asyncio.wait_for(mirror.settle(), END_S)
             except (TimeoutError, KafkaError) as error:
-                log.warning("ZooKeeper does not show the last changes of groups (%s)", error or "no answer")
+                log.warning("the last changes of groups were not written to ZooKeeper (%s)", error or "no answer")
             await self._door.close()
 
     async def _show_life(self) -> None:
@@ -106,14 +108,14 @@ class BrokerInZooKeeper:
             self._door.alive()
             await asyncio.sleep(ALIVE_S)
 
-    def _beside(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
+    def _beside(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
         task.add_done_callback(_look_for_fault)
         self._tasks.append(task)
 
 
 def _look_for_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (fault := task.exception()) is not None:
-        told = None if isinstance(fault, InvalidInputError) else fault
-        log.error("this broker ends (%s): %s", task.get_name(), fault, exc_info=told)
+        traceback = None if isinstance(fault, InvalidInputError) else fault
+        log.error("this broker ends (%s): %s", task.get_name(), fault, exc_info=traceback)
         signal.raise_signal(signal.SIGTERM)
