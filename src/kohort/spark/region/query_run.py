@@ -434,7 +434,7 @@ class RegionQuery:
 
     def _run_has_ended(self, run: _Run, error: BaseException) -> None:
         """Handle the end of a run; restart it without a reset of the region if it has planned nothing."""
-        slow = WORKER_START_TIMEOUT in str(error)  # by its text: Spark has no class for it
+        slow = WORKER_START_TIMEOUT in str(error)  # by text: Spark has no class for it
         self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
         too_often = self._slow > WORKER_START_ATTEMPTS_MAX or self._unplanned >= UNPLANNED_RUNS_MAX
         if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
