@@ -194,7 +194,7 @@ with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker, Admin(bro
     print("THREADS", sum(thread.name == "kohort-channel" for thread in threading.enumerate()))
     child = os.fork()
     if child == 0:
-        os._exit(0 if driver_server._application._switchboard._listening.fileno() == -1 else 1)
+        os._exit(0 if driver_server._application._server._listening.fileno() == -1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     one.stop()
     spark.stop()
