@@ -45,7 +45,7 @@ demo: setup-demo ## sets up, then runs the main job from start to end
 test: setup ## sets up, then runs the tests
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
-	@$(SUPERVISED) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 quick: setup ## a minute: lint, types of the files that changed, the tests that need no Kafka, Spark or simulation
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -57,7 +57,7 @@ quick: setup ## a minute: lint, types of the files that changed, the tests that 
 test-long: setup ## long, an hour: the tests with those that `make test` leaves out (tests/long_tests.txt)
 	@sh tools/preflight.sh java
 	@$(BIN)/python -m tests.support.class_archive
-	@KOHORT_LONG=1 $(SUPERVISED) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@KOHORT_LONG=1 $(SUPERVISED) $(BIN)/python -m tests.support.again -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-cluster: setup ## long: three Kafka brokers, killed in turn (KILLS=6) under our clients and our journal, three ZooKeepers under our doors
 	@KOHORT_CLUSTER_KILLS=$(KILLS) KOHORT_KAFKA_CLUSTER=1 $(BIN)/python -m pytest tests/client/test_three_brokers.py \
