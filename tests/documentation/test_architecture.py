@@ -57,9 +57,9 @@ def test_page_names_what_is_in_the_tree(page: Path) -> None:
         (design_pages.wrong_paths, "`assignors/`", "`dividers/`", "dividers/"),
         (
             design_pages.wrong_names,
-            "(`Waits.add`)",
-            "(`Waits.park`)",
-            f"{PURGATORY} has no Waits.park",
+            "(`Purgatory.add`)",
+            "(`Purgatory.park`)",
+            f"{PURGATORY} has no Purgatory.park",
         ),
         (design_pages.missing_rooms, "| `lag/` |", "| lag |", "lag/"),
     ],
