@@ -56,7 +56,7 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
     "regionSeat by hand": ({"source": SOURCE | {"regionSeat": "00"}}, "SparkRegion sets it"),
     "assign": ({"source": {"assign": '{"t": [0]}', "group.id": "g"}}, "subscribe"),
     "startingOffsets": ({"source": SOURCE | {"startingOffsets": "earliest"}}, "start="),
-    "plannedRanges": ({"source": SOURCE | {"plannedRanges": "all"}}, "as a whole"),
+    "plannedRanges": ({"source": SOURCE | {"plannedRanges": "all"}}, "reset together"),
     "checkpointLocation": ({"source": SOURCE | {"checkpointLocation": "/c"}}, "folder"),
     "asynchronous logs": ({"source": SOURCE | {"asyncProgressTrackingEnabled": "true"}}, "logs"),
     "an unknown option": ({"source": SOURCE | {"maxOffsetPerTrigger": "5"}}, "did you mean maxOffsetsPerTrigger"),

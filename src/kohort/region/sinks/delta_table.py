@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
-import deltalake
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,7 +51,6 @@ from kohort.region.files import (
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import InFolder
 from kohort.region.sinks.columns import filled_schema, refuse_untyped, untyped
-from kohort.region.sinks.delta_log import arrow_of
 from kohort.region.sinks.owner_marker import Claim
 from kohort.region.sinks.rows import (
     Mode,
@@ -69,6 +67,14 @@ from kohort.region.sinks.rows import (
 )
 from kohort.region.sinks.staged_files import Codec
 from kohort.region.staged import StagedKey
+
+try:
+    import deltalake
+    from deltalake.transaction import AddAction, RemoveAction
+
+    from kohort.region.sinks.delta_log import DeltaLog, arrow_of, files_of, removal, schema_of
+except ImportError as error:
+    raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
 
 # -- Supported rows and tables, and the statistics of a file
 
@@ -212,14 +218,6 @@ def _partition(value: object) -> str | None:
         return None
     return value.isoformat() if isinstance(value, date) else str(value)
 
-
-try:
-    import deltalake
-    from deltalake.transaction import AddAction, RemoveAction
-
-    from kohort.region.sinks.delta_log import DeltaLog, files_of, removal, schema_of
-except ImportError as error:
-    raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
 
 COMMITS_MAX: Final = 30
 """Limit on attempts to commit; others may commit between reading and writing."""
