@@ -213,8 +213,7 @@ def test_a_fault_behind_an_append_that_is_lost_brings_one_load(late: Late) -> No
 
 
 def test_no_more_is_gathered_than_one_append_may_hold(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("shard", "appends"):
-        monkeypatch.setattr(f"kohort.coordinator.{module}.APPEND_RECORDS", 4)
+    monkeypatch.setattr("kohort.coordinator.shard.APPEND_RECORDS", 4)
     numbers = []
     for offset in range(20):
         numbers.append(late.commit("a", offset))
