@@ -169,7 +169,7 @@ def test_a_broker_that_stands_still_is_not_waited_for_once_the_cluster_has_lost_
     assert not task.done
     beside.clear()
     virtual.finish(task, 10_000)
-    assert "broker 2 is away" in caplog.text
+    assert "broker 2 has left the cluster" in caplog.text
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:

@@ -123,9 +123,9 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
             place.close()
     assert lines(caplog) == [f"rebalance {number}" for number in range(1, after.rebalances + 1)]
     text = "\n".join(caplog.messages)
-    assert f"group etl: rebalance 1 of member {first.member_id} is over" in text
-    assert "2 partitions held, 2 gained, 0 lost" in text and "1 partitions held, 0 gained, 1 lost" in text
-    assert "2 partitions held, 1 gained, 0 lost" in text
+    assert f"[group etl][member {first.member_id}] rebalance 1 completed" in text
+    assert "2 partitions owned, 2 gained, 0 lost" in text and "1 partitions owned, 0 gained, 1 lost" in text
+    assert "2 partitions owned, 1 gained, 0 lost" in text
 
 
 def test_the_progress_does_not_wait_for_the_watching_thread() -> None:

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ow
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Less patience than users get, and locks of the test's own."""
-    monkeypatch.setattr("kohort.spark.source.single_reader_lock.WAIT_S", 0.3)
+    monkeypatch.setattr("kohort.spark.source.single_reader_lock.LOCK_TIMEOUT_S", 0.3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 

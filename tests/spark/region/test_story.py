@@ -211,7 +211,7 @@ def sleeps_for_a_minute(story: Story, app: Application) -> None:
     app.signal(signal.SIGCONT)
 
     def has_let_go() -> bool:
-        return all(f"query {query} goes back" in _said(app, before) for query in app.told.queries) or _has_ended(app)
+        return all(f"[query {query}] resetting" in _said(app, before) for query in app.told.queries) or _has_ended(app)
 
     until(has_let_go, f"{app.name} goes back, or ends")
     story.tell(f"{app.name} {'has ended' if _has_ended(app) else 'goes back'} {time.monotonic() - woke_s:.2f} s after")
