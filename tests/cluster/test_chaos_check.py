@@ -108,8 +108,8 @@ def test_a_woken_coordinator_may_not_answer_what_is_older(crowd: Crowd) -> None:
     ("said", "wrong"),
     [
         ("", True),
-        ("shards: 4 here, 2 came, 0 went", True),
-        ("shards: 0 here, 0 came, 4 went", False),
+        ("shards: 4 owned here, 2 assigned, 0 revoked", True),
+        ("shards: 0 owned here, 0 assigned, 4 revoked", False),
         ("shard 1: another coordinator has taken over: …", False),
     ],
 )
