@@ -88,17 +88,17 @@ def agreed(*some: Candidate) -> None:
     def agree() -> bool:
         first = some[0]
         alike = all((one.owners, one.incarnations) == (first.owners, first.incarnations) for one in some)
-        office = [one.number for one in some if one.is_leader]
+        office = [door.number for door in some if door.is_leader]
         return alike and set(first.owners) == ids and len(first.incarnations) == len(ids) and office == [first.elected]
 
-    until(agree, f"one map for {sorted(ids)}: {[(one.number, one.owners, one.is_leader) for one in some]}", 40)
+    until(agree, f"one map for {sorted(ids)}: {[(door.number, door.owners, door.is_leader) for door in some]}", 40)
 
 
 def test_killed_is_out_before_its_session(candidates: Candidates) -> None:
     """The elected one is killed, and then started again: neither waits for a session."""
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(one for one in some if one.is_leader)
+    elected = next(door for door in some if door.is_leader)
     others = [one for one in some if one is not elected]
     before = {one.number: {shard for shard in range(SHARDS) if one.owners[shard] == one.number} for one in others}
     elected.process.kill()
@@ -112,7 +112,7 @@ def test_stopped_is_out_with_its_session_and_comes_back(candidates: Candidates) 
     """The elected one sleeps beyond its session: the others take its shards; awake, it is one of them again."""
     some = [candidates.begin(number, SHORT_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(one for one in some if one.is_leader)
+    elected = next(door for door in some if door.is_leader)
     others = [one for one in some if one is not elected]
     elected.process.send_signal(signal.SIGSTOP)
     agreed(*others)
@@ -125,7 +125,7 @@ def test_stopped_cleanly_hands_over_first(candidates: Candidates) -> None:
     """The last that it says is a map in which it has nothing, and all is the others'."""
     some = [candidates.begin(number, LONG_MS) for number in (1, 2, 3)]
     agreed(*some)
-    elected = next(one for one in some if one.is_leader)
+    elected = next(door for door in some if door.is_leader)
     others = [one for one in some if one is not elected]
     elected.process.terminate()
     assert elected.process.wait(40) == 0

@@ -22,7 +22,7 @@ PARTITIONS, END = 6, 10
 
 
 class Topic:
-    """As `TopicCatalog`: a topic of six partitions of ten records each."""
+    """A catalog of one topic, with six partitions of ten records each."""
 
     def __init__(self, options: object) -> None: ...
 

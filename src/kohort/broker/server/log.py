@@ -20,7 +20,7 @@ LOGGERS = (
 KIND_BURST, KIND_PAUSE_S = 100, 5.0
 """Lines of one kind in a burst, and the time after which one more is allowed."""
 LEVEL_BURST, LEVEL_PAUSE_S = 500, 1.0
-"""The same limit for all lines of one level, so that unimportant lines can't crowd out important ones."""
+"""One limit for all lines of a level, so that unimportant lines can't crowd out important ones."""
 KINDS_MAX = 1_000
 """The most kinds remembered, which are the most recent."""
 LINE_CHARS_MAX = 1_000

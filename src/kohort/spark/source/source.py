@@ -83,7 +83,7 @@ WARNED_MAX = 1_000
 _warned: set[tuple[int, str | None]] = set()
 
 ANOTHER_SCHEMA = ", choose columns by the option columns, and cast what you need otherwise"
-"""What to do in place of a schema given by hand."""
+"""Advice for a user who gives a schema by hand."""
 
 
 class KohortDataSource(DataSource):
