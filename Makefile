@@ -21,7 +21,7 @@ BENCH_ARGS ?=
 # An interrupted run leaves no broker, Kafka or Spark driver behind.
 SUPERVISED := $(BIN)/python -m tests.support.supervise
 # What a change of a few lines is tried with: no Kafka, no Spark, no simulation, no processes of other projects.
-QUICK_TESTS := tests/assignors tests/columns tests/coordinator tests/groups tests/journal tests/lag tests/wire \
+QUICK_TESTS := tests/assignors tests/columns tests/groups tests/journal tests/lag tests/wire \
 	$(wildcard tests/test_*.py)
 
 .DEFAULT_GOAL := help

@@ -6,13 +6,11 @@ The argument parser and a command's module are imported only when a command runs
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kohort import __version__
@@ -163,7 +161,8 @@ def _command_of(tokens: Sequence[str]) -> str:
 
 _WIDTH_MAX = 120
 _LABEL_MAX = 32
-_KINDS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
+_KINDS = {"int": "NUMBER", "float": "NUMBER", "Path": "FILE"}
+"""Placeholders by the name of an argument's type: `pathlib` would take longer to import than the top page."""
 NO_COMMANDS: Mapping[str, str] = {}
 _OF_HELP = ("-h, --help", "print this page")
 
@@ -260,7 +259,7 @@ def _value_of(argument: Argument) -> str:
         return ""
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(typing.get_args(kind))
-    return _KINDS.get(kind, "TEXT")
+    return _KINDS.get(getattr(kind, "__name__", ""), "TEXT")
 
 
 def _about(argument: Argument) -> str:
@@ -288,6 +287,8 @@ def _one_line(text: str) -> str:
 
 
 def _page(usage: str, about: str, sections: Sequence[tuple[str, list[tuple[str, str]]]]) -> str:
+    import shutil  # needed only for the page of a command
+
     width = min(_WIDTH_MAX, max(20, shutil.get_terminal_size().columns))
     lines = [f"Usage: {usage}", ""]
     for paragraph in about.split("\n\n"):
