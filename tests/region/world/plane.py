@@ -97,7 +97,9 @@ class Plane:
         plane = self.machine.plane
         if self.machine.state is not RegionState.RESETTING or plane.saved_floor < plane.floor:
             return
-        if not any(one.phase is MemberPhase.GOING_BACK or one.epoch < plane.floor for one in plane.members.values()):
+        if not any(
+            member.phase is MemberPhase.GOING_BACK or member.epoch < plane.floor for member in plane.members.values()
+        ):
             raise ViolatedError("all are back, and the region goes on waiting")
 
     def send_in(self, connection: int, report: Report) -> None:
