@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal.place import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReading
-from kohort.cluster.journal.term import JournalTerm, JournalWriter, Written, new_epoch
+from kohort.cluster.journal.term import JournalAppend, JournalTerm, JournalWriter, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.session import ZNode
 from kohort.coordinator import shard
@@ -113,7 +113,7 @@ class WritesHalves(DiskMutant):
             rest[id(payload)] = packed(records[half:])
             return payload, count
 
-        async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> Written:
+        async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> JournalAppend:
             behind = rest.pop(id(payload), None)
             written = await write(writer, payload, count, now_ms)
             return written if behind is None else await write(writer, *behind, now_ms)

@@ -82,9 +82,9 @@ EPOCH_MAX = 32_766
 SOON_MS = 20
 """Wait between requests while the previous transaction still ends, which takes milliseconds."""
 LAST_BEFORE_IMPLICIT_PARTITIONS = 11
+"""Above version 11, a transactional Produce adds its partitions to the transaction by itself."""
 HIGHEST_BY_NAME = 12
 """From version 13 on, Produce names topics by id only."""
-"""Above version 11, a transactional Produce adds its partitions to the transaction by itself."""
 _REPEATED = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 _LOST_PLACE = (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH)
 _NEVER_WRITTEN = (

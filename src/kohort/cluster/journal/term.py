@@ -105,7 +105,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class JournalAppend:
     """A batch that Kafka has acknowledged.
 
     Attributes:
@@ -138,7 +138,7 @@ class JournalWriter:
         self._sequence = 0
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
 
-    async def write(self, payload: bytes, count: int, now_ms: int) -> Written:
+    async def write(self, payload: bytes, count: int, now_ms: int) -> JournalAppend:
         """Append a batch.
 
         Args:
@@ -177,7 +177,7 @@ class JournalWriter:
         self._fresh_until_ms = first_ms + SILENCE_MAX_MS
         if self.expected is not None:
             self.expected += count
-        return Written(offset, int(place.cluster.runtime.now_ms - (elapsed_ms - first_ms)))
+        return JournalAppend(offset, int(place.cluster.runtime.now_ms - (elapsed_ms - first_ms)))
 
     async def _deliver(self, batch: bytes) -> int:
         """Send the same batch until it is acknowledged, and return its offset."""
