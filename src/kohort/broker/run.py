@@ -16,12 +16,12 @@ from kohort.broker.config.single_broker import idle_text
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
+from kohort.broker.security.listeners import named_addresses, open_listeners, sasl_servers
 from kohort.broker.server.dispatch import Dispatcher, api_keys
-from kohort.broker.server.listener import listening_socket, open_file_limit, shares
+from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
-from kohort.settings.config import parse_listen
 
 log = logging.getLogger("kohort.broker")
 
@@ -63,17 +63,22 @@ class RunningBroker:
             retention_check_ms=config.retention_check_ms,
             producer_check_ms=config.producer_check_ms,
         )
-        sock = listening_socket(*parse_listen(listen))
+        listeners = open_listeners(listen, properties)
         try:
             store = LogStore(
                 data_dir, defaults=live.log, limits=limits, node_id=config.node_id, cluster_id=config.cluster_id
             )
         except BaseException:
-            sock.close()
+            for listener in listeners:
+                listener.sock.close()
             raise
-        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), sock.getsockname()[:2])
+        self.node = Node(loop, data_dir, store, live, api_keys(ROUTES), (listeners[0].host, listeners[0].port))
         dispatcher = Dispatcher(self.node, ROUTES, unknown_api_versions, pushing=push.take)
-        self.serving = Serving(self.node, sock, config, descriptors.connections, dispatcher.dispatch)
+        self.serving = Serving(self.node, listeners, config, descriptors.connections, dispatcher.dispatch)
+        logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
+        for listener in listeners:
+            listener.sasl = logins.get(listener.name)
+        self.node.listeners = listeners
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self._beside = beside
         self.node.start()
@@ -84,8 +89,13 @@ class RunningBroker:
 
     @property
     def address(self) -> str:
-        """The listening address, as HOST:PORT."""
+        """The address of the first listener, as HOST:PORT."""
         return self.serving.address
+
+    @property
+    def listeners(self) -> str:
+        """All listeners with their actual ports, in the form of the property `listeners`."""
+        return named_addresses(self.serving.listeners)
 
     async def begin(self) -> None:
         """Start the companion, if any, then accept clients."""

@@ -1,4 +1,4 @@
-"""ACLs, users, delegation tokens, SASL: responses of a broker without authorizer and without authentication.
+"""ACLs, users and delegation tokens: responses of a broker without authorizer and without tokens.
 
 Versions: ACLs 2 add prefixed patterns; CreateDelegationToken 3 adds an owner.
 """
@@ -32,10 +32,6 @@ from kohort.wire.security import (
     ExpireDelegationTokenResponse,
     RenewDelegationTokenRequest,
     RenewDelegationTokenResponse,
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
 )
 
 NO_AUTHORIZER = "No Authorizer is configured."
@@ -166,17 +162,6 @@ def describe_tokens(_node: Node, _request: Request[DescribeDelegationTokenReques
     return DescribeDelegationTokenResponse(error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
-def sasl_handshake(_node: Node, _request: Request[SaslHandshakeRequest]) -> SaslHandshakeResponse:
-    """Reject the handshake, because the listener has no authentication."""
-    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-
-
-def sasl_authenticate(_node: Node, _request: Request[SaslAuthenticateRequest]) -> SaslAuthenticateResponse:
-    """Reject the authentication, because the listener has none."""
-    text = "this listener asks for no authentication"
-    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=text)
-
-
 HANDLERS: list[Handled[Node]] = [
     handled(DescribeAclsRequest, DescribeAclsResponse, describe_acls),
     handled(CreateAclsRequest, CreateAclsResponse, create_acls),
@@ -187,6 +172,4 @@ HANDLERS: list[Handled[Node]] = [
     handled(RenewDelegationTokenRequest, RenewDelegationTokenResponse, renew_token),
     handled(ExpireDelegationTokenRequest, ExpireDelegationTokenResponse, expire_token),
     handled(DescribeDelegationTokenRequest, DescribeDelegationTokenResponse, describe_tokens),
-    handled(SaslHandshakeRequest, SaslHandshakeResponse, sasl_handshake),
-    handled(SaslAuthenticateRequest, SaslAuthenticateResponse, sasl_authenticate),
 ]

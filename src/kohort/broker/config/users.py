@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
+from kohort.broker.security.mechanisms import ScramCredential
 
 FILE = "users.json"
 MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384
+SALT_BYTES = 24
 
 
 class Users:
     """The users' credentials, by mechanism."""
 
     def __init__(self, folder: Path) -> None:
+        self._secret = secrets.token_bytes(32)
         self._path = folder / FILE
         self._by_name: dict[str, dict[str, dict[str, str | int]]] = read_json(self._path)
 
@@ -29,6 +33,31 @@ class Users:
         """Return a user's mechanisms with their iterations."""
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
+
+    def credential(self, user: str, mechanism: str) -> ScramCredential | None:
+        """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
+        found = self._by_name.get(user, {}).get(mechanism)
+        if found is None:
+            return None
+        salt, stored_key, server_key = (bytes.fromhex(str(found[key])) for key in ("salt", "stored_key", "server_key"))
+        return ScramCredential(salt, int(found["iterations"]), stored_key, server_key)
+
+    def made_up(self, user: str, mechanism: str) -> ScramCredential:
+        """Return a credential that no password fits, always the same for a name, and of the form of real ones.
+
+        It has the salt's length and the iterations of an existing user's, so that it can't be told from a real one.
+        """
+        name = "sha256" if mechanism == MECHANISMS[1] else "sha512"
+        size = hashlib.new(name).digest_size
+        made = hmac.digest(self._secret, f"{mechanism} {user}".encode(), "sha512")
+        models = sorted(
+            (len(str(found[mechanism]["salt"])) // 2, int(found[mechanism]["iterations"]))
+            for found in self._by_name.values()
+            if mechanism in found
+        )
+        length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
+        salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
+        return ScramCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
 
     def change(
         self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]
