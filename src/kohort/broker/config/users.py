@@ -10,6 +10,8 @@ from pathlib import Path
 
 from kohort.broker.config.json_file import read_json, write_json
 from kohort.broker.security.mechanisms import ScramCredential
+from kohort.errors import InvalidInputError
+from kohort.settings.config import read_properties
 
 FILE = "users.json"
 MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
@@ -58,6 +60,29 @@ class Users:
         length, iterations = models[made[0] % len(models)] if models else (SALT_BYTES, ITERATIONS_MIN)
         salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
         return ScramCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
+
+    def add_from(self, location: str) -> None:
+        """Add the users of a file, NAME=PASSWORD in each line, or change their passwords.
+
+        Raises:
+            InvalidInputError: the file can't be read, or a line is no user.
+        """
+        changes = []
+        for name, password in read_properties(location).items():
+            if not password:
+                raise InvalidInputError(f"{location}: the user {name} has no password")
+            for number, mechanism in MECHANISMS.items():
+                digest = "sha256" if number == 1 else "sha512"
+                known = self.credential(name, mechanism)
+                if known is not None:
+                    salted = hashlib.pbkdf2_hmac(digest, password.encode(), known.salt, known.iterations)
+                    if hmac.compare_digest(hmac.digest(salted, b"Server Key", digest), known.server_key):
+                        continue
+                salt = secrets.token_bytes(SALT_BYTES)
+                salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, ITERATIONS_MIN)
+                changes.append((name, number, ITERATIONS_MIN, salt, salted))
+        if changes:
+            self.change((), changes)
 
     def change(
         self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]

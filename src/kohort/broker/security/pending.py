@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("kohort.broker")
 
 PENDING_MAX = 1_000
-"""Handshakes and logins in progress, each of about 100 KB. Beyond it, the oldest that the broker waits for is closed."""
+"""Handshakes and logins in progress, of about 100 KB each. Beyond it, the oldest that keeps us waiting is closed."""
 YOUNG_S = 1.0
 """A younger client is not closed in favour of another: thousands of honest ones may come back at once."""
 THREADS = 2

@@ -82,6 +82,11 @@ class SecurityConfig:
         why='as listener.name.NAME.plain.sasl.jaas.config: PLAIN\'s users (user_NAME="PASSWORD"); without it PLAIN '
         "checks the passwords of SCRAM's users",
     )
+    users_location: str | None = knob(
+        "sasl.users.location",
+        None,
+        why="file of users, NAME=PASSWORD in each line, that the broker adds to its SCRAM users when it starts",
+    )
     reauth_ms: int = knob(
         "connections.max.reauth.ms",
         0,

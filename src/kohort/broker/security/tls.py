@@ -272,7 +272,9 @@ class TlsTransport:
         count = 0
         try:
             while count < len(buffer):
-                size = cast(int, self._tls.read(len(buffer) - count, buffer[count:]))  # into the buffer, by its stubs bytes
+                size = cast(
+                    int, self._tls.read(len(buffer) - count, buffer[count:])
+                )  # into the buffer, by its stubs bytes
                 if not size:
                     return count or -1
                 count += size

@@ -112,9 +112,7 @@ class Frames:
 
     def _refuse(self, size: int) -> None:
         if size >> 16 == TLS_HANDSHAKE and self.size_max < size:
-            raise ForeignProtocol(
-                "it speaks TLS and this listener does not: set security.protocol without SSL"
-            )
+            raise ForeignProtocol("it speaks TLS and this listener does not: set security.protocol without SSL")
         if size > self.size_max:
             raise BadFrame(f"a request of {size} bytes; socket.request.max.bytes is {self.size_max}")
         raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")
