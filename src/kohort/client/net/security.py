@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 import secrets
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
 from kohort.io.key_stores import KeyStore, load_identity, trusted
 from kohort.settings.jaas import jaas_options
+
+log = logging.getLogger("kohort.client")
 
 _TLS_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -74,13 +78,14 @@ class Plain(SaslMechanism):
 
 
 class OAuthBearer(SaslMechanism):
-    """A bearer token (RFC 7628) from the application's hook."""
+    """A bearer token (RFC 7628) from the application's hook or a token endpoint, which `setting` names in errors."""
 
     name = "OAUTHBEARER"
 
-    def __init__(self, hook: Callable[[], str]) -> None:
+    def __init__(self, hook: Callable[[], str], setting: str = "sasl.oauth.token") -> None:
         self.who = "the token"
         self._hook = hook
+        self._setting = setting
         self._token = ""
         self._failure: Exception | None = None
 
@@ -94,7 +99,7 @@ class OAuthBearer(SaslMechanism):
         if not self._token and self._failure is None:
             self.fetch()
         if self._failure is not None:
-            raise SaslError(f"sasl.oauth.token failed: {self._failure!r}") from self._failure
+            raise SaslError(f"{self._setting} failed: {self._failure!r}") from self._failure
         return f"n,,\x01auth=Bearer {self._token}\x01\x01".encode()
 
     def next(self, answer: bytes) -> bytes | None:
@@ -163,11 +168,16 @@ def sasl_mechanism(config: ConnectionConfig) -> SaslMechanism:
         InvalidInputError: A setting that the mechanism needs is missing.
     """
     if config.sasl_mechanism == "OAUTHBEARER":
-        if config.sasl_oauth_token is None:
-            raise InvalidInputError(
-                "sasl.mechanism=OAUTHBEARER needs sasl.oauth.token, a function that returns a token"
-            )
-        return OAuthBearer(config.sasl_oauth_token)
+        if config.sasl_oauth_token is not None:
+            return OAuthBearer(config.sasl_oauth_token)
+        if config.sasl_oauthbearer_token_url is not None:
+            from kohort.client.net.oauth import token_endpoint  # an HTTP client that few need
+
+            return OAuthBearer(token_endpoint(config), "sasl.oauthbearer.token.endpoint.url")
+        raise InvalidInputError(
+            "sasl.mechanism=OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url, or sasl.oauth.token, a function "
+            "that returns a token"
+        )
     username, password = _credentials(config)
     if config.sasl_mechanism == "PLAIN":
         return Plain(username, password)
@@ -236,3 +246,44 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
     context.check_hostname = config.ssl_endpoint_identification_algorithm == "https"
     return context
+
+
+class TlsFiles:
+    """The TLS context of a client's new connections, which follows the files of certificates and keys."""
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        """Load the files.
+
+        Raises:
+            InvalidInputError: see `tls_context`.
+        """
+        self._config = config
+        self._stamps = self._look()
+        self._context = tls_context(config)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        stamps: list[tuple[int, int, int] | None] = []
+        for name in (
+            self._config.ssl_ca_location,
+            self._config.ssl_certificate_location,
+            self._config.ssl_key_location,
+        ):
+            try:
+                found = None if name is None else Path(name).stat()
+            except OSError:
+                found = None
+            stamps.append(None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino))
+        return stamps
+
+    def current(self) -> ssl.SSLContext | None:
+        """Return the context; None for plain connections. If changed files are unusable, those before stay in use."""
+        if self._context is None:
+            return None
+        stamps = self._look()
+        if stamps != self._stamps:
+            self._stamps = stamps
+            try:
+                self._context = tls_context(self._config)
+            except InvalidInputError as error:
+                log.warning("changed TLS files ignored: %s; the ones before stay in use", error.message)
+        return self._context
