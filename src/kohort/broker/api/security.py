@@ -5,6 +5,7 @@ Versions: ACLs 2 add prefixed patterns; CreateDelegationToken 3 adds an owner.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TypeAlias
 
@@ -33,6 +34,8 @@ from kohort.wire.security import (
     RenewDelegationTokenRequest,
     RenewDelegationTokenResponse,
 )
+
+log = logging.getLogger("kohort.broker")
 
 NO_AUTHORIZER = "No Authorizer is configured."
 _Deletion: TypeAlias = AlterUserScramCredentialsRequest.ScramCredentialDeletion
@@ -112,6 +115,12 @@ def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) 
             deletions.append((change.name, change.mechanism))
     if deletions or upsertions:
         node.users.change(deletions, upsertions)
+    if upsertions and all(listener.sasl is None for listener in node.listeners):
+        log.warning(
+            "[user %s] credential stored, but no listener of this broker asks for a login, so nothing checks it: "
+            "add a listener of SASL_SSL (kohort broker --sasl)",
+            upsertions[0][0],
+        )
     return AlterUserScramCredentialsResponse(results=list(results.values()))
 
 

@@ -141,7 +141,7 @@ class SaslLogin:
         if len(frame) < HEADER_BYTES_MIN or not self._takes(key):
             api = APIS.get(key)
             name = "of an unknown API" if api is None else f"of type {api.name}"
-            hint = "; does the client have a security.protocol with SASL?" if self._state is LoginState.INITIAL else ""
+            hint = "" if self._state is LoginState.EXCHANGE else "; its security.protocol must be one with SASL"
             raise ForeignProtocol(
                 f"[listener {self._server.name}] unexpected request {name} during SASL handshake{hint}"
             )
@@ -201,7 +201,9 @@ class SaslLogin:
             return
 
         def answer(token: bytes, lifetime_ms: int) -> None:
-            request.reply(SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms))
+            request.reply(
+                SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
+            )
 
         def refuse(text: str) -> None:
             error = ErrorCode.SASL_AUTHENTICATION_FAILED
