@@ -95,6 +95,7 @@ def broker_config(folder: Path) -> dict[str, str]:
         "listener.name.short.plain.sasl.jaas.config": f'{_MODULE} user_alice="{PASSWORD}" user_bob="{PASSWORD}";',
         "connection.failed.authentication.delay.ms": "20",
         "num.partitions": "2",
+        "queued.max.response.bytes": str(4 << 20),
     }
 
 
