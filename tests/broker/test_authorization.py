@@ -67,7 +67,7 @@ def test_what_is_written_needs_more_than_to_describe() -> None:
 
 
 def test_each_resource_has_its_error() -> None:
-    assert {each.refusal for each in Resource} <= {*ErrorCode}
+    assert {resource.refusal for resource in Resource} <= {*ErrorCode}
     assert Resource.GROUP.refusal is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 

@@ -63,8 +63,8 @@ def test_all_frames_are_counted_and_timed_in_both_directions(broker: Broker, sta
     a, b = start("a", session_timeout_ms=SESSION_MS), start("b", session_timeout_ms=SESSION_MS)
     a.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
     b.until(lambda each: started(2)(each) and each.asked[-1] == "ping")
-    for each in (a, b):
-        each.close()
+    for consumer in (a, b):
+        consumer.close()
     after = figures(broker)
 
     def grown(api: str) -> tuple[int, ...]:

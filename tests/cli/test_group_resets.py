@@ -89,8 +89,8 @@ def test_several_groups_and_topics_at_once(kohort: Kohort, servers: str, topic: 
     )
     assert preview.code == 1
     rows = [(row["group"], row["topic"], row["partition"], row["new"]) for row in preview.json]
-    assert {(group, one, number, new) for group, one, number, new in rows if number == 0} == {
-        (group, one, 0, new) for group in groups for one, new in ((topic, 7), (other, 4))
+    assert {(group, name, number, new) for group, name, number, new in rows if number == 0} == {
+        (group, name, 0, new) for group in groups for name, new in ((topic, 7), (other, 4))
     }
     asked = ("groups", "reset-offsets", *groups, "--all-topics", "--to-latest")
     exported = kohort(*asked, "--export")

@@ -119,7 +119,8 @@ def test_a_partition_that_gave_data_goes_to_the_end_of_the_next_request() -> Non
     log.core.fetcher.unbounded = True
     log.poll()
     orders = [
-        [part.partition for topic in one.message.topics for part in topic.partitions] for one in log.world.sent("Fetch")
+        [part.partition for topic in request.message.topics for part in topic.partitions]
+        for request in log.world.sent("Fetch")
     ]
     assert orders[0] == [0, 1] and orders[-1][-1] == 0
 

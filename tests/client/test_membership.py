@@ -78,7 +78,9 @@ class Coordinator:
             protocol_name=protocol.name,
             leader=message.member_id if self.leader else "other",
             member_id=message.member_id,
-            members=[entry(member_id=one, metadata=told) for one, told in members.items()] if self.leader else [],
+            members=[entry(member_id=member_id, metadata=told) for member_id, told in members.items()]
+            if self.leader
+            else [],
         )
 
     def sync(self, message: Any, version: int) -> Any:

@@ -83,7 +83,9 @@ class Coordinator:
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> dict[uuid.UUID, list[int]] | None:
     return (
-        None if message.topic_partitions is None else {one.topic_id: one.partitions for one in message.topic_partitions}
+        None
+        if message.topic_partitions is None
+        else {topic_partition.topic_id: topic_partition.partitions for topic_partition in message.topic_partitions}
     )
 
 

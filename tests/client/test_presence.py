@@ -38,7 +38,7 @@ def answer(codes: list[ErrorCode]) -> Any:
 
 def asked_for(world: VirtualCluster, topic: str) -> int:
     """How often Metadata was asked for a topic."""
-    return sum(topic in [one.name for one in request.message.topics or ()] for request in world.sent("Metadata"))
+    return sum(topic in [entry.name for entry in request.message.topics or ()] for request in world.sent("Metadata"))
 
 
 def test_a_topic_is_gone_when_it_was_unknown_several_times() -> None:

@@ -307,7 +307,7 @@ def test_another_subscription_registers_again(held: Held) -> None:
 def test_leaving_is_told(held: Held) -> None:
     held.cluster.call(held.member.leave("closed"))
     (left,) = held.cluster.sent("LeaveGroup")
-    assert [each.member_id for each in left.message.members] == ["m"]
+    assert [member.member_id for member in left.message.members] == ["m"]
     assert not held.cluster.stands
 
 

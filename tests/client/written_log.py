@@ -171,8 +171,8 @@ class Log:
         """Each fetch sent: wanted offsets by partition."""
         sent = self.world.sent("Fetch")
         return [
-            {part.partition: part.fetch_offset for topic in one.message.topics for part in topic.partitions}
-            for one in sent
+            {part.partition: part.fetch_offset for topic in future.message.topics for part in topic.partitions}
+            for future in sent
         ]
 
 

@@ -84,7 +84,7 @@ class Doors(ABC, Generic[D]):
             offices = [number for number, door in self.open.items() if door.is_leader]
             if maps or placement is None or offices != [placement.elected]:
                 return False
-            return set(placement.owners) == set(ids) == {one.id for one in placement.candidates}
+            return set(placement.owners) == set(ids) == {coordinator.id for coordinator in placement.candidates}
 
         await until(agree, f"one map for {ids}: {[door.placement for door in self.open.values()]}")
 

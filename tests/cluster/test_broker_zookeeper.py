@@ -48,8 +48,8 @@ def run() -> Iterator[Run]:
         return made[-1]
 
     yield start
-    for each in made:
-        each.close()
+    for coordinator in made:
+        coordinator.close()
 
 
 class Look:
@@ -118,8 +118,8 @@ def test_nodes_owners_and_offsets(run: Run, look: Look, tmp_path: Path) -> None:
     eventually(lambda: set(look.tree(offsets).values()) == {"7"})
     b = consumer(broker, "g/1", "b")
     eventually(lambda: sorted(look.tree(owners).values()) == ["a-0", "a-0", "b-0", "b-0"])
-    for each in (a, b):
-        each.close()
+    for coordinator in (a, b):
+        coordinator.close()
     eventually(lambda: not look.tree(owners))
     assert set(look.tree(offsets).values()) == {"7"}
     with Admin(broker.address) as admin:
@@ -145,8 +145,8 @@ def test_deleted_owner_causes_a_rebalance(run: Run, look: Look, tmp_path: Path) 
     c = LiteralConsumer(broker.address, "g", "c", json.dumps({"u": 1}))
     eventually(lambda: look.tree(f"{OWNERS}/g").get(mine) == "a-0")
     assert a.asked.count("start") > before, "its owner is stopped and started"
-    for each in (a, b, c):
-        each.close()
+    for coordinator in (a, b, c):
+        coordinator.close()
 
 
 def test_a_path_has_one_broker_and_no_old_kafka(run: Run, look: Look, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
     c.until(lambda each: each.fetching and len(each.registry) == 1)
 
     def owned() -> dict[str, str]:
-        return {f"{topic}/{part}": f"{each.name}-0" for each in (a, b, c) for topic, part in each.registry}
+        return {f"{topic}/{part}": f"{entry.name}-0" for entry in (a, b, c) for topic, part in entry.registry}
 
     eventually(lambda: len(owned()) == 4 and look.tree(owners) == owned())
 
@@ -246,10 +246,10 @@ def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, lo
         return {f"t/{number}-{part.partition}": str(at.offset) for part, at in found.values.items() if at is not None}
 
     eventually(lambda: sorted(committed().values()) == ["0", "0", "5", "5"] and look.tree(offsets) == committed())
-    assert not any(each.ended for each in (a, b, c)), "consumers heard nothing of it"
+    assert not any(entry.ended for entry in (a, b, c)), "consumers heard nothing of it"
     assert broker.process.poll() is None
-    for each in (a, b, c):
-        each.close()
+    for member in (a, b, c):
+        member.close()
 
 
 def test_zookeeper_gone(run: Run, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Shards:
         if before is None or event.whole:
             answer(ShowPushGroupsReply(tuple(self.shown.values())))
             return
-        changed = tuple(each for name, each in self.shown.items() if before.get(name) != each)
+        changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
     def tell(self, group: str, event: OwnersMissing) -> None:

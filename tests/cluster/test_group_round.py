@@ -92,7 +92,7 @@ members = st.dictionaries(
 @played(members, st.data())
 def test_survives_its_bytes_whoever_leads(told: dict[str, JoinMetadata], data: st.DataObject) -> None:
     """What is told and given is what is read, and one candidate has each id."""
-    assert {name: JoinMetadata.from_bytes(each.to_bytes()) for name, each in told.items()} == told
+    assert {name: JoinMetadata.from_bytes(metadata_of.to_bytes()) for name, metadata_of in told.items()} == told
     gifts = given(1, data.draw(st.sampled_from(sorted(told))), told)
     assert {name: LeaderAssignment.from_bytes(gift.to_bytes()) for name, gift in gifts.items()} == gifts
     placement = next(iter(gifts.values())).placement

@@ -531,7 +531,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     "fences the newest producer id only": (
         Authors,
         "unfinished",
-        lambda self, own: [one for one in [self.newest] if one is not None and one.producer_id != own],
+        lambda self, own: [entry for entry in [self.newest] if entry is not None and entry.producer_id != own],
         a_fence_that_was_left_out_is_made_up_for,
     ),
 }

@@ -116,7 +116,7 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
             await consumer.close()
             left = await asked(groups, group)
             assert left.error is ErrorCode.NONE
-            assert sorted((each.topic, each.partition, each.offset) for each in left.offsets) == [
+            assert sorted((offset.topic, offset.partition, offset.offset) for offset in left.offsets) == [
                 (topic, 0, 3),
                 (topic, 1, 2),
             ]
@@ -142,7 +142,7 @@ def test_offsets_that_a_transaction_may_still_change_are_waited_for(servers: str
                 async with asyncio.timeout(WAIT_S):
                     while (found := await asked(groups, group)).error is not ErrorCode.NONE:
                         pass
-            assert [each.offset for each in found.offsets] == [2]
+            assert [offset.offset for offset in found.offsets] == [2]
 
     asyncio.run(run())
 

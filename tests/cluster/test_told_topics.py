@@ -262,7 +262,7 @@ class ListsAreWhole(TopicView):
 
     def listed(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         told = list(topics)
-        left_out = self.by_name.keys() - {each.name for each in told}
+        left_out = self.by_name.keys() - {entry.name for entry in told}
         super().listed(node, told, alone=alone)
         self.answered(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
         self.answered(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)

@@ -230,7 +230,7 @@ def test_planted_fault_no_guard(zookeeper: ZooKeeper, monkeypatch: pytest.Monkey
     change = ZooKeeperSession.change
 
     async def unguarded(self: ZooKeeperSession, *changes: Change) -> bool:
-        return await change(self, *(one for one in changes if one.data is not None or one.delete))
+        return await change(self, *(entry for entry in changes if entry.data is not None or entry.delete))
 
     monkeypatch.setattr(ZooKeeperSession, "change", unguarded)
     with pytest.raises(AssertionError, match="has written the map"):
@@ -269,7 +269,7 @@ def _mirror_story(zookeeper: ZooKeeper) -> None:
             doors.open[1].mirror_topics(wanted)
             await until(lambda before=before: len(heard) > before, f"a watch that tells of {wanted}")
             there = {name: doors.data(f"{TOPICS}/{name}") for name in doors.look.get_children(doors.root + TOPICS)}
-            assert there == {name: one.to_bytes() for name, one in wanted.items()}
+            assert there == {name: data.to_bytes() for name, data in wanted.items()}
 
     run(ZooKeeperDoors(zookeeper.address), story)
 
@@ -315,7 +315,7 @@ def test_many_topics_are_written_in_pieces(zookeeper: ZooKeeper) -> None:
     async def story(doors: ZooKeeperDoors) -> None:
         await doors.enter(candidate(1))
         wanted = {f"topic-{number:04}-{'x' * 100}": topic(number, 60) for number in range(1500)}
-        assert sum(len(one.to_bytes()) for one in wanted.values()) > 1024 * 1024
+        assert sum(len(data.to_bytes()) for data in wanted.values()) > 1024 * 1024
         doors.open[1].mirror_topics(wanted)
         await until(lambda: len(doors.look.get_children(doors.root + TOPICS)) == len(wanted), "all topics")
 

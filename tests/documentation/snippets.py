@@ -68,6 +68,6 @@ def snippets(page: Path) -> list[Snippet]:
             raise ValueError(f"{place}: a block of language {match['language']!r} has no rule: say `not run` and why")
         found.append(Snippet(place, match["language"], match["code"], word, said))
     comments, fences = text.count("<!-- snippet: "), len(re.findall(r"^```", text, re.MULTILINE))
-    if comments != sum(bool(one.word) for one in found) or fences != 2 * len(found):
+    if comments != sum(bool(snippet.word) for snippet in found) or fences != 2 * len(found):
         raise ValueError(f"{page.relative_to(ROOT)}: a comment or a fence belongs to no block")
     return found

@@ -99,7 +99,7 @@ def expanded(cited: str) -> Iterator[str]:
         if not last:
             yield first
         else:
-            yield from (f"{text}.{each}" for each in range(int(number), int(last.partition(".")[2]) + 1))
+            yield from (f"{text}.{entry}" for entry in range(int(number), int(last.partition(".")[2]) + 1))
 
 
 def citations(text: str) -> Iterator[str]:
@@ -157,7 +157,7 @@ def wrong_places(text: str) -> list[str]:
             if not (ROOT / file).exists():
                 found.append(f"{row.point}: there is no {file}")
             else:
-                found += [f"{row.point}: {file} has no {each}" for each in inner if each not in names_in(file)]
+                found += [f"{row.point}: {file} has no {test}" for test in inner if test not in names_in(file)]
     for row in (*points(text), *scenarios(text)):
         for file, test in row.tests:
             if not (ROOT / file).is_file():

@@ -285,7 +285,10 @@ def test_a_round_that_is_under_way_goes_on_when_a_static_member_turns_its_group_
     second = trial.join(protocols=offer())
     while trial.reply(second) is None or trial.reply(first).generation < trial.reply(second).generation:
         first = trial.join(trial.reply(first).member_id, protocols=offer(), instance_id="i")
-    (one, two), generation = (trial.reply(each).member_id for each in (first, second)), trial.reply(second).generation
+    (one, two), generation = (
+        (trial.reply(member).member_id for member in (first, second)),
+        trial.reply(second).generation,
+    )
     trial.sync(one, generation, {one: plan(0, 1), two: plan(2, 3)}, instance_id="i")
     assert trial.leave(two) is ErrorCode.NONE
     trial.beat("new", instance_id="i")

@@ -53,7 +53,7 @@ class Importing(Trial):
     def fetch(self, group_id: str = "g") -> ErrorCode | list[tuple[str, int, int]]:
         """All positions of a group, or why they are not told."""
         reply = self.ask(OffsetFetch(self.request(), group_id))
-        return reply.error or [(each.topic, each.partition, each.offset) for each in reply.offsets]
+        return reply.error or [(offset.topic, offset.partition, offset.offset) for offset in reply.offsets]
 
     def join_error(self, **more: object) -> ErrorCode:
         """What a new member is told."""

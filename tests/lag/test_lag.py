@@ -44,7 +44,7 @@ def fill(servers: str, topic: str, count: int) -> None:
 
 
 def commit(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    admin.alter_consumer_group_offsets(group, {key: OffsetAndMetadata(one) for key, one in offsets.items()}).all()
+    admin.alter_consumer_group_offsets(group, {key: OffsetAndMetadata(offset) for key, offset in offsets.items()}).all()
 
 
 def only(lags: list[PartitionLag]) -> PartitionLag:

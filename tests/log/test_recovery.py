@@ -55,7 +55,7 @@ def test_damage_after_a_power_loss_is_found_by_checksum_from_the_recovery_point(
         copy = copy_folder(tmp_path / "t-0", tmp_path / f"from{verified}-0")
         again = PartitionLog.open(copy, config, OpenOptions(clean=False, verified_offset=verified))
         assert again.end_offset == end
-        assert [(each.first_offset, each.next_offset) for each in again.recovery.damages] == damaged
+        assert [(damage.first_offset, damage.next_offset) for damage in again.recovery.damages] == damaged
         assert again.recovery.truncated_bytes == len(data) - again.active.size
 
 

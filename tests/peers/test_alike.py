@@ -68,7 +68,7 @@ def test_the_page_knows_what_kafka_serves(sides: tuple[str, str]) -> None:
     asked = ApiVersionsRequest(client_software_name="alike", client_software_version="1")
     with RawClient(sides[0]) as client:
         found = client.ask(asked, 4).api_keys
-    assert {each.api_key: (each.min_version, each.max_version) for each in found} == protocol_docs.KAFKA
+    assert {api.api_key: (api.min_version, api.max_version) for api in found} == protocol_docs.KAFKA
 
 
 def test_every_difference_is_explained() -> None:

@@ -131,7 +131,7 @@ def _runs_without_all(plane: Plane) -> None:
 
 def _any_member_publishes(plane: Plane, place: str) -> RegisteredMember | None:
     """Also one that writes elsewhere."""
-    able = [one for _, one in sorted(plane.members.items()) if one.sink and one.lost_ms is None]
+    able = [member for _, member in sorted(plane.members.items()) if member.sink and member.lost_ms is None]
     return able[0] if able else _PUBLISHER(plane, place)
 
 
@@ -149,8 +149,8 @@ _PAID = Plane.paid
 
 def _waits_for_who_has_gone(plane: Plane, place: str) -> None:
     plane.paid(place)
-    for one in [one for one in plane.members.values() if one.left and not plane.needs(one.sink)]:
-        membership.let_leave(plane, one)
+    for value in [member for member in plane.members.values() if member.left and not plane.needs(member.sink)]:
+        membership.let_leave(plane, value)
     checkpoints.commit_if_whole(plane)
 
 

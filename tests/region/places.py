@@ -270,8 +270,8 @@ def copied(place: Place, to: Path) -> None:
     if here.is_dir():
         shutil.copytree(here, to / here.name)
     else:
-        for each in here.parent.glob(f"{here.name}*"):
-            shutil.copy2(each, to / each.name)
+        for path in here.parent.glob(f"{here.name}*"):
+            shutil.copy2(path, to / path.name)
     place.at(to)
 
 

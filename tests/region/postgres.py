@@ -24,7 +24,7 @@ _PLACES = "/usr/lib/postgresql"
 
 def programs() -> str:
     """The folder of the server's programs; empty: there is none, or nobody to run it."""
-    found = [str(each.parent) for each in Path(_PLACES).glob("*/bin/initdb")] if os.path.isdir(_PLACES) else []
+    found = [str(path.parent) for path in Path(_PLACES).glob("*/bin/initdb")] if os.path.isdir(_PLACES) else []
     if (on_path := shutil.which("initdb")) is not None:
         found.append(os.path.dirname(os.path.realpath(on_path)))
     return max(found, default="")

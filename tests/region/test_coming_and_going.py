@@ -78,7 +78,9 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
     machine.step(does.Quiet(cut))
     machine.step(does.Ordered(told.Checkpoint(3, cut, ("q",))))
     [given] = [
-        one for one in says(machine, does.StateSaved(cut, positions, (), b"s")) if isinstance(one, told.Contributed)
+        report
+        for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
+        if isinstance(report, told.Contributed)
     ]
     assert given.contribution.epoch == 5
     return machine
@@ -101,7 +103,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
         driven.say(1, report)
     [welcome] = driven.orders(1, told.Welcome)
     retired = [effect for effect in machine.step(does.Ordered(welcome)) if isinstance(effect, does.Retire)]
-    assert [one.counts for one in retired] == [counts]
+    assert [order.counts for order in retired] == [counts]
     assert machine.begins == {P0: reached} == driven.machine.plane.members["q"].handed
 
 
@@ -109,7 +111,7 @@ def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(Cut(8, 1), at(P0, 70))
     effects = machine.step(does.Ordered(told.Completed(4, 8, 6, counts=False)))
-    assert [one.counts for one in effects if isinstance(one, does.Retire)] == [False]
+    assert [effect.counts for effect in effects if isinstance(effect, does.Retire)] == [False]
 
 
 def test_who_contributed_is_told_so_with_the_sequence() -> None:
@@ -121,7 +123,7 @@ def test_who_contributed_is_told_so_with_the_sequence() -> None:
     driven.say(1, told.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
     driven.say(2, told.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
     driven.do(happens.CommitEnded(cut))
-    assert [driven.orders(one, told.Completed)[-1].counts for one in (1, 2, 3)] == [True, True, False]
+    assert [driven.orders(member, told.Completed)[-1].counts for member in (1, 2, 3)] == [True, True, False]
     driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
     assert driven.orders(4, told.Welcome)[-1].counts, "and who comes back"
 

@@ -112,7 +112,7 @@ def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
         begin = 70 + part.partition
         driven.say(connection, told.Contributed(cut, driven.give(name, span(part, begin, begin + 1))))
     (commit,) = driven.commits
-    assert [one.process for one in commit.contributions] == ["p", "p"]
+    assert [contribution.process for contribution in commit.contributions] == ["p", "p"]
 
 
 @pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
@@ -153,7 +153,7 @@ class Alike(Worker):
 def reads(region: Region) -> set[str]:
     """Who has partitions; nobody while the control plane changes."""
     try:
-        return {one.name for one in region.describe().members if one.parts}
+        return {member.name for member in region.describe().members if member.parts}
     except TimedOutError:
         return set()
 

@@ -132,9 +132,11 @@ class Sent:
 
     def send(self, count: int) -> None:
         with Producer(self.servers) as producer:
-            pieces = [(one, producer.send(self.topic, one.value, one.tail)) for one in islice(self.source, count)]
+            pieces = [
+                (piece, producer.send(self.topic, piece.value, piece.tail)) for piece in islice(self.source, count)
+            ]
             producer.flush()
-            self.values |= {self._where(delivery): one.value for one, delivery in pieces}
+            self.values |= {self._where(delivery): piece.value for piece, delivery in pieces}
 
     def _where(self, delivery: Any) -> Where:
         told = delivery.result()

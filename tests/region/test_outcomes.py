@@ -97,7 +97,7 @@ def test_who_is_resumed_goes_on_from_the_sequence_whose_commit_was_out_when_it_s
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
     driven.join(3, "m1")
     assert driven.ask(3, P0) == (at(P0, 80),)
-    assert [one.sequence for one in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
+    assert [order.sequence for order in driven.orders(3, told.Publish)][-1] == 8, "and it is still to be published"
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])

@@ -39,7 +39,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 def all_once(sink: Collected, numbers: range) -> bool:
     """Everything is published; nothing ever is twice."""
     rows = sink.rows()
-    assert max(rows.values(), default=1) == 1, [one for one, count in rows.items() if count > 1][:5]
+    assert max(rows.values(), default=1) == 1, [row for row, count in rows.items() if count > 1][:5]
     return set(rows) == set(numbers)
 
 
@@ -70,7 +70,7 @@ def test_members_that_come_and_go_publish_everything_once(
     second.close()
     assert first.error is None and second.error is None
     assert committed(servers, name) == {TopicPartition(name, part): 1500 for part in range(4)}
-    assert {one for one, _ in sink.opened} == {name} and len(sink.opened) == 1
+    assert {epoch for epoch, _ in sink.opened} == {name} and len(sink.opened) == 1
 
 
 def test_what_was_not_in_a_sequence_comes_again_after_a_reset(
@@ -359,7 +359,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     def both() -> Counter[int]:
         return sinks[0].rows() + sinks[1].rows()
 
-    until(lambda: all(one.consumer.figures.partitions == 2 for one in workers), "each has its share")
+    until(lambda: all(worker.consumer.figures.partitions == 2 for worker in workers), "each has its share")
     fill(own_servers, name, range(1000, 2000))
     until(lambda: both() == Counter(range(2000)), "all is published once")
     assert all(sink.rows() for sink in sinks)
@@ -370,7 +370,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
 
     def shown() -> bool:
         seen = region.describe()
-        told = {one.place: one.published for one in seen.sinks}
+        told = {sink.place: sink.published for sink in seen.sinks}
         return (
             told == {sinks[0].place: seen.sequence, sinks[1].place: seen.published} and seen.sequence > seen.published
         )
@@ -389,7 +389,7 @@ def test_two_sinks_of_one_region_have_every_record_once_between_them(
     region.reset("a person", to_initial=True, empty_sinks=True)
 
     def emptied() -> bool:
-        return all(() in one.sequences.values() for one in sinks)
+        return all(() in sink.sequences.values() for sink in sinks)
 
     until(lambda: emptied() and both() == Counter(range(2400)), "both were emptied, and show all again")
     workers[0].close()

@@ -78,7 +78,7 @@ def test_a_newcomer_does_not_read_what_a_state_that_waits_would_miss(goes: Calla
     driven.join(4, "elsewhere", group="other", shares=False)
     assert refusal(driven, 4) is None
     driven.join(5, "q", shares=False)
-    assert [one.state for one in driven.orders(5, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(5, told.Welcome)] == [SUM]
     assert driven.ask(5, P0) == (at(P0, 80),)
 
 
@@ -137,7 +137,7 @@ def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> Known:
             value = value_of(fact)
             if isinstance(fact, Contribution):
                 record = msgspec.msgpack.decode(value[1:])
-                assert record.keys() == {one.name for one in fields(Contribution)}
+                assert record.keys() == {field.name for field in fields(Contribution)}
                 value = value[:1] + msgspec.msgpack.encode({k: v for k, v in record.items() if k not in without})
             facts.append(fact_of(key_of(fact), value))
     return saved_of("r", facts).known("r", 4)
@@ -161,7 +161,7 @@ def test_a_new_control_plane_knows_whose_state_waits(goes: Callable[[Driven], No
     assert refusal(driven, 2) is not None
     if faster:
         driven.join(1, "q", shares=False)
-    assert [one.state for one in driven.orders(1, told.Welcome)] == [SUM]
+    assert [order.state for order in driven.orders(1, told.Welcome)] == [SUM]
 
 
 def test_whose_state_waits_is_not_refused_for_a_newcomer_that_was_faster_after_a_takeover() -> None:

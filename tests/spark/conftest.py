@@ -128,11 +128,13 @@ class Stage:
     def committed(self) -> dict[int, tuple[int, str]]:
         """Offset and metadata by partition, where the group has one."""
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
-        return {tp.partition: (one.offset, one.metadata) for tp, one in found.items() if one is not None}
+        return {
+            tp.partition: (position.offset, position.metadata) for tp, position in found.items() if position is not None
+        }
 
     def ends(self) -> dict[int, int]:
         found = self.admin.list_offsets(dict.fromkeys(self.partitions, "latest")).all()
-        return {tp.partition: one.offset for tp, one in found.items()}
+        return {tp.partition: position.offset for tp, position in found.items()}
 
     def lag(self) -> int:
         committed = self.committed()

@@ -148,7 +148,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_in_a_batch_read_and_a_warnin
         with Run({key: value for key, value in given.items() if group or key != "group.id"}) as run:
             for _ in range(3):
                 run.plan()
-        warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert [text for text in warned if "the query waits for one" in text] == warned[:1]
     place.make()
     place.produce(range(4))

@@ -49,7 +49,7 @@ class Query:
 
     def committed(self) -> dict[int, int]:
         found = self.admin.list_consumer_group_offsets(self.group, self.partitions).all()
-        return {tp.partition: one.offset for tp, one in found.items() if one is not None}
+        return {tp.partition: position.offset for tp, position in found.items() if position is not None}
 
     def member(self) -> GroupMember:
         """Another one of its group."""

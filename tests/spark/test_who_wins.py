@@ -300,8 +300,8 @@ def test_offsets_that_were_saved_and_put_back_count(filled: Place, halfway: Chec
     saved = filled.admin.list_consumer_group_offsets(filled.group, filled.partitions()).all()
     with Run(filled.options(maxOffsetsPerTrigger=6), halfway) as run:
         assert run.read(20) == list(range(20, 40))
-    back = {tp: one for tp, one in saved.items() if one is not None}
-    assert {Stamp.from_metadata(one.metadata) is not None for one in back.values()} == {True}
+    back = {tp: position for tp, position in saved.items() if position is not None}
+    assert {Stamp.from_metadata(position.metadata) is not None for position in back.values()} == {True}
     filled.admin.alter_consumer_group_offsets(filled.group, back).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
@@ -314,7 +314,7 @@ def test_saved_offsets_of_just_before_the_last_batch_count_without_their_metadat
     saved = filled.admin.list_consumer_group_offsets(filled.group, filled.partitions()).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))
-    kept = {one.metadata for one in saved.values() if one is not None}
+    kept = {position.metadata for position in saved.values() if position is not None}
     commit(filled, 10, 10, kept.pop() if metadata else "")
     with Run(filled.options(), halfway) as run:
         assert len(run.read(left)) == left

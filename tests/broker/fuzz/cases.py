@@ -191,7 +191,7 @@ def large(line: Line, pick: random.Random) -> bool:
     steps = (
         CreateTopicsRequest(topics=[make(name=name, num_partitions=count, replication_factor=1), *more]),
         CreatePartitionsRequest(topics=[grow]),
-        DeleteTopicsRequest(topic_names=[name, *(each.name for each in more)]),
+        DeleteTopicsRequest(topic_names=[name, *(case.name for case in more)]),
     )
     for number, message in enumerate(steps):
         version = min(5, message.MAX_VERSION)

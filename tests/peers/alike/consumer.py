@@ -75,7 +75,7 @@ def settle(side: Side, group: str, member: str, version: int, topic: str, *, by:
     topic_id = side.id_of(topic)
     for _ in range(200):
         parts = [] if answer.assignment is None else answer.assignment.topic_partitions
-        held = [owns(topic_id, *each.partitions) for each in parts]
+        held = [owns(topic_id, *partition.partitions) for partition in parts]
         before = answer
         answer = side.silently(beat(group, member, before.member_epoch, topic_partitions=held), version, by)
         assert answer.error_code == 0, answer
@@ -413,7 +413,7 @@ def only(*groups: str) -> Any:
 
     def keep(answer: Any) -> None:
         answer.groups = sorted(
-            (each for each in answer.groups if each.group_id in groups), key=lambda each: each.group_id
+            (group for group in answer.groups if group.group_id in groups), key=lambda each: each.group_id
         )
 
     return keep

@@ -208,7 +208,7 @@ def sorted_results(answer: Any) -> None:
     """By topic and partition: they come in no order."""
     for topics in [
         answer.results_by_topic_v3_and_below,
-        *(each.topic_results for each in answer.results_by_transaction),
+        *(transaction.topic_results for transaction in answer.results_by_transaction),
     ]:
         topics.sort(key=lambda topic: topic.name)
         for topic in topics:

@@ -45,7 +45,7 @@ class Outcome:
         return {
             name: said
             for name, said in self.failed.items()
-            if name not in above and not any(name == each or name.startswith(f"{each}/") for each in known)
+            if name not in above and not any(name == prefix or name.startswith(f"{prefix}/") for prefix in known)
         }
 
 

@@ -96,7 +96,11 @@ class BatchMember(Member):
             return
         mine = [batch[part] for part in sorted(batch)][task::2]
         whose = [part.partition for part in sorted(batch)][task::2]
-        offsets = [(one, offset) for one, (begin, end) in zip(whose, mine, strict=True) for offset in range(begin, end)]
+        offsets = [
+            (partition, offset)
+            for partition, (begin, end) in zip(whose, mine, strict=True)
+            for offset in range(begin, end)
+        ]
         columns = [pa.array([row[0] for row in offsets], pa.int32()), pa.array([row[1] for row in offsets], pa.int64())]
         self.stages = True
         try:

@@ -179,7 +179,7 @@ class Group:
         """What is committed, by partition."""
         answers: list[OffsetFetchReply] = []
         self.ask(OffsetFetch(self.number(), GROUP), answers.append)
-        return {one.partition: one.offset for one in answers[0].offsets if one.offset >= 0}
+        return {offset.partition: offset.offset for offset in answers[0].offsets if offset.offset >= 0}
 
 
 def wrong_offsets(committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, Initial]) -> str:

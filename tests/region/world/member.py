@@ -152,7 +152,7 @@ class Member:
 
     def _perhaps_an_older(self, plane: Plane) -> Plane:
         """Now and then what it has read of the topic is not the last word."""
-        older = [one for one in self.world.planes if one.alive]
+        older = [entry for entry in self.world.planes if entry.alive]
         stale = older and not self.world.healed and self.clock.chance.random() < 0.1
         return self.clock.chance.choice(older) if stale else plane
 

@@ -172,8 +172,10 @@ class Plane:
 
     def _check_all_are_back(self) -> None:
         """The region runs when everyone has gone back; who closes may have left before it was asked again."""
-        here = [one for connection, one in self.clients.items() if one.alive and one.connection == connection]
-        late = [one.name for one in here if one.machine.going_back and not one.machine.closing]
+        here = [
+            client for connection, client in self.clients.items() if client.alive and client.connection == connection
+        ]
+        late = [member.name for member in here if member.machine.going_back and not member.machine.closing]
         if late:
             raise ViolatedError(f"the region runs while {', '.join(late)} goes back")
 
@@ -222,7 +224,7 @@ class Plane:
         """A process that has ended stays so: what is seen of it may be told late."""
         if self.alive and self.clock.now_ms < self.sleeps_until_ms:
             self.clock.after(self.sleeps_until_ms - self.clock.now_ms, lambda: self._look_at_process(process))
-        elif self.alive and process not in {one.process for one in self.world.living()}:
+        elif self.alive and process not in {member.process for member in self.world.living()}:
             self.step(plane_events.ProcessEnded(process))
 
     def _write(self, writing: Pauses[plane_events.Event], then: Callable[[], None] = lambda: None) -> None:

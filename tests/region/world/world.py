@@ -251,7 +251,7 @@ class World:
         state = self.plane.machine.state
         if state not in (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING):
             raise ViolatedError(f"the region is {state.name} long after all faults have ended")
-        stay = [one.name for one in self.living() if one.machine.closing]
+        stay = [member.name for member in self.living() if member.machine.closing]
         if stay:
             raise ViolatedError(f"{', '.join(stay)} wanted to leave, and is not told to")
         if self.unpublished():

@@ -145,7 +145,10 @@ def seen_in(
     assert values(brokers.plain, copy) == (ids if WHOLE else [])
     with Admin(brokers.plain) as admin:
         offsets = admin.list_consumer_group_offsets(group, [TopicPartition(topic, number) for number in range(2)]).all()
-    assert {tp.partition: one and one.offset for tp, one in offsets.items()} == {0: COUNT // 2, 1: COUNT // 2}
+    assert {tp.partition: position and position.offset for tp, position in offsets.items()} == {
+        0: COUNT // 2,
+        1: COUNT // 2,
+    }
     assert seen["lag"] == [[0, COUNT // 2, 0], [1, COUNT // 2, 0]]
     return seen
 

@@ -113,7 +113,7 @@ class Application:
         file = self.folder / STORY
         said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         begins = [told for told in said if told["e"] == "begin"]
-        said = [told for told in said if told["life"] in {one["life"] for one in begins}]
+        said = [told for told in said if told["life"] in {start["life"] for start in begins}]
         checkpoint = self.folder / "checkpoint-0"
         commits, offsets = Log(checkpoint / "commits").written(), Log(checkpoint / "offsets")
         planned: dict[int, tuple[int, Any]] = {}
@@ -126,7 +126,7 @@ class Application:
         for told in [told for told in said if told["e"] == "write"]:
             life, end = planned[told["batch"]]
             if told["life"] != life:
-                began = next(one["at"] for one in begins if one["life"] == told["life"])
+                began = next(start["at"] for start in begins if start["life"] == told["life"])
                 said.append(_batch("tasks", told["at"] - 1, told["life"], began, told["batch"], end))
         order = {"begin": 0, "plan": 1, "tasks": 1}
         return iter(sorted(said, key=lambda told: (told["life"], order.get(told["e"], 2), told["at"])))
@@ -193,7 +193,7 @@ class Churn:
     def _at_work(self, applications: Iterable[Application]) -> None:
         """Produces until each has begun its present run: starting Spark takes seconds, or a minute."""
         until = time.monotonic() + SETTLE_S
-        while not all(one.begun() for one in applications) and time.monotonic() < until:
+        while not all(application.begun() for application in applications) and time.monotonic() < until:
             self._produce(1.0)
 
     def _note(self, text: str) -> None:
@@ -244,7 +244,7 @@ class Churn:
             with contextlib.suppress(KafkaError):
                 ends = self._admin.list_offsets(dict.fromkeys(places, "latest")).all()
                 found = self._admin.list_consumer_group_offsets(GROUP, places).all()
-                committed = {tp: one.offset for tp, one in found.items() if one is not None}
+                committed = {tp: position.offset for tp, position in found.items() if position is not None}
                 if all(committed.get(tp, 0) == end.offset for tp, end in ends.items()):
                     return
             time.sleep(0.5)

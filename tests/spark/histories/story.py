@@ -234,7 +234,7 @@ def _note_reads(tasks: Tasks, said: Mapping[str, Any]) -> None:
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:
     found = defaultdict(list)
     for topic, partition, generation, start, end, rows in said:
-        found[TopicPartition(topic, partition)].append(((generation, start, end), [(at, one) for at, one in rows]))
+        found[TopicPartition(topic, partition)].append(((generation, start, end), [(at, row) for at, row in rows]))
     return dict(found)
 
 

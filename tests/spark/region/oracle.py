@@ -68,7 +68,7 @@ class Timeline:
 
     def batch(self, number: int) -> list[Row]:
         salt = sum(number > cut for cut in self.cuts)
-        return [Row(each, salt) for each in range(number * ROWS, (number + 1) * ROWS)]
+        return [Row(amount, salt) for amount in range(number * ROWS, (number + 1) * ROWS)]
 
     def batches(self, count: int) -> list[list[Row]]:
         return [self.batch(number) for number in range(count)]
@@ -211,14 +211,14 @@ def _transform(rows: Callable[[], Any]) -> Any:
 
             amount, count = self.total.get() if self.total.exists() else (0, 0)
             for frame in rows:
-                for each in frame["amount"]:
-                    amount, count = amount + int(each), count + 1
-                    self.amounts.appendValue((int(each),))
-                    times = self.digits.getValue((int(each) % 10,))
-                    self.digits.updateValue((int(each) % 10,), ((times[0] if times else 0) + 1,))
+                for entry in frame["amount"]:
+                    amount, count = amount + int(entry), count + 1
+                    self.amounts.appendValue((int(entry),))
+                    times = self.digits.getValue((int(entry) % 10,))
+                    self.digits.updateValue((int(entry) % 10,), ((times[0] if times else 0) + 1,))
             self.total.update((amount, count))
-            listed = sum(each[0] for each in self.amounts.get())
-            most = max(each[0] for each in self.digits.values())
+            listed = sum(entry[0] for entry in self.amounts.get())
+            most = max(digit[0] for digit in self.digits.values())
             yield pd.DataFrame({"key": [key[0]], "c": [count], "a": [amount], "l": [listed], "m": [most]})
 
         def close(self) -> None:

@@ -21,7 +21,7 @@ pytestmark = LAST_RESORT
 
 
 def once(*numbers: range) -> Counter[str]:
-    return Counter(str(number) for each in numbers for number in each)
+    return Counter(str(number) for group in numbers for number in group)
 
 
 def without_repeats(frame: DataFrame) -> DataFrame:

@@ -73,7 +73,7 @@ def test_a_signal_ends_it_with_a_last_sequence(stage: Stage) -> None:
 def _has_staged(folder: Path, number: int) -> bool:
     runs = [path for path in (folder / "regions").glob("*/q/e*") if path.name[1:].isdigit()]
     newest = max(runs, key=lambda path: int(path.name[1:]), default=None)
-    done = [] if newest is None else [int(one.name) for one in newest.glob("commits/*") if one.name.isdigit()]
+    done = [] if newest is None else [int(name.name) for name in newest.glob("commits/*") if name.name.isdigit()]
     return len(runs) > number and len(done) > number
 
 

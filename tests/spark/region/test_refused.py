@@ -206,8 +206,8 @@ def make(spark: SparkSession, stage: Stage) -> Iterator[Callable[[str], SparkReg
         return every[-1]
 
     yield made
-    for one in every:
-        one.close()
+    for member in every:
+        member.close()
 
 
 def declare(region: SparkRegion, stage: Stage, name: str, group: str, folder: str) -> None:
@@ -244,7 +244,7 @@ def test_another_regions_group_and_folder_and_who_reads_in_the_group(
             mine.start()
     assert not spark.streams.active
     described = stage.admin.describe_consumer_groups([f"{stage.group}-free"]).values
-    assert not any(one.members for one in described.values()), "who could have started did not"
+    assert not any(member.members for member in described.values()), "who could have started did not"
 
 
 def test_a_right_that_is_missing(

@@ -33,8 +33,8 @@ def closing() -> Iterator[Callable[[Any], Any]]:
         return one
 
     yield keep
-    for one in reversed(every):
-        one.close()
+    for seat in reversed(every):
+        seat.close()
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_join_of_two_topics_is_exact_after_resets(application: Application) ->
     app.until(lambda: region.describe().epoch > epoch, "a reset")
     send(range(70, 80))
     app.until(lambda: pairs() == wanted(80), "all of the query went back")
-    assert {one.epoch for one in region.describe().members} == {region.describe().epoch}
+    assert {member.epoch for member in region.describe().members} == {region.describe().epoch}
     region.close()
     last = app.region()
     app.query(last, "q", joined, "out", source=sources)

@@ -48,7 +48,7 @@ def published(app: Application, *names: str) -> Counter[str]:
 def send_by_partition(app: Application, numbers: range) -> None:
     """A value has one partition for ever."""
     for partition in range(4):
-        app.send(app.stage.topic, *(str(one) for one in numbers if one % 4 == partition), partition=partition)
+        app.send(app.stage.topic, *(str(number) for number in numbers if number % 4 == partition), partition=partition)
 
 
 def test_pinned_queries_and_one_that_is_away(application: Application) -> None:

@@ -91,7 +91,7 @@ class Story(Trial):
 
     def sequences_of(self, *queries: str) -> int:
         """How many sequences with records of one of these there were."""
-        return sum(any(one.member in queries and _rows(one) for one in step.contributions) for step in self._steps)
+        return sum(any(row.member in queries and _rows(row) for row in step.contributions) for step in self._steps)
 
     @property
     def _steps(self) -> Sequence[Step]:
@@ -112,7 +112,7 @@ class Story(Trial):
 
     def has_published(self, partition: int) -> bool:
         """Whether a sequence has records of a partition."""
-        spans = (span for step in self._steps for one in step.contributions for span in one.spans)
+        spans = (span for step in self._steps for contribution in step.contributions for span in contribution.spans)
         return any(span.partition == partition and span.end > span.begin for span in spans)
 
     def found(self) -> Counter[tuple[int, int, str]]:
@@ -145,7 +145,9 @@ class Story(Trial):
         for reset in self.history.resets:
             for step in self._steps:
                 if step.number > reset.to:
-                    late = [one.member for one in step.contributions if one.epoch < reset.epoch]
+                    late = [
+                        contribution.member for contribution in step.contributions if contribution.epoch < reset.epoch
+                    ]
                     assert not late, f"sequence {step.number} has what {late} did before the reset to {reset.to}"
 
     def close(self) -> None:
@@ -253,7 +255,7 @@ def test_all_that_was_written_is_the_input_once(story: Story) -> None:
     sleeps_for_a_minute(story, second)
     is_killed(story, first)
     story.ends_exactly()
-    resets = [f"to {one.to}: {one.cause}" for one in story.history.resets]
+    resets = [f"to {reset.to}: {reset.cause}" for reset in story.history.resets]
     story.tell(
         f"{len(story.sent)} records, {len(story.history.sequences)} sequences, {len(story.history.terms)} terms, "
         f"{story.watcher.count} looks, {len(story.watcher.looks)} of them new, {story.watch.looks} looks at offsets"
