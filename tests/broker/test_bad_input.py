@@ -1,4 +1,4 @@
-"""What no client should send, and options that can't work: a clear error, nothing lost, the others unaffected."""
+"""Requests no client should send, and options that cannot work: a clear error, no loss, other clients unaffected."""
 
 from __future__ import annotations
 

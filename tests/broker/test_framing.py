@@ -17,7 +17,7 @@ def framed(*bodies: bytes) -> bytes:
 
 
 def cut(frames: Frames, data: bytes) -> list[bytes]:
-    """What these bytes complete, and what was kept when that went on."""
+    """Return the frames that these bytes complete, and the bytes kept for the next read."""
     found = [bytes(frame) for frame in frames.cut(memoryview(data))]
     while frames.kept:
         found += [bytes(frame) for frame in frames.cut(frames.take_kept())]

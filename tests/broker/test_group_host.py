@@ -49,7 +49,7 @@ def test_members_join_share_and_commit_without_a_store(coordinators: Coordinator
 
 
 def _shared(one: GroupMember, two: GroupMember) -> set[object]:
-    """What both have when each has a part."""
+    """Return both members' partitions when each has a part."""
     while True:
         one.wait_change(200)
         if one.revocation():

@@ -99,7 +99,7 @@ def test_what_consumers_ask_fails_on_purpose(broker: Broker, start: Start, name:
     ("action", "seen"), [("close", ConnectionError), ("close_after", ConnectionError), ("garble", struct.error)]
 )
 def test_a_registration_is_lost(broker: Broker, start: Start, name: str, action: str, seen: type[Exception]) -> None:
-    """It comes again under its id, whether the group knows it or not."""
+    """The consumer registers again under its id, whether the group knows it or not."""
     broker.faults.add(Fault("RegisterConsumer", action, group=name))
     with pytest.raises(seen):
         start("a")

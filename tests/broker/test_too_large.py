@@ -1,7 +1,4 @@
-"""What does not fit into a record of the group journal costs its own request.
-
-The group, the shard and its other groups go on.
-"""
+"""A record too large for the group journal fails its own request only. The group and its shard go on."""
 
 from __future__ import annotations
 

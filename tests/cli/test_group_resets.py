@@ -131,7 +131,7 @@ def test_a_deleted_topic_leaves_the_others_to_be_set(kohort: Kohort, servers: st
 
 
 def test_nothing_committed_can_not_be_shifted(kohort: Kohort, servers: str, topic: str) -> None:
-    """As in Kafka's own command; the current offset of nothing is the end, and that is told."""
+    """Kafka's own command does the same: without a committed offset the current one is the end, and it says so."""
     fill(servers, topic, 5)
     fresh = f"{topic}-fresh"
     shifted = kohort("groups", "reset-offsets", fresh, "--topic", f"{topic}:0", "--shift-by", "-2", "--execute")

@@ -424,7 +424,7 @@ def test_a_member_without_reading_delays_the_rebalance_until_it_lets_go(servers:
 
 
 async def _nothing() -> None:
-    """What an attempt gives whose offset is out of range."""
+    """Return the result of a fetch whose offset is out of range."""
 
 
 def test_ranges_are_read_exactly(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def topic(servers: str) -> str:
 
 
 class Held(HoldingListener):
-    """What was told, in order."""
+    """Recorded callbacks, in order."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, set[TopicPartition]]] = []
@@ -200,7 +200,7 @@ def test_a_wakeup_loses_no_record(own_broker: Broker) -> None:
 
 
 class Told(RebalanceListener):
-    """What was assigned."""
+    """Recorded assignments."""
 
     def __init__(self) -> None:
         self.assigned: set[TopicPartition] = set()

@@ -1,4 +1,4 @@
-"""What is known at once of topics that are gone, moved, or others by now."""
+"""Topics that were deleted, moved or recreated: the client notices at once."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
 
 
 class NoOne:
-    """Whose batches are never sent."""
+    """A sender that never sends a batch."""
 
     lock = threading.Condition()
     unseen = UnseenFailures()

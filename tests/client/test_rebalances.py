@@ -1,4 +1,4 @@
-"""What a member remembers of the rebalances it has been through, in virtual time."""
+"""A member's record of its past rebalances, in virtual time."""
 
 from __future__ import annotations
 

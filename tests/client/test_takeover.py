@@ -205,7 +205,7 @@ def test_what_a_killed_process_of_this_machine_held_is_taken_over_before_its_lea
 def test_a_member_that_is_cut_off_from_its_coordinator_hands_out_nothing_when_others_do(
     broker: Broker, group: str, protocol: str, flow: None
 ) -> None:
-    """Its fetches go on: what stops it is its lease alone. When it can speak again it is a member like the other."""
+    """Fetches go on, so only the lease stops the member. Later it is a normal member again."""
     everything = {TopicPartition("numbers", number) for number in range(PARTITIONS)}
     with Reader(broker, group, protocol, "staying") as staying, Reader(broker, group, protocol, "cut-off") as cut:
         until(lambda: len(staying.held) == len(cut.held) == PARTITIONS // 2, "both hold a half")
@@ -267,9 +267,10 @@ def test_a_member_that_does_not_read_waits_for_its_coordinator_to_answer(
 def test_members_come_back_as_who_they_were_when_it_was_the_broker_that_was_silent(
     protocol: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They let go by their own clocks. A coordinator that was stopped has evicted nobody, and must not wait for ghosts.
+    """The members released their partitions by their own clocks.
 
-    The logs of both sides tell whose silence it was.
+    A stopped coordinator has evicted nobody and must not wait for them. The logs of both sides say which side was
+    silent.
     """
     config = {"group.initial.rebalance.delay.ms": 0, "group.consumer.session.timeout.ms": SESSION_MS}
     settings: dict[str, Any] = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": 6_000}

@@ -146,7 +146,7 @@ class Copying(Running):
 
 
 def values_of(servers: str, topic: str) -> dict[TopicPartition, list[int]]:
-    """What counts in a topic, by partition, in its order."""
+    """Return the values of a topic that count, by partition, in order."""
     found = defaultdict(list)
     with RangeReader(servers, columns=("value",), isolation_level="read_committed") as reader:
         for partition in [TopicPartition(topic, number) for number in range(PARTITIONS)]:

@@ -24,7 +24,7 @@ GARBLE = object()
 
 @dataclass
 class Request:
-    """What the client sent, and how to answer it later."""
+    """A request that the client sent, and the means to answer it later."""
 
     link: int
     name: str

@@ -29,7 +29,7 @@ Fault = Callable[[Any], Any]
 
 @dataclass
 class Producer:
-    """What the leader knows of one."""
+    """The leader's state of one producer."""
 
     epoch: int
     last_sequence: int
@@ -136,7 +136,7 @@ class FakePartition:
         return offset
 
     def delete_before(self, offset: int) -> None:
-        """As DeleteRecords does."""
+        """Delete records before an offset, like DeleteRecords."""
         self.start = offset
         self.log = [(at, batch) for at, batch in self.log if at >= offset]
 

@@ -91,7 +91,7 @@ def shown(look: Look, group: str) -> Shown:
 
 
 def held(address: str, group: str) -> Shown:
-    """The same as the group's coordinator says, whose word is the journal's."""
+    """Return the partitions of each member, equal to those that the group's coordinator reports from its journal."""
     with Admin(address) as admin:
         (described,) = admin.describe_consumer_groups([group]).values.values()
         owners = {str(part): f"{member.member_id}-0" for member in described.members for part in member.assignment}
@@ -181,7 +181,7 @@ def test_what_came_while_the_session_was_over_is_made_up_for(look: Look, relay: 
 def test_a_path_that_another_broker_took_meanwhile(
     look: Look, relay: Relay, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int, said: str
 ) -> None:
-    """Who comes back says so and writes nothing, its groups go on; it is elected again when the other has left."""
+    """The returning broker says so and writes nothing; groups go on. It is elected once the other has left."""
     with BrokerHere(tmp_path / "1", relay.address + look.root, session_ms=SESSION_MS) as broker:
         make_topic(broker)
         a = consumer(broker, "g", "a")

@@ -68,7 +68,7 @@ class Look:
         return None
 
     def tree(self, path: str) -> dict[str, str]:
-        """What the partitions of a group hold, by topic and node."""
+        """Return the nodes of a group's partitions, by topic and node."""
         found: dict[str, str] = {}
         top = self.root + path
         with contextlib.suppress(NoNodeError):
@@ -189,7 +189,7 @@ def test_killed_and_started_repairs(run: Run, look: Look, tmp_path: Path) -> Non
 
 
 def java_bytes(seed: int, count: int) -> bytes:
-    """What Java's `new Random(seed).nextBytes` gives, for a multiple of four."""
+    """Return the bytes of Java's `new Random(seed).nextBytes`, for a multiple of four."""
     state, found = (seed ^ 0x5DEECE66D) & ((1 << 48) - 1), b""
     while len(found) < count:
         state = (state * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
@@ -213,7 +213,7 @@ def session_of(look: Look, path: str) -> int | None:
 
 
 def test_an_expired_session_is_followed_by_another_and_groups_go_on(run: Run, look: Look, tmp_path: Path) -> None:
-    """It registers and is elected again; what changed meanwhile, and what was spoiled, is made up for."""
+    """The broker registers and is elected again, and repairs nodes that changed or were spoiled meanwhile."""
     broker = run(tmp_path, look.address)
     make_topic(broker)
     a, b = consumer(broker, "g", "a"), consumer(broker, "g", "b")

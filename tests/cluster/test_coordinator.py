@@ -187,7 +187,7 @@ def test_members_of_asyncio_share_a_group_with_others(place: Place, one: Coordin
 
 
 def status(address: str) -> dict[str, Any]:
-    """What `kohort coordinator status` says."""
+    """Return the output of `kohort coordinator status`."""
     done = subprocess.run(
         [*KOHORT, "coordinator", "status", "--bootstrap-server", address, "--json"],
         capture_output=True,
@@ -310,7 +310,7 @@ def test_a_clean_stop_hands_over_first(place: Place) -> None:
 
 
 def test_a_paused_coordinator_that_wakes_answers_nothing(place: Place) -> None:
-    """What it appends is refused, its log says so, and it takes no part until the map gives it shards again."""
+    """Appends are refused and logged, and the coordinator serves no shard until the placement assigns it one."""
     place.produce(4_000)
     with two(place) as both:
         member = Committing(",".join(coordinator.address for coordinator in both), place, "classic")

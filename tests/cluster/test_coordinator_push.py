@@ -72,7 +72,7 @@ def test_owners_and_offsets_of_two_coordinators(apache_kafka: ApacheKafka, zooke
 
 
 def test_whose_shard_moves_hears_of_it(apache_kafka: ApacheKafka) -> None:
-    """Its connection is closed at once: it would be asked nothing there any more."""
+    """The coordinator closes the member's connection at once, because it would send nothing there any more."""
     name = uuid.uuid4().hex[:8]
     settings = (
         *("--set", "journal.partitions=4", "--set", f"journal.topic=__groups-{name}"),
@@ -105,7 +105,7 @@ def _shares(process: CoordinatorProcess) -> list[int]:
 
 
 def _registered(process: CoordinatorProcess, group: str, topic: str) -> LiteralConsumer:
-    """Who registers while the groups are loaded is told to come again."""
+    """Register; while the groups load, the coordinator asks the member to retry."""
     made: list[LiteralConsumer] = []
 
     def is_in() -> bool:

@@ -1,4 +1,4 @@
-"""What a real Kafka's own coordinator has of groups, as it is asked before they are served here."""
+"""Groups of a real Kafka's own coordinator, as they are read before they are served here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def groups_at(servers: str) -> AsyncIterator[KafkaGroups]:
 
 
 async def asked(groups: KafkaGroups, group: str) -> GroupImported:
-    """What is found of a group."""
+    """Return the state of a group."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     groups.ask(ImportGroup(group, TICKET), found.set_result)
     async with asyncio.timeout(WAIT_S):

@@ -84,7 +84,7 @@ def test_restarted_process_keeps_its_shards() -> None:
 
 @given(ids, st.integers(0, 64))
 def test_survives_its_bytes(alive: set[int], shards: int) -> None:
-    """What is written is what is read."""
+    """Placements decode to the same value."""
     placement = placed(None, candidates(*alive), min(alive, default=-1), shards)
     assert read_placement(from_bytes(to_bytes(placement_fields(placement)))) == placement
 

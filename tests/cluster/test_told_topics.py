@@ -1,4 +1,4 @@
-"""What is concluded from what brokers tell of topics, one after the other."""
+"""Conclusions from a sequence of topic metadata responses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Asked:
         return deleted
 
     def id_of(self, name: str = "t") -> TopicId | None:
-        """What is known."""
+        """Return the known topic id."""
         found = self.told.by_name.get(name)
         return None if found is None else found.id
 

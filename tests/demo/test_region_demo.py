@@ -134,7 +134,7 @@ def test_of_what_a_region_writes_down_sequences_and_resets_are_told() -> None:
 
 
 def outcome(folder: Path, tables: dict[str, pa.Table], *faults: str) -> RegionOutcome:
-    """What came out of five flights of two partitions."""
+    """Return the result of five flights of two partitions."""
     history = History("r", "", {}, sequences=list(STEPS))
     lags = [PartitionLag(TopicPartition("t", at), end, "", 0, end) for at, end in ((0, 3), (1, 2))]
     shares = tuple(Share(lag, "a") for lag in lags)

@@ -103,7 +103,7 @@ def expanded(cited: str) -> Iterator[str]:
 
 
 def citations(text: str) -> Iterator[str]:
-    """What a file cites of this page: ids of points, `scenario 8`, issues of Kafka's."""
+    """Return a file's citations of this page: ids of points, `scenario 8`, Kafka's issues."""
     for match in _CITED.finditer(text):
         yield from (f"spec {point}" for point in expanded(match[1]))
     for match in _CITED_SCENARIO.finditer(text):
@@ -131,7 +131,7 @@ def missing_ids(text: str) -> list[str]:
 
 
 def unexplained(text: str, cited_in: Iterable[tuple[str, str]]) -> list[str]:
-    """What files cite and the page does not explain."""
+    """Return citations that the page does not explain."""
     known = {f"spec {row.point}" for row in points(text)} | {f"scenario {row.point}" for row in scenarios(text)}
     known |= {f"spec {number}" for number in POINTS} | set(_CITED_ISSUE.findall(text))
     return [f"{file} cites {cited}" for file, inner in cited_in for cited in citations(inner) if cited not in known]

@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type works as it stands: every block is run as the reader would."""
+"""Every block of README and docs runs as written, like a reader would run it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class PushConsumer:
             self.reads[part] += count
 
     def lose_connection(self, **more: Any) -> None:
-        """Its connection ends."""
+        """End the member's connection."""
         self.answers = False
         self.dismissed = "by the network"
         self.trial.feed(ConnectionLost(self.connection, **more))

@@ -413,7 +413,7 @@ def test_a_join_that_comes_again_and_late_is_not_waited_for_to_sync() -> None:
 
 @pytest.mark.parametrize(("said", "left"), [(1, 2), (2, 1), (0, 1), (-1, 1)])
 def test_a_join_of_an_older_epoch_gives_nothing_up(said: int, left: int) -> None:
-    """It left before the member had what it has now. One that names no generation is taken at its word."""
+    """The join was sent before the member had its current partitions. A join without a generation counts as it is."""
     trial = make_trial()
     member, generation, kept = mixed_pair(trial)
     assert (generation, len(kept)) == (2, 2)
@@ -476,7 +476,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     ids=["long instance id", "endless session", "no session", "large metadata"],
 )
 def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: Any, refused: ErrorCode) -> None:
-    """Its record could not be written, or its member never be evicted, when the group turns classic."""
+    """Otherwise, once the group turns classic, its record could not be written or its member never be evicted."""
     trial = make_trial(group_record_bytes_max=1_000)
     trial.beat("new", subscribed_topics=("t",))
     reply = trial.reply(trial.join(**{"protocols": offer(), **more}))

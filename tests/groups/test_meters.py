@@ -1,4 +1,4 @@
-"""What is counted of groups under KIP-848: rebalances that are complete, and offsets. Source: spec 1.7."""
+"""Metrics of KIP-848 groups: completed rebalances, and offsets. Source: spec 1.7."""
 
 from __future__ import annotations
 

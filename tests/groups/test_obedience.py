@@ -1,4 +1,4 @@
-"""Who does what it is asked to in time is left alone; who names another epoch than its own is not believed."""
+"""Members that obey in time are left alone; members that name a wrong epoch are not believed."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_scenario_15_what_a_cooperative_member_has_still_to_give_up_is_its_own_i
 
 
 def claims(*partitions: int, generation: int) -> Any:
-    """What a cooperative member says that it has since a generation."""
+    """Return the claim of a cooperative member: its partitions since a generation."""
     return (ClassicProtocol("range", classic_metadata(*partitions, generation=generation)),)
 
 

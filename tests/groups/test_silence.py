@@ -165,7 +165,7 @@ def test_a_static_member_that_is_away_keeps_its_part_and_nobody_waits() -> None:
 
 
 def test_a_client_with_an_interval_of_its_own_is_given_time() -> None:
-    """It was told 200 ms, and comes every 4 s: it is taken for silent once."""
+    """The coordinator told it 200 ms, and it sends every 4 s: it is suspected once."""
     club = Club("a", "b", "c")
     club.enter("d")
     for _ in range(5):

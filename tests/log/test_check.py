@@ -140,7 +140,7 @@ CASES = [
 def test_what_is_damaged_is_named_and_repaired_without_loss(
     tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:
-    """What can be read before can be read after; offsets go on; every byte is still there."""
+    """Readable records stay readable, offsets go on, and every byte is still there."""
     folder = tmp_path / "d"
     make(folder)
     part = folder / name

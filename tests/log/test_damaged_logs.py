@@ -84,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Made]:
 
 
 def _read_all(log: PartitionLog) -> tuple[list[tuple[int, int, bytes]], list[Damage]]:
-    """What a reader sees that goes on behind each damage: (base offset, offset after it, bytes) of each batch."""
+    """Return the batches that a reader sees that skips each damage: (base offset, offset after it, bytes)."""
     seen, met = [], []
     offset = log.log_start_offset
     while offset < log.end_offset:

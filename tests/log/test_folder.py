@@ -1,4 +1,4 @@
-"""What the machine did since a data folder's last owner started."""
+"""Restarts and reboots of the machine since a data folder's last owner started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition refuses, what it stamps, and the edges of reading."""
+"""Partitions: refused appends, stamped batches, and the edges of reading."""
 
 from __future__ import annotations
 

@@ -396,7 +396,7 @@ def test_a_power_loss_does_not_bring_an_earlier_compactions_file_back() -> None:
 def test_the_index_of_a_compacted_file_is_replaced_and_never_cut_off_where_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It alone vouches for gaps. A second power loss while it was made anew left zeros, which accused a batch."""
+    """Only the index vouches for gaps. A second power loss while it was rebuilt left zeros, which accused a batch."""
     log = PartitionLog.open(tmp_path / "t-0", small(cleanup_policy=("compact",), segment_bytes=100_000))
     for number in range(30):
         log.append(keyed((b"k%d" % (number % 7), b"%d" % number * 20)), NOW)

@@ -1,4 +1,4 @@
-"""What a crash leaves behind: torn tails, damaged indexes, interrupted changes, a killed writer."""
+"""Remains of a crash: torn tails, damaged indexes, interrupted changes, a killed writer."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_indexes_that_can_not_be_written_do_not_fail_an_append(tmp_path: Path, m
 
 
 def test_what_rots_while_the_broker_runs_is_met_as_damage(tmp_path: Path) -> None:
-    """What this process wrote is not looked through; but what is seen to be no batch is not passed over."""
+    """Data written by this process is not scanned again, but bytes that are no batch are not skipped either."""
     log = _fill(tmp_path / "t-0", 60)
     wanted = values(log)
     segment = log.segments[1]

@@ -72,7 +72,7 @@ def test_the_page_knows_what_kafka_serves(sides: tuple[str, str]) -> None:
 
 
 def test_every_difference_is_explained() -> None:
-    """What scenarios call a difference on purpose is a heading of the page, and the other way round."""
+    """Each difference that scenarios allow is a heading of the page, and each heading is one of them."""
     source = "".join(inspect.getsource(module) for module in MODULES)
     named = set(re.findall(r'on_purpose\("([^"]+)"\)', source))
     explained = set(re.findall(r"^### (.+)$", protocol_docs.PAGE.read_text(encoding="utf-8"), re.MULTILINE))

@@ -81,7 +81,7 @@ class PostgresPlace:
         self.kind, self.url, self.replaces = kind, url, kind.endswith("update")
 
     def at(self, root: Path) -> None:
-        """It is where its URL says."""
+        """Return the place at the database's URL."""
 
     def sink(self, calls: Calls | None = None, region: UUID = REGION) -> Sink:
         options: dict[str, Any] = {"mode": "update", "keys": ["id"]} if self.replaces else {}

@@ -1,4 +1,4 @@
-"""Who comes back, leaves or is away: the control plane's machine with the member's own, one rule at a time."""
+"""Members that return, leave or are away: the control plane's machine with the member's own, one rule at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def begun_by(order: told.Order) -> does.Begin:
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(saved: bool) -> None:
-    """Its connection ended before its epoch was saved, or before it had read what it was told."""
+    """The member's connection ended before its epoch was saved, or before it had read its Welcome."""
     driven = Driven(replace(KNOWN, states={"q": b"what it has summed up"}, waiting={"q": 7}))
     driven.saves = saved
     driven.join(1, "q")
@@ -41,13 +41,13 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
 
 
 def says(machine: MemberMachine, *events: does.Event) -> list[told.Report]:
-    """What a member says about events."""
+    """Return a member's reports about events."""
     effects = [effect for event in events for effect in machine.step(event)]
     return [effect.report for effect in effects if isinstance(effect, does.Say)]
 
 
 def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() -> None:
-    """It has read nothing of them, and ends at once: what it may have been given must leave its hands before."""
+    """The member has read nothing of its starts, and ends at once: others must not get its records before it has."""
     driven = two()
     machine = MemberMachine("r", "m3", UUID(int=3), "etl", "s")
     for report in says(machine, does.Connected()):
@@ -94,7 +94,7 @@ def contributed(cut: Cut, *positions: Position) -> MemberMachine:
 def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     contributors: dict[str, int], counts: bool, end: int
 ) -> None:
-    """Its control plane died over that; the next one may have completed 8 with others, or with its successor."""
+    """The control plane died meanwhile; the next one may have completed 8 with other members."""
     machine = contributed(Cut(8, 1), at(P0, end))
     reached = end if counts else 70
     known = replace(KNOWN, term=4, sequence=8, positions=(at(P0, reached), at(P1, 71)), contributors=contributors)

@@ -339,7 +339,7 @@ def test_a_log_that_can_t_be_read(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
-    """Its name was durable, its bytes were not, and nobody was told that it is done."""
+    """The file's name was durable, its bytes were not, and no caller was told that the commit succeeded."""
     for left in (0, 100):
         sink = made(tmp_path / f"t{left}")
         sink.stage(key(1), table(1))

@@ -123,7 +123,7 @@ class Reader:
 
 
 class Sent:
-    """What the topic has: the values, by where they are."""
+    """The topic's records: the values, by partition and offset."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.servers, self.topic = servers, topic

@@ -53,7 +53,7 @@ class Driven:
 
 
 def reading(**how: bool) -> Driven:
-    """It has both partitions, from 70 and 71 on, and has fetched."""
+    """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
     driven.do(happens.Connected(), told.Welcome(3, 5, 7, ("m1",)))
     driven.do(happens.Assigned(Identity("id", 1), (P0, P1)))
@@ -137,7 +137,7 @@ def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
 
 
 def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
-    """Its connection had ended, so it was told again: what it had read since under the same epoch was staged twice."""
+    """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
     driven.do(told.Reset(3, 6, 7, b"saved"), happens.Connected(), told.Reset(3, 6, 7, b"saved"))
     assert len(driven.effects(happens.GoBack)) == 1
@@ -215,7 +215,7 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
 
 
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
-    """It contributed, finished another batch, and was asked for a partition that this batch had read."""
+    """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(happens.Revoked((P1,)), told.Completed(3, 8, 6))
     assert not driven.effects(happens.Release), "what it has read since it contributed is in no sequence"

@@ -1,4 +1,4 @@
-"""The same cases for every sink: each call at which a process can die, fail or be held; faults that must be found."""
+"""One set of cases for every sink: each call at which a process can die, fail or stop; faults that must be found."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def test_an_epoch_is_in_the_topic_before_anyone_hears_of_it() -> None:
 
 
 def test_nothing_is_swept_by_a_floor_that_is_not_in_the_topic() -> None:
-    """Who was overtaken and does not know it would have what counts removed."""
+    """Otherwise a control plane that was replaced, and does not know it, would remove rows that count."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
@@ -496,7 +496,7 @@ def test_a_forced_reset_of_a_person_is_not_counted_as_a_rebalances(connection: i
 
 
 def test_what_is_to_be_published_is_said_again_to_who_comes_back_before_it_was_told_its_epoch() -> None:
-    """It was offered on a connection that had ended, and no sequence came any more."""
+    """The order went out on a connection that had ended, and no checkpoint completed any more."""
     key = StagedKey(REGION_ID, 5, "m2", 0)
     driven = Driven(replace(KNOWN, keys={"s": (key,)}))
     driven.saves = False
@@ -520,7 +520,7 @@ def test_the_region_runs_after_a_reset_when_the_topic_has_it_also_if_all_have_di
 
 
 def test_who_comes_during_a_reset_is_told_its_epoch_once() -> None:
-    """It was sent back by a second one when the region ran, and nobody waited for it."""
+    """A second reset sent it back once the region ran, and no other member waited for it."""
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"})))
     driven.saves = False
     driven.tick(RegionConfig().register_ms)
@@ -725,7 +725,7 @@ def test_a_new_control_plane_publishes_what_is_owed_to_each_sink() -> None:
 
 @pytest.mark.parametrize("empties", [False, True])
 def test_what_an_earlier_release_staged_is_published_by_the_first_with_a_sink(empties: bool) -> None:
-    """It did not say for which sink: a region had one."""
+    """The earlier release did not name the sink: a region had one."""
     key = StagedKey(REGION_ID, 5, "m9", 0)
     driven = Driven(replace(KNOWN, empties=True) if empties else replace(KNOWN, keys={"": (key,)}))
     driven.join(1, "m1", sink="")

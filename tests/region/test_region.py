@@ -422,7 +422,7 @@ def test_sequences_by_the_operators_count(own_servers: str, name: str, regions: 
     assert all_once(sink, range(1000))
 
 
-# What is refused before the first record.
+# Refusals before the first record.
 
 
 def test_a_group_belongs_to_one_region(own_servers: str, name: str, regions: list[Region]) -> None:
@@ -470,7 +470,7 @@ def test_who_holds_partitions_in_the_group_and_is_not_of_the_region_stops_it(
 def test_a_member_that_is_dead_and_not_missed_yet_does_not_stop_the_region(
     own_servers: str, name: str, regions: list[Region]
 ) -> None:
-    """Its group keeps its place for a session: what it has is read by nobody for that long."""
+    """The dead member's group keeps its place for a session, so nobody reads its partitions for that long."""
     make_topic(own_servers, name)
     fill(own_servers, name, range(400))
     sink, region = Collected(), Region(name, own_servers, **FAST)

@@ -1,4 +1,4 @@
-"""Who takes over when several could: one at a time, and who was replaced while it began keeps out of the way."""
+"""Leader election among several candidates: one at a time; a candidate that was replaced backs off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose group is nobody else's while a state waits: what others read there meanwhile would be missing in it."""
+"""A waiting state reserves its group: records that other members read meanwhile would be missing in the state."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_back_at_the_initial_state_no_group_is_anyones() -> None:
 
 
 def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> Known:
-    """What the next control plane reads of the first one's commits, through their records."""
+    """Return the first control plane's commits as the next one reads them from their records."""
     facts: list[Fact] = [Birth("r", KNOWN.region_id, 0)]
     for commit in driven.commits:
         for fact in (*commit.contributions, commit.manifest):

@@ -82,7 +82,7 @@ class Volume:
 
 
 def _related(one: Change, other: Change) -> bool:
-    """They name the same thing, or use the same name: no file system lets them change places."""
+    """Return whether two calls name the same thing or use the same name: no file system reorders those."""
     return any(
         (node is not None and node is another) or (folder is where and name == other_name)
         for folder, name, node in one

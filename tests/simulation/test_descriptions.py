@@ -1,4 +1,4 @@
-"""What the checker of lists and descriptions takes for a group's state."""
+"""The checker of lists and descriptions: the group states that it derives."""
 
 from __future__ import annotations
 

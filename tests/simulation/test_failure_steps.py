@@ -87,7 +87,7 @@ class Failure:
         return [record.generation for record in self.run.disk.records if isinstance(record, GenerationStarted)]
 
     def living(self) -> list[Process]:
-        """Who is left at the end."""
+        """Return the members that are left at the end."""
         return [member for member in self.run.members if not member.dead]
 
 
@@ -146,7 +146,7 @@ def test_step_3_it_fails_before_the_synchronization_is_persisted(kind: str) -> N
 
 
 def test_step_4_it_fails_before_all_members_have_the_answer_to_their_sync() -> None:
-    """They get their assignment when they send their SyncGroup again, as our client does; no one else is disturbed."""
+    """Members get their assignment when they repeat SyncGroup, like our client; no other member is disturbed."""
     kind = "OwnClassicMember"
     found = [failure for failure in failures(kind, EAGER) if failure.has(GroupSaved) and failure.written]
     assert len(found) >= 3

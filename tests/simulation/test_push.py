@@ -58,7 +58,7 @@ def test_seeds_are_clean(start: int) -> None:
 
 @cache
 def seen() -> set[Seen]:
-    """What groups went through in some runs."""
+    """Return the transitions of groups in some runs."""
     found: dict[str, set[Seen]] = {PUSH: set(), CLASSIC: set(), CONSUMER: set(), "member": set()}
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(SEEN):

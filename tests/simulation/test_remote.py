@@ -55,7 +55,7 @@ def test_each_checker_of_these_runs_has_a_mutant() -> None:
 
 
 def test_without_proof_two_members_own_one_partition() -> None:
-    """As they hold it: one is kept alive by the coordinator that was overtaken, and the other has its partitions."""
+    """Two clients hold one partition: the replaced coordinator keeps the first alive; the second was assigned it."""
     plans = map(left_behind, range(PATIENCE))
     found = (RemoteRun(plan, HeartbeatsWithoutProof, (OwnershipChecker,), shortest_ms=DAY_MS).play() for plan in plans)
     assert next((result.checker for result in found if result.failure is not None), None) == "OwnershipChecker"

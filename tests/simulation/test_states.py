@@ -31,7 +31,7 @@ TABLES: dict[str, tuple[Transition, ...]] = {
 
 @cache
 def seen(start: int) -> dict[str, set[Seen]]:
-    """What some runs went through."""
+    """Return the transitions of some runs."""
     found: dict[str, set[Seen]] = {kind: set() for kind in TABLES}
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(start, start + STARTS.step):

@@ -104,7 +104,7 @@ class Stage:
         query.awaitTermination()
 
     def assigned(self, member: GroupMember, count: int) -> Assignment:
-        """What a member holds once it has so many partitions for good; what the group wants back is given."""
+        """Return a member's partitions once it has this many for good; it releases what the group asks for."""
 
         def holds() -> bool:
             if member.revocation() is not None:
@@ -219,7 +219,7 @@ def started(query: Any) -> bool:
 
 
 def state_of(query: Any) -> tuple[str, int]:
-    """What a query says that it does or has failed of, and the last batch that it reported."""
+    """Return a query's status or error, and its last reported batch."""
     if not query.isActive:
         return f"ended: {str(query.exception())[:300]}", -1
     progress = query.lastProgress

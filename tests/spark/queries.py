@@ -111,7 +111,7 @@ def declared(source: KohortDataSource) -> StructType:
 
 @dataclass
 class Checkpoint:
-    """What outlives a query: the offsets of its batches, and how many of them are finished."""
+    """The state that outlives a query: the offsets of its batches, and the number of finished ones."""
 
     offsets: list[str] = field(default_factory=list)
     finished: int = 0
@@ -141,7 +141,7 @@ class Run:
         self.reader.stop()
 
     def plan(self) -> tuple[Any, list[Any]] | None:
-        """What the next trigger reads: a reader as a worker gets it, and the tasks; None: nothing now."""
+        """Plan the next trigger: return a worker's reader and the tasks; None: nothing to read now."""
         log = self.checkpoint
         start = log.end_of(log.finished - 1) or self._first()
         end = log.end_of(log.finished)

@@ -1,4 +1,4 @@
-"""What a read says that can't be: soon, with the cause and the way out, before anything is claimed."""
+"""Errors of impossible reads: early, with cause and remedy, before the query claims anything."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_wrong_password_is_told_at_once(secured: Any, group: str | None) -> No
 
 
 def refused(given: dict[str, str], schema: StructType | None = None) -> KafkaError:
-    """What Spark is told of a query, by the first method that it calls: the constructor's words it swallows."""
+    """Return the error that Spark gets from a query's first method: Spark swallows the constructor's text."""
     source = KohortDataSource(given)
     reader: Any = source.streamReader(declared(source) if schema is None else schema)
     found = set()

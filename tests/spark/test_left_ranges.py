@@ -1,4 +1,4 @@
-"""What a batch that is run again leaves to the group is read, whatever later runs of the query know by a checkpoint.
+"""Ranges that a repeated batch leaves to the group are read, whatever later runs know by a checkpoint.
 
 Spark's calls are made without Spark (`histories.engine`).
 """

@@ -1,4 +1,4 @@
-"""What the application hears of its queries, and what its word to their sources changes."""
+"""The application's events about its queries, and their effect on the sources."""
 
 from __future__ import annotations
 

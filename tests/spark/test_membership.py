@@ -152,7 +152,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: str) -> None:
-    """What comes back from a member that leaves is held before the batch is over."""
+    """A leaving member's partitions return before the batch is over."""
     with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:
         with Admin(broker.bootstrap_servers) as admin:
             admin.create_topics([NewTopic("flights", 2)])

@@ -198,7 +198,7 @@ def test_nothing_is_concluded_while_a_classic_group_does_not_tell() -> None:
 
 
 def test_a_group_that_never_tells_is_asked_a_few_times(broker: Broker) -> None:
-    """As of one that has no such member any more."""
+    """The source then treats the group as one without such a member."""
     options = parse_options(
         {"kafka.bootstrap.servers": broker.bootstrap_servers, "group.id": "etl", "subscribe": "flights"}
     )

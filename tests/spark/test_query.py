@@ -74,7 +74,7 @@ class Stage:
         return GroupMember(servers, self.name, topics=[self.name], heartbeat_interval_ms=200, **settings)
 
     def share(self, member: GroupMember, count: int) -> Assignment:
-        """What a member holds once it has so many partitions."""
+        """Return a member's partitions once it has this many."""
 
         def holds() -> bool:
             if member.revocation() is not None:

@@ -1,4 +1,4 @@
-"""What rebalances cost a query, in times that the test gives, and what its progress says of them."""
+"""The cost of rebalances to a query, in times that the test gives, and the query's progress about them."""
 
 from __future__ import annotations
 

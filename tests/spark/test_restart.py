@@ -60,7 +60,7 @@ def test_scenario_19_an_unfinished_batch_is_replayed_or_released_after_partition
         mine = {tp.partition for tp in everywhere - set(other.assignment().partitions)}
 
         def read() -> dict[int, set[int]]:
-            """What is in the sink, of each partition of the query's."""
+            """Return the sink's rows of each partition of the query."""
             with sink.lock:
                 rows = [row for rows in sink.batches.values() for row in rows]
             return {partition: {row[2] for row in rows if row[1] == partition} for partition in mine}

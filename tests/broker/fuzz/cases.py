@@ -1,4 +1,4 @@
-"""What is done on one connection, from a seed; and what the broker owes for it."""
+"""One connection's actions, drawn from a seed, and the responses that the broker owes for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat")
 
 
 class Finding(Exception):
-    """What must not happen has happened."""
+    """A broken promise: the broker did something that must not happen."""
 
 
 @dataclass

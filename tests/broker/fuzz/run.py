@@ -27,7 +27,7 @@ NOTHING = Taken(0, 0, 0, 0)
 
 @dataclass
 class Report:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         findings: each with the case's number and the bytes that were sent in it.

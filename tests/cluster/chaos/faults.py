@@ -1,4 +1,4 @@
-"""What befalls servers and members: each fault begins, lasts, and is made good; chance says which comes next."""
+"""Faults of servers and members: each begins, lasts and is undone; chance draws the next one."""
 
 from __future__ import annotations
 

@@ -459,7 +459,7 @@ def a_commit_that_was_meant_for_an_earlier_group_of_the_name(side: Side, version
 
 @scenario(1)
 def a_member_that_comes_back_at_its_epoch_with_nothing_is_told_all_it_has(side: Side, version: int) -> None:
-    """As our own client does that let go for its silence: it is known still, and disturbs nobody."""
+    """Our own client does so after it released its partitions in silence: it is still known, and disturbs nobody."""
     group, topic, a = side.name("group"), topic_of(side), MEMBERS["a"]
     epoch = settle(side, group, a, version, topic).member_epoch
     whole = {"topic_partitions": [], "rebalance_timeout_ms": 60_000, "subscribed_topic_names": [topic]}

@@ -209,7 +209,7 @@ class Side:
         assert answer.error_code == 0, answer
 
     def transcript(self) -> list[tuple[str, Any, str]]:
-        """What this side answered, in terms that both sides share."""
+        """Return this side's answers, in terms that both sides share."""
         return [(said.label, self._plain(said.answer, ""), said.on_purpose) for said in self.said]
 
     def _plain(self, value: Any, field: str) -> Any:

@@ -1,7 +1,4 @@
-"""What administrators ask of a cluster.
-
-Leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL.
-"""
+"""Administration of a cluster: leaders, reassignments, log folders, quorum, features, ACLs, users, quotas, SASL."""
 
 from __future__ import annotations
 

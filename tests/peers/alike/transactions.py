@@ -1,7 +1,4 @@
-"""What transactional producers are told.
-
-InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn.
-"""
+"""Answers to transactional producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ def begun(side: Side, name: str, version: int = 4) -> tuple[int, int]:
 
 
 def described(side: Side, name: str) -> None:
-    """What the coordinator says of a transactional id, once no end of a transaction is under way."""
+    """Return the coordinator's description of a transactional id, once no transaction is ending."""
 
     def keep(answer: Any) -> Any:
         return not answer.transaction_states[0].transaction_state.startswith("Prepare")

@@ -154,7 +154,7 @@ class BatchMember(Member):
             self.step(member_events.Revoked(self.wanted_back.pop(0)))
 
     def hear_of_eviction(self) -> None:
-        """What was wanted back is somebody else's."""
+        """Handle an eviction: partitions to be released now belong to another member."""
         self.wanted_back.clear()
         super().hear_of_eviction()
 
@@ -179,7 +179,7 @@ class BatchMember(Member):
         return {part: self.positions[part] for part in self.machine.begins}
 
     def finished_keys(self) -> tuple[Staged, ...]:
-        """What they staged."""
+        """Return the keys that finished tasks staged."""
         return tuple(staged for _, staged in self.keys)
 
     def save(self, cut: Cut) -> None:

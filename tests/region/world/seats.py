@@ -45,7 +45,7 @@ OUT = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GRO
 
 
 class Seat:
-    """What a member knows of its membership.
+    """A member's own view of its membership.
 
     Attributes:
         epoch: or generation.
@@ -82,7 +82,7 @@ class Seat:
         return self.sits() and awake and not self.flying
 
     def say(self) -> None:
-        """What is due now."""
+        """Return the requests that are due now."""
         raise NotImplementedError
 
     def leave(self) -> None:
@@ -90,7 +90,7 @@ class Seat:
         raise NotImplementedError
 
     def unanswered(self) -> None:
-        """What was asked will never be answered."""
+        """Forget pending requests: no answer will arrive."""
         self.flying = False
 
     def topics_changed(self) -> None:

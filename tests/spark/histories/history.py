@@ -52,7 +52,7 @@ LOOK_S = 0.04
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a history."""
+    """The result of a history."""
 
     seed: int
     violations: list[str]

@@ -68,7 +68,7 @@ def raises_by_a_batch_that_was_left() -> None:
 
 
 def releases_inside_a_batch() -> None:
-    """What the group wants back is given at once."""
+    """Release partitions inside a batch, as soon as the group asks for them."""
     begin = GroupMembership.begin
 
     def begun(self: GroupMembership, held: Held) -> bool:

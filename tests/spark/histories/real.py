@@ -109,7 +109,7 @@ class Application:
         return any(told["e"] == "begin" and told["life"] == self.runs for told in said)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Its story, with what Spark's own log of offsets says of each batch."""
+        """Return the query's story, with the offset log of Spark for each batch."""
         file = self.folder / STORY
         said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         begins = [told for told in said if told["e"] == "begin"]

@@ -96,7 +96,7 @@ class Both:
             self.query.turn(member)
 
     def sequences(self) -> list[tuple[str, ...]]:
-        """Who contributed to each."""
+        """Return the members that contributed to each checkpoint."""
         return [commit.manifest.members for commit in self.plane.commits]
 
     def ends(self) -> tuple[int, ...]:

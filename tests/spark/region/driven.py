@@ -172,7 +172,7 @@ def _tp(part: HandedPart) -> TopicPartition:
 
 
 class Spark:
-    """What makes runs, as `BuiltQuery`; each waits until it may begin."""
+    """A factory of runs, like `BuiltQuery`; each run waits until it may begin."""
 
     def __init__(self) -> None:
         self.output, self.operators, self.sources = "[]", (), ("t",)

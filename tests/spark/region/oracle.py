@@ -243,7 +243,7 @@ def _transformed(batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, .
 
 
 def _counted(batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, ...]]]:
-    """As `_aggregated`, in another order of columns."""
+    """Return the counts like `_aggregated`, with another order of columns."""
     yield from ([(key, count, amount) for key, count, amount in batch] for batch in _aggregated(batches))
 
 
@@ -259,5 +259,5 @@ OPERATORS = {
 
 
 def expected(operator: Operator, timeline: Timeline, batches: int) -> Output:
-    """What each batch gives."""
+    """Return the expected result of each batch."""
     return [sorted(rows) for rows in operator.expected(timeline.batches(batches))]

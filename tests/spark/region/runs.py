@@ -151,7 +151,7 @@ PLAN = Plan()
 def taken_back_twice(
     spark: Any, operator: Operator, folder: Path, later_snapshots: str = OFTEN
 ) -> tuple[Output, Output]:
-    """What three runs of a query gave, and what they must have given, batch by batch and run by run."""
+    """Return the results of three runs of a query and the expected results, by batch and run."""
     plan, place = PLAN, [str(folder / f"e{epoch}") for epoch in (1, 2, 3)]
     timelines = [Timeline(), Timeline((plan.back,)), Timeline((plan.back, plan.again))]
     runs = [Run(spark, operator, timeline, Path(entry)) for timeline, entry in zip(timelines, place, strict=True)]

@@ -1,4 +1,4 @@
-"""What the members of a query say of its state: by it the region keeps others out of their groups."""
+"""A query's members report its state, by which the region keeps others out of their groups."""
 
 from __future__ import annotations
 

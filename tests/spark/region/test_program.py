@@ -26,7 +26,7 @@ pytestmark = [
 
 @contextmanager
 def program(stage: Stage, until: str | None, spark: Environment = OWN) -> Iterator[subprocess.Popen[str]]:
-    """It has its own process group: what a terminal sends to all of one, a test sends to the program alone."""
+    """Start the program in its own process group, so that a test can signal it as a terminal does."""
     order = Order(
         servers=stage.servers,
         region=f"r-{stage.topic}",

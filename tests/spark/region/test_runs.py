@@ -1,4 +1,4 @@
-"""What a query contributes, gives up and goes back to, whoever of its threads is first."""
+"""A query's contributions, releases and resets, in any order of its threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join(tmp_path: Path) -> Iterator[Driven]:
 
 
 def reading(query: Driven) -> Driven:
-    """It runs in epoch 5, from 100 and 200 on, and a batch of ten rows each is done."""
+    """Return a run in epoch 5, from 100 and 200 on, after a batch of ten rows from each."""
     query.begin()
     query.give({0: 100, 1: 200})
     query.run.batch()
@@ -125,7 +125,7 @@ def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -
 
 
 def test_what_is_lost_is_not_answered_for_once_it_has_come_back(query: Driven) -> None:
-    """It was wanted back, the batch took too long, the group gave it to others, and then here again."""
+    """The group wanted the partition, the batch took too long, the group reassigned it, and then returned it."""
     query.begin()
     query.give({0: 100})
     query.run.begin()
@@ -386,7 +386,7 @@ def test_each_planted_fault_is_seen(tmp_path: Path, what: str) -> None:
 
 
 def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> None:
-    """It may still come, after what the sequence commits: the group would be back at the sequence before."""
+    """The answer may still come after the checkpoint's commit: the group would be back at the checkpoint before."""
     query.begin()
     query.give({0: 100})
     query.reset(6, None, 7)

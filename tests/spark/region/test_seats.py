@@ -1,4 +1,4 @@
-"""What a source asks its application, over a real channel, without Spark."""
+"""A source's requests to its application, over a real channel, without Spark."""
 
 from __future__ import annotations
 

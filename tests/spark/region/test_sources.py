@@ -144,7 +144,7 @@ def test_back_to_the_beginning_with_sinks_emptied(application: Application) -> N
 
 
 def test_records_that_are_gone_stop_the_region_unless_that_is_allowed(application: Application) -> None:
-    """What retention took before it was read: told before a batch is made of what is left."""
+    """Retention deleted records before they were read: the error comes before a batch is made of the rest."""
     app, stage = application, application.stage
 
     def run(**source: str) -> None:

@@ -1,4 +1,4 @@
-"""What batches stage: by tasks, under keys of their attempts; and which keys a sequence is given."""
+"""Staging of batches: by tasks, under keys of their attempts; and the keys that a checkpoint gets."""
 
 from __future__ import annotations
 

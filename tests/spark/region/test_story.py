@@ -141,7 +141,7 @@ class Story(Trial):
         return list({look.place: look for look in list(self.watcher.looks)}.values())
 
     def _holds_floors(self) -> None:
-        """What was staged before a reset counts in no sequence after it."""
+        """Rows staged before a reset count in no checkpoint after it."""
         for reset in self.history.resets:
             for step in self._steps:
                 if step.number > reset.to:
@@ -187,7 +187,7 @@ def is_killed(story: Story, app: Application) -> None:
 
 
 def stops_outside_the_database(story: Story, app: Application) -> None:
-    """Who stands still within a transaction of SQLite keeps the file locked for all, readers too."""
+    """A process stopped within a transaction of SQLite keeps the file locked for all, readers too."""
     while True:
         app.signal(signal.SIGSTOP)
         with contextlib.closing(sqlite3.connect(story.folder / "flights.db", isolation_level=None)) as database:

@@ -34,7 +34,7 @@ STILL_S = 180.0
 
 
 class Application:
-    """Its processes, one run after another."""
+    """An application: its processes, one run after another."""
 
     def __init__(self, name: str, told: Told) -> None:
         self.name, self.told = name, told

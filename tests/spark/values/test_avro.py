@@ -287,7 +287,7 @@ ASKED: list[int] = []
 
 
 def schemas(number: int) -> str | None:
-    """What a registry would answer."""
+    """Return the answers of a schema registry."""
     ASKED.append(number)
     if number == 500:
         raise ConnectionError("the registry is down")

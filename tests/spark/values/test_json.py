@@ -41,7 +41,7 @@ MAPS = pa.struct([("n", pa.int16()), ("m", pa.map_(pa.string(), pa.int32()))])
 
 
 def one_by_one(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) -> tuple[list[str], set[int]]:
-    """What each value is by itself, as text (NaN is not itself), and which are bad."""
+    """Return each value read alone, as text (NaN differs from itself), and which values are bad."""
     records = JsonRecords(kind, zone)
     found, bad = [], set()
     for row, value in enumerate(values):
@@ -184,14 +184,14 @@ def test_a_column_is_what_its_records_are_one_by_one(kind: pa.DataType) -> None:
     ids=str,
 )
 def test_what_arrows_reader_alone_would_take(values: list[bytes | None], bad: list[int]) -> None:
-    """As many rows as records, or none too few, and yet not one for each."""
+    """Arrow's reader finds as many rows as records, or enough, and yet not one for each record."""
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == bad
     assert by_column(NUMBERED, values) == one_by_one(NUMBERED, values)
 
 
 def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is good is converted as a whole: only a piece with a bad value is read one by one."""
+    """Good values are converted as a whole: only a piece with a bad value is read one by one."""
     monkeypatch.setattr("kohort.spark.values.isolate.ONE_BY_ONE_MAX", ONE_BY_ONE_MAX)
     seen: list[bytes] = []
     convert = JsonRecords.convert
