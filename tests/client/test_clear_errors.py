@@ -1,4 +1,4 @@
-"""Errors of a consumer that cannot read on, against real brokers: a poisoned record, missing rights, a missing topic."""
+"""Errors of a consumer that cannot read on, against real brokers: poisoned records, missing rights, absent topics."""
 
 from __future__ import annotations
 

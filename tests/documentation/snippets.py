@@ -4,8 +4,7 @@ A comment before a fence, which readers do not see, says what the language can't
 WORD is
 
 - `not run`: TEXT is the reason.
-- `stays`: the command goes on while the rest of the page is followed; it is up when it has printed a line that begins
-  with TEXT.
+- `stays`: the command runs on during the rest of the page. It is up when it has printed a line that begins with TEXT.
 - `prints`: the block is what the one before printed, lines in any order.
 """
 

@@ -1,7 +1,8 @@
 """Faults planted in a region's machines and its sink: the world's checkers must see each of them.
 
-What the machines check twice or three times is not here, since one such fault alone costs a reset and no record: who
-may be given a start, what a member may come back with and contribute. `test_plane.py` holds each of those alone.
+Rules that the machines check twice or three times are not here, since one such fault alone costs a reset and no record.
+Examples are the members that may get a start, and the contributions of a returning member. `test_plane.py` holds each
+of those alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small Spark for a module's tests, and what they all do: fill topics, run queries, ask the group, wait.
 
-No wait of these tests has a bound in seconds from its start: starting a JVM or a Python process takes one second or a
-minute, as busy as the machine is. `Stage.until` gives up when nothing has moved for long, and says what moved last.
+No wait of these tests has a bound in seconds from its start. Starting a JVM or a Python process takes one second or a
+minute, depending on the load. `Stage.until` gives up when nothing has moved for long, and says what moved last.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def describe(*groups: str, operations: bool = False) -> DescribeGroupsRequest:
 def known(side: Side, group: str) -> None:
     """Wait until a group that was just made can be described and listed.
 
-    Apache Kafka answers the join that makes a classic group before the group's record is committed, and describes only
-    what is: a request that follows at once may miss the group.
+    Apache Kafka answers the join that creates a classic group before the group's record is committed. It describes
+    committed groups only, so a request that follows at once may miss the group.
     """
 
     def found() -> bool:

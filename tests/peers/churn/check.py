@@ -1,8 +1,8 @@
 """Properties that a group of real clients must never break.
 
 Ownership is what the members themselves say: from `assigned` to the end of `revoked`, to `lost`, to the last word or to
-the kill. A paused member owns nothing once its session may have ended; it is exempt until it wakes and learns of it,
-and the commits it tries meanwhile must be refused.
+the kill. A paused member owns nothing once its session may have ended. It is exempt until it wakes and learns of it.
+Its commits meanwhile must be refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A region in virtual time: the machines of its control planes and members, a group, a topic and connections that fail.
 
-The coordinator and the sink are those that ship; what a topic and its transactions do is modelled in as little as the
-machines can see of it. A record is its partition and offset.
+The coordinator and the sink are those that ship. The topic and its transactions are a model, as small as the machines
+can see. A record is its partition and offset.
 """
 
 from __future__ import annotations

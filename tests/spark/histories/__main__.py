@@ -1,8 +1,8 @@
 """Plays many histories: `make spark-histories RUNS=5000`.
 
 `python -m tests.spark.histories [--runs 200] [--start 0] [--jobs 8] [--json]`, or one: `--seed 17 [--folder F]`, which
-tells its story. What follows of a seed is the plan; what threads and processes make of it differs from run to run, so
-that a failure may need several: `--seed 17 --runs 20`.
+tells its story. The seed decides the plan. Threads and processes carry it out differently in each run, so a failure may
+need several: `--seed 17 --runs 20`.
 """
 
 from __future__ import annotations

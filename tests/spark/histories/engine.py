@@ -1,7 +1,7 @@
 """Spark's micro-batch execution of one run of a query, without Spark: its calls in its order, its two logs on disk.
 
-The order is what traces of PySpark 4.2 and 4.3 show. The data source and the reader travel as pickles, as they do to
-the process that drives a query, to the planning process and to the workers; offsets travel as text.
+The order is what traces of PySpark 4.2 and 4.3 show. The data source and the reader travel as pickles, and offsets as
+text. Spark does the same to the process that drives a query, to the planning process and to the workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Three real Spark applications in one group, held to the properties of the histories: `make spark-churn MINUTES=10`.
 
-`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late; in turn
-one is killed by SIGKILL with its JVM, one is stopped, one is paused with all its processes for 30 s; what ended comes
-back with its checkpoint. Then everything is read and committed, and the checker looks at what the sinks took.
+`python -m tests.spark.histories.real [--minutes 10] [--protocol classic] [--json]`. One joins late. In turn one is
+killed by SIGKILL with its JVM, one is stopped, and one is paused with all its processes for 30 s. Ended queries return
+with their checkpoints. Then everything is read and committed, and the checker looks at what the sinks took.
 """
 
 from __future__ import annotations

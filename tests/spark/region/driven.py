@@ -1,7 +1,7 @@
 """A query of a region without Spark: its members' threads are stepped by the test, and so are its batches.
 
-Everything is the real thing but three: the group (what it gives is written down), the control plane (the test says its
-orders) and Spark, whose part (ask the seat, log the offsets, hand rows to the sink, log the commit) `Run` plays.
+Three parts are not real. The group's assignments are prepared, and the test gives the control plane's orders. `Run`
+plays Spark: it asks the seat, logs the offsets, hands rows to the sink and logs the commit.
 """
 
 from __future__ import annotations

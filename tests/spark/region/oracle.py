@@ -1,11 +1,11 @@
 """Stateful queries over rows that can be read again, with other values after a point, and what they must give.
 
-The rows of batch b are the numbers from 20 b up to 20 (b + 1), as Spark's rate-micro-batch source counts them; what a
-row holds is computed from its number and its timeline's salt, alike in SQL and here. A region that goes back to batch N
-reads later rows again, which then have another salt: a query that kept anything of the time that was given up shows it.
-State must therefore be of use long after it was written, and little of it be written anew by each batch: else a later
-batch would hide what an older one left. The expectations are plain Python, by what the operators mean, and know nothing
-of how Spark keeps state.
+The rows of batch b are the numbers from 20 b up to 20 (b + 1), as Spark's rate-micro-batch source counts them. A row's
+content comes from its number and its timeline's salt, alike in SQL and here. A region that resets to batch N reads
+later rows again with another salt. A query that kept anything of the abandoned time shows it. Queries must therefore
+use state long after it was written, and each batch must rewrite little of it. Otherwise a later batch would hide what
+an older one left. The expectations are plain Python, from the meaning of the operators, and know nothing of how Spark
+keeps state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two queries of a region through days of chance: partitions move at cuts, batches are cut off, all go back.
 
-The region here is a model of what a cut relies on: each query contributes its last finished batch, for each partition
-its end if that batch was planned under the handing-out that the query has, else the start that it was given. What is
-published must be every record once, whatever happened in between.
+The region here is a model of what a checkpoint relies on: each query contributes its last finished batch. For each
+partition that is the batch's end, if it was planned under the query's current assignment version, else the given start.
+Each record must be published once, whatever happened in between.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The whole story of a region in one run: whatever befalls its applications, all that they wrote is the input, once.
 
-Three queries in two applications read one group's topic while it is fed, and write into Parquet files, a Delta table
-and a database; one sink fails at random. An application is killed, a fourth query joins, partitions are added, an
-application sleeps for a minute and wakes, the one with the control plane is killed. Readers look at all three places
-all the time, and another at the group's offsets.
+Three queries in two applications read one group's topic while it grows. They write into Parquet files, a Delta table
+and a database, and one sink fails at random. An application is killed, a fourth query joins, and partitions are added.
+An application sleeps for a minute and wakes, and the one with the control plane is killed. Readers look at all three
+places all the time, and another at the group's offsets.
 
 `make spark-region-story`; it takes minutes each, on our broker and on Apache Kafka, in both protocols.
 """
