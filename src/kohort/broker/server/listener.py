@@ -292,7 +292,7 @@ class Server:
         if listener.sasl is not None:
             self._let_log_in(connection, listener.sasl, listener, pending)
         elif pending is not None:
-            pending.end()
+            pending.forget()
         return connection
 
     def _let_log_in(
