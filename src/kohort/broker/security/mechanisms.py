@@ -122,10 +122,11 @@ class PlainExchange(SaslExchange):
                 hashlib.sha256(password.encode()).digest(), hashlib.sha256((expected or "").encode()).digest()
             )
             return equal and expected is not None
-        mechanism = SCRAM_SHA_256
+        fits = [self._fits_stored(user, password, mechanism) for mechanism in HASHES]  # all, whatever the user has
+        return any(fits)
+
+    def _fits_stored(self, user: str, password: str, mechanism: str) -> bool:
         found = self._store.credential(user, mechanism)
-        if found is None and (other := self._store.credential(user, SCRAM_SHA_512)) is not None:
-            mechanism, found = SCRAM_SHA_512, other
         known = found or self._store.made_up(user, mechanism)
         name = HASHES[mechanism]
         salted = hashlib.pbkdf2_hmac(name, password.encode(), known.salt, known.iterations)
