@@ -15,7 +15,7 @@ from tests.support.apache_kafka import KafkaTools
 from tests.support.secured_broker import PASSWORD, PROTOCOLS, SecuredBroker, secured_broker
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.kafka, pytest.mark.timeout(300)]
 LOGIN = "org.apache.kafka.common.security"
 MODULES = {
     "PLAIN": "plain.PlainLoginModule",
