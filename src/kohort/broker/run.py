@@ -59,6 +59,7 @@ class RunningBroker:
             open_files=descriptors.files,
             lent_files=descriptors.lent,
             partitions=config.max_partitions,
+            decompressed_ratio=config.decompressed_ratio,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             retention_check_ms=config.retention_check_ms,
             producer_check_ms=config.producer_check_ms,

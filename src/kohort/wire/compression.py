@@ -1,11 +1,13 @@
 """The codecs of record batches, with a limit on the decompressed size.
 
 Decompression goes into buffers that grow up to a limit. A batch of a megabyte can claim to hold gigabytes, and the
-reader must find that out before its memory is exhausted.
+reader must find that out before its memory is exhausted. The codecs release the interpreter lock, and large buffers
+take no memory before they are written to, so that other threads go on.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Literal
 
@@ -26,8 +28,13 @@ _LZ4_HEADER = bytes.fromhex("04224d18604082")
 _LZ4_RAW = 0x8000_0000
 _LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
 """Most bytes of a block by the frame's descriptor byte."""
+_LZ4_INDEPENDENT = 0x20
+_LZ4_CONTENT_SIZE = 0x08
+_LZ4_DICTIONARY = 0x01
+_UINT32 = 0xFFFF_FFFF
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
+_MAPPED_MIN = 1 << 20
 _SNAPPY_RATIO_MAX = 32
 """Three bytes of a block stand for at most 64: a block that claims a larger size gets no memory."""
 
@@ -38,6 +45,10 @@ class CodecError(CorruptDataError):
 
 class TooLargeError(CodecError):
     """The bytes decompress to more than the limit."""
+
+
+class UnknownCodecError(CodecError):
+    """The codec's number is none of those that readers know."""
 
 
 def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
@@ -60,13 +71,55 @@ def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
         return _lz4(memoryview(data), limit)
     if codec == 4:
         return _grow(cramjam.zstd.decompress_into, data, limit)
-    raise CodecError(f"codec {codec} is unknown")
+    raise UnknownCodecError(f"codec {codec} is unknown")
+
+
+def check_frame(codec: int, data: Buffer) -> None:
+    """Refuse compressed bytes that `decompress` reads, but Kafka's own clients do not.
+
+    Source: Apache Kafka's Lz4BlockInputStream: version 1, independent blocks, no dictionary, and the descriptor's
+    checksum.
+
+    Raises:
+        CodecError: the bytes are such.
+    """
+    if codec != 3:
+        return
+    head = bytes(memoryview(data)[:15])
+    if len(head) < 7 or head[:4] != _LZ4_HEADER[:4]:
+        raise CodecError("lz4: no frame")
+    flags = head[4]
+    end = 14 if flags & _LZ4_CONTENT_SIZE else 6
+    if flags >> 6 != 1 or not flags & _LZ4_INDEPENDENT or flags & _LZ4_DICTIONARY:
+        raise CodecError("lz4: a frame with linked blocks, a dictionary or another version")
+    if len(head) <= end or head[end] != _short_xxh32(head[4:end]) >> 8 & 0xFF:
+        raise CodecError("lz4: the frame's descriptor does not match its checksum")
+
+
+def _short_xxh32(data: bytes) -> int:
+    """Return the XXH32 hash (seed 0) of fewer than 16 bytes. Source: the xxHash specification."""
+    value, at = 374_761_393 + len(data), 0
+    while at + 4 <= len(data):
+        value = value + int.from_bytes(data[at : at + 4], "little") * 3_266_489_917 & _UINT32
+        value = (value << 17 | value >> 15) * 668_265_263 & _UINT32
+        at += 4
+    for byte in data[at:]:
+        value = value + byte * 374_761_393 & _UINT32
+        value = (value << 11 | value >> 21) * 2_654_435_761 & _UINT32
+    value = (value ^ value >> 15) * 2_246_822_519 & _UINT32
+    value = (value ^ value >> 13) * 3_266_489_917 & _UINT32
+    return value ^ value >> 16
+
+
+def _room(size: int) -> bytearray | mmap.mmap:
+    """Return a buffer: one of many pages takes them only as they are written."""
+    return bytearray(size) if size < _MAPPED_MIN else mmap.mmap(-1, size)
 
 
 def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ignore[no-untyped-def]
     size = min(limit, max(_GUESS_MIN, len(data) * _GUESS_RATIO))
     while True:
-        out = bytearray(size)
+        out = _room(size)
         try:
             return memoryview(out)[: decompress_into(data, out)]
         except cramjam.DecompressionError as error:
@@ -130,7 +183,7 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
 
 def _snappy(data: memoryview, limit: int) -> memoryview:
     if bytes(data[:8]) != _XERIAL_MAGIC:
-        out = bytearray(_snappy_length(data, limit))
+        out = _room(_snappy_length(data, limit))
         return memoryview(out)[: _snappy_into(data, out)]
     blocks = []
     total = 0
@@ -147,7 +200,7 @@ def _snappy(data: memoryview, limit: int) -> memoryview:
         blocks.append((block, total, size))
         total += size
         at += length
-    joined = bytearray(total)
+    joined = _room(total)
     for block, start, size in blocks:
         part = bytearray(size)
         if _snappy_into(block, part) != size:
@@ -168,8 +221,8 @@ def _snappy_length(block: memoryview, limit: int) -> int:
     return size
 
 
-def _snappy_into(block: memoryview, out: bytearray) -> int:
-    if not out:
+def _snappy_into(block: memoryview, out: bytearray | mmap.mmap) -> int:
+    if not len(out):
         return 0
     try:
         written: int = cramjam.snappy.decompress_raw_into(block, out)

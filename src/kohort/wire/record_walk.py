@@ -58,12 +58,12 @@ class WrongRecord(NamedTuple):
     """A record that a topic rejects.
 
     Attributes:
-        index: its place in the batch.
+        place: its index in the batch.
         kind: why.
         number: the timestamp or the size.
     """
 
-    index: int
+    place: int
     kind: int
     number: int
 
@@ -194,9 +194,7 @@ def plain_check(data: Buffer, start: int, header: BatchHeader, rules: RecordRule
     return status, max(0, count), latest, len(wrong), wrong[:WRONG_RECORDS_MAX]
 
 
-def plain_find(
-    data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int
-) -> tuple[int, int, int, int]:
+def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int, int, int]:
     """Find as `find_record` does; return status, index, offset (-1: none) and timestamp."""
     walk, count = PlainWalk(data, start), header.records_count
     least = max(0, offset - header.base_offset)
