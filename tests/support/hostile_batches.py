@@ -60,7 +60,9 @@ def bomb(codec: str, size: int, *, key: bytes | None = None) -> bytes:
     """A small batch with one record whose value is `size` zero bytes."""
     value = bytes(size)
     body = record(0, key, value)
-    return hostile_batch(bytes(cramjam.zstd.compress(body)) if codec == "zstd" else packed(codec, body), 1, attributes=CODECS[codec])
+    return hostile_batch(
+        bytes(cramjam.zstd.compress(body)) if codec == "zstd" else packed(codec, body), 1, attributes=CODECS[codec]
+    )
 
 
 _TWO: Final = record(0) + record(1)
@@ -102,7 +104,9 @@ HOSTILE: Final[dict[str, bytes]] = {
     "cut zstd": hostile_batch(packed("zstd", _LONG)[:-5], 2, attributes=4),
     "compressed, with fewer records": hostile_batch(packed("zstd", _TWO), 3, attributes=4),
     "compressed, with more records": hostile_batch(packed("lz4", _TWO), 1, attributes=3),
-    "compressed, with an offset delta out of order": hostile_batch(packed("zstd", record(0) + record(7)), 2, attributes=4),
+    "compressed, with an offset delta out of order": hostile_batch(
+        packed("zstd", record(0) + record(7)), 2, attributes=4
+    ),
     "compressed, with a header count": hostile_batch(packed("gzip", record(0, headers=varint(3))), 1, attributes=1),
     "compressed, with bytes after the last": hostile_batch(packed("snappy", _TWO + b"xx"), 2, attributes=2),
     "no records": hostile_batch(b"", 0, last_delta=0),
@@ -119,9 +123,7 @@ HOSTILE: Final[dict[str, bytes]] = {
     "an unknown attribute": hostile_batch(_TWO, 2, attributes=0x4000),
     "a delete horizon": hostile_batch(_TWO, 2, attributes=0x40),
     "an empty key length run of records": hostile_batch(b"\0" * 2, 2),
-    "linked lz4 blocks": hostile_batch(
-        bytes.fromhex("04224d184040c0") + packed("lz4", _TWO)[7:], 2, attributes=3
-    ),
+    "linked lz4 blocks": hostile_batch(bytes.fromhex("04224d184040c0") + packed("lz4", _TWO)[7:], 2, attributes=3),
     "a wrong lz4 descriptor checksum": hostile_batch(
         packed("lz4", _TWO)[:6] + b"\0" + packed("lz4", _TWO)[7:], 2, attributes=3
     ),

@@ -12,8 +12,9 @@ Everything in a broker that decompresses or walks records, and what bounds it:
 | recompression (`compression.type`) | `log/recompress.py` | always |
 | ListOffsets by time | `log/segment.py` (`find_in_batch`) | batches beyond 256 KiB |
 | compaction | `log/compaction.py` | batches beyond 128 KiB |
-| loading groups and transactions | `journal/checked.py` | no: at most `JOURNAL_BATCH_BYTES_MAX` a batch |
-| markers in recovery and appends | `log/markers.py` | no: at most `MARKER_BYTES_MAX` |
+| loading groups and transactions | `journal/`, `transactions/log.py` | no: Produce takes at most 1 MiB a batch there |
+| loading groups from Kafka | `cluster/journal/reading.py` | no: at most 32 MiB a batch, a coordinator's largest |
+| markers in recovery and appends | `log/markers.py` | no: at most 64 KiB |
 
 Fetch, recovery, `kohort log check` and repair read headers and checksums only.
 """

@@ -106,7 +106,7 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                yield from self._run(partial(self._collect, _sound(segment, batch)))
+                yield from self._run(header, partial(self._collect, _sound(segment, batch)))
                 done += header.size
                 if done >= _STEP_BYTES:
                     done = 0
@@ -121,21 +121,25 @@ class Compaction:
             if key is not None:
                 self._last[key] = offset
 
-    def _run(self, job: Callable[[int], None]) -> Iterator[bool]:
+    def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
         """Run a job on one batch. Its argument is the most bytes that the batch may decompress to.
 
-        A job that needs more than a step allows runs again, in another thread.
+        A job that needs more than a step allows runs in another thread.
         """
         if self._off_loop is None:
             job(RECORDS_BYTES_MAX)
             return
-        try:
-            job(_STEP_BYTES)
-        except TooLargeError:
-            running = self._off_loop(partial(job, RECORDS_BYTES_MAX))
-            while not running.done():
-                yield True
-            running.result()
+        if header.size <= _STEP_BYTES:
+            try:
+                job(_STEP_BYTES)
+            except TooLargeError:
+                pass
+            else:
+                return
+        running = self._off_loop(partial(job, RECORDS_BYTES_MAX))
+        while not running.done():
+            yield True
+        running.result()
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         return header.is_transactional and any(
@@ -182,7 +186,7 @@ class Compaction:
         """Add what remains of a batch to `kept`."""
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
         if not header.is_control:
-            yield from self._run(partial(self._filter, data, header, kept, old))
+            yield from self._run(header, partial(self._filter, data, header, kept, old))
             return
         needed = header.producer_id in self._unended
         self._unended.discard(header.producer_id)

@@ -36,6 +36,8 @@ INT64_MAX = 2**63 - 1
 _MAX_TIMESTAMP_AT = 35
 _CRC_AT = 17
 _UNBOUNDED: Final = 2**63
+_JOURNALS: Final = ("__consumer_offsets", "__transaction_state")
+"""Internal topics, which admin clients may write to. A coordinator reads them on the event loop, batch by batch."""
 _DECOMPRESSED_MIN: Final = 1 << 20
 """What every batch may decompress to, also where `max.message.bytes` is tiny."""
 _PARTS_MAX = 512
@@ -78,6 +80,8 @@ class BatchValidator:
         self._largest_record = config.max_decompressed_message_bytes
         self._ratio = ratio
         self._decompressed_max = min(RECORDS_BYTES_MAX, max(_DECOMPRESSED_MIN, ratio * config.max_message_bytes))
+        if name.rpartition("-")[0] in _JOURNALS:
+            self._decompressed_max = _DECOMPRESSED_MIN
 
     def validate(self, batches: ReadBuffer, now_ms: int, budget: LoopBudget | None = None) -> CheckedBatches:
         """Validate the batches of a producer, and return them with their headers.
@@ -214,7 +218,8 @@ class BatchValidator:
     def _too_large(self) -> KafkaError:
         text = (
             f"a batch decompresses to more than {self._decompressed_max} bytes: {RATIO_NAME} ({self._ratio}) times "
-            f"max.message.bytes ({self._largest}), at least {_DECOMPRESSED_MIN} and at most {RECORDS_BYTES_MAX}"
+            f"max.message.bytes ({self._largest}), at least {_DECOMPRESSED_MIN} and at most {RECORDS_BYTES_MAX}; "
+            f"{_DECOMPRESSED_MIN} in internal topics"
         )
         return self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
 

@@ -279,6 +279,8 @@ def find_record(data, Py_ssize_t start, header, int64_t timestamp, int64_t offse
     cdef int status
     cdef int64_t base = header[0], delta = max(0, offset - base)
     cdef bint appended = (<int>header[5] & LOG_APPEND_TIME) != 0
+    fields.delta = 0
+    fields.stamp = 0
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         begin(&walk, &view, start, header)

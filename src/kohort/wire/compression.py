@@ -35,6 +35,7 @@ _UINT32 = 0xFFFF_FFFF
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
 _MAPPED_MIN = 1 << 20
+"""Larger buffers are mapped, and may as well be as large as the limit."""
 _SNAPPY_RATIO_MAX = 32
 """Three bytes of a block stand for at most 64: a block that claims a larger size gets no memory."""
 
@@ -127,7 +128,7 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
                 raise CodecError(str(error)) from None
             if size >= limit:
                 raise TooLargeError(f"decompresses to more than {limit} bytes") from None
-            size = min(limit, size * 4)
+            size = limit if size >= _MAPPED_MIN else min(limit, size * 4)
 
 
 def _lz4(data: memoryview, limit: int) -> memoryview:

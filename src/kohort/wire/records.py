@@ -20,7 +20,7 @@ from kohort.wire.batch import (
     parse_header,
     reseal,
 )
-from kohort.wire.compression import TooLargeError, decompress
+from kohort.wire.compression import decompress
 from kohort.wire.schema import Buffer
 
 Pair: TypeAlias = tuple[bytes | None, bytes | None, int]
@@ -31,10 +31,10 @@ _RECORD_BYTES_MIN = 7
 
 
 def read_pairs(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) -> Iterator[Pair]:
-    """Yield key, value and offset of each record of a whole batch, of at most `limit` decompressed bytes.
+    """Yield key, value and offset of each record of a whole batch.
 
     Raises:
-        TooLargeError: the records take more than `limit` bytes.
+        TooLargeError: a compressed batch decompresses to more than `limit` bytes.
         CorruptDataError: the records are not what the header says.
     """
     return ((key, value, offset) for key, value, offset, _, _, _ in _walk(_body(batch, header, limit), header))
@@ -54,10 +54,10 @@ def filter_records(
         batch: one whole batch.
         header: its header.
         keeps: decides about key, value and offset of each record.
-        limit: most bytes that the records may decompress to.
+        limit: most bytes that compressed records may decompress to.
 
     Raises:
-        TooLargeError: the records take more than `limit` bytes.
+        TooLargeError: they decompress to more.
         CorruptDataError: the records are not what the header says.
     """
     body = _body(batch, header, limit)
@@ -104,7 +104,7 @@ def _body(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) ->
     """Return the decompressed records.
 
     Raises:
-        TooLargeError: they take more than `limit` bytes.
+        TooLargeError: they decompress to more than `limit` bytes.
         CorruptDataError: they do not decompress, or can't be as many as the header says.
     """
     if header.size > len(batch):
@@ -112,8 +112,6 @@ def _body(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) ->
     body: Buffer = memoryview(batch)[HEADER_SIZE : header.size]
     if header.compression:
         body = decompress(header.compression, body, limit)
-    elif len(body) > limit:
-        raise TooLargeError(f"{len(body)} bytes of records, {limit} are allowed")
     count = header.records_count
     if count < 0 or count * _RECORD_BYTES_MIN > len(body):
         raise CorruptBatchError(f"{count} records in {len(body)} bytes")
