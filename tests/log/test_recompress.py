@@ -22,7 +22,7 @@ RECORDS = [
 
 
 def prepared(batches: bytes | bytearray, config: LogConfig) -> bytes:
-    return bytes(prepared_by(BatchValidator("t-0", config), batches, config, NOW).data)
+    return bytes(prepared_by(BatchValidator("t-0", config), batches, config, NOW)[0])
 
 
 @pytest.mark.parametrize("wanted", COMPRESSIONS)

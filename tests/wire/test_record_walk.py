@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohort.errors import ErrorCode, KafkaError
+from kohort.errors import ErrorCode
 from kohort.wire import record_walk
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, build_batch, parse_header
 from kohort.wire.record_walk import (
     WRONG_RECORDS_MAX,
     RecordRules,
     WrongKind,
-    WrongRecord,
-    check_records,
+    fault,
     find_record,
-    plain_check,
     plain_find,
+    plain_walk,
 )
 from tests.support.hostile_batches import BASE_MS, HOSTILE, hostile_batch, record
 
-ANY = RecordRules(-(2**63), 2**63 - 1, 2**31 - 1, False)
+ANY = (-(2**63), 2**63 - 1, 2**31 - 1, False)
 PLAIN = {name: batch for name, batch in HOSTILE.items() if batch[16] == 2 and not batch[22] & 7}
 
 
@@ -36,8 +35,8 @@ def compiled() -> Any:
 def agreed(compiled: Any, batch: bytes, rules: RecordRules) -> Any:
     """The result of both forms, which must be the same."""
     header = parse_header(batch)
-    found = plain_check(batch, HEADER_SIZE, header, rules)
-    other = compiled.check_records(batch, HEADER_SIZE, header, rules)
+    found = plain_walk(batch, HEADER_SIZE, header, rules)
+    other = compiled.walk_records(batch, HEADER_SIZE, header, rules)
     if found[0] == 0:  # the maximum timestamp of a damaged batch is nobody's concern
         assert (other[0], other[2], other[3]) == (found[0], found[2], found[3])
     else:
@@ -66,13 +65,13 @@ def test_both_forms_agree_on_damaged_bytes(rows: list[Any], damage: list[tuple[i
     batch = bytearray(build_batch(records or [BatchRecord(0, 5, None, None)]))
     for at, value in damage:
         batch[HEADER_SIZE + at % (len(batch) - HEADER_SIZE)] = value
-    agreed(compiled, bytes(batch), RecordRules(0, 2**39, 200, keyed))
+    agreed(compiled, bytes(batch), (0, 2**39, 200, keyed))
 
 
 @pytest.mark.parametrize("check", ["compiled", "plain"])
 def test_check_names_the_records_that_a_topic_rejects(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if check == "plain":
-        monkeypatch.setattr(record_walk, "_check", plain_check)
+        monkeypatch.setattr(record_walk, "walk_records", plain_walk)
     batch = build_batch(
         [
             BatchRecord(0, BASE_MS, b"k", b"v"),
@@ -83,33 +82,34 @@ def test_check_names_the_records_that_a_topic_rejects(check: str, monkeypatch: p
             BatchRecord(0, BASE_MS, b"k", b"v" * 100),
         ]
     )
-    rules = RecordRules(BASE_MS - 10, BASE_MS + 10, 60, True)
-    found = check_records(batch, HEADER_SIZE, parse_header(batch), rules)
-    assert found.max_timestamp == BASE_MS + 50
-    assert found.wrong_count == 4
-    assert found.wrong == [
-        WrongRecord(1, WrongKind.NO_KEY, 0),
-        WrongRecord(2, WrongKind.TIMESTAMP, BASE_MS + 50),
-        WrongRecord(4, WrongKind.TIMESTAMP, BASE_MS - 50),
-        WrongRecord(5, WrongKind.SIZE, len(record(5, value=b"v" * 100)) - 2),
+    rules = (BASE_MS - 10, BASE_MS + 10, 60, True)
+    _, _, newest, wrong_count, wrong = record_walk.walk_records(batch, HEADER_SIZE, parse_header(batch), rules)
+    assert newest == BASE_MS + 50
+    assert wrong_count == 4
+    assert wrong == [
+        (1, WrongKind.NO_KEY, 0),
+        (2, WrongKind.TIMESTAMP, BASE_MS + 50),
+        (4, WrongKind.TIMESTAMP, BASE_MS - 50),
+        (5, WrongKind.SIZE, len(record(5, value=b"v" * 100)) - 2),
     ]
 
 
 @pytest.mark.parametrize("check", ["compiled", "plain"])
 def test_check_names_a_bounded_number_of_records(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if check == "plain":
-        monkeypatch.setattr(record_walk, "_check", plain_check)
+        monkeypatch.setattr(record_walk, "walk_records", plain_walk)
     count = WRONG_RECORDS_MAX + 7
     batch = hostile_batch(b"".join(record(number, None) for number in range(count)), count)
-    found = check_records(batch, HEADER_SIZE, parse_header(batch), ANY._replace(keyed=True))
-    assert (found.wrong_count, len(found.wrong)) == (count, WRONG_RECORDS_MAX)
+    _, _, _, wrong_count, wrong = record_walk.walk_records(batch, HEADER_SIZE, parse_header(batch), (*ANY[:3], True))
+    assert (wrong_count, len(wrong or ())) == (count, WRONG_RECORDS_MAX)
 
 
 def test_fault_names_the_record() -> None:
     batch = HOSTILE["a value that runs past its record"]
-    with pytest.raises(KafkaError, match="record 0: its value runs past its end") as caught:
-        check_records(batch, HEADER_SIZE, parse_header(batch), ANY)
-    assert caught.value.code is ErrorCode.INVALID_RECORD
+    status, index, *_ = record_walk.walk_records(batch, HEADER_SIZE, parse_header(batch), ANY)
+    error = fault(status, index)
+    assert error.message == "record 0: its value runs past its end"
+    assert error.code is ErrorCode.INVALID_RECORD
 
 
 def test_search_finds_the_first_record_at_a_time() -> None:
@@ -128,4 +128,4 @@ def test_plain_form_takes_over_where_the_kernel_is_missing(monkeypatch: pytest.M
     fresh = importlib.import_module("kohort.wire.record_walk")
     assert not fresh.COMPILED
     batch = build_batch([BatchRecord(0, BASE_MS, b"k", b"v")])
-    assert fresh.check_records(batch, HEADER_SIZE, parse_header(batch), ANY).max_timestamp == BASE_MS
+    assert fresh.walk_records(batch, HEADER_SIZE, parse_header(batch), ANY) == (0, 1, BASE_MS, 0, [])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias, TypeVar
 
-from kohort.wire.batch import BatchHeader
-
 LOOP_BYTES_MAX: Final = 2 << 20
 """Decompressed bytes of one request that are checked on the event loop: some milliseconds with the slowest codec."""
 _LOOP_BATCH_MAX: Final = 256 << 10
@@ -59,14 +57,23 @@ class LoopBudget:
     def __init__(self) -> None:
         self.left = LOOP_BYTES_MAX
 
-    def covers(self, header: BatchHeader) -> int | None:
-        """Return the most bytes that the batch may decompress to on the loop; None: it is left to a worker thread."""
-        size = header.size
-        if not header.compression:
+    def covers(self, size: int, codec: int) -> int:
+        """Return the most bytes that a batch may decompress to on the loop.
+
+        Args:
+            size: bytes of the batch.
+            codec: the number of its codec; 0: it is not compressed.
+
+        Raises:
+            TooMuchForLoopError: the batch is left to a worker thread.
+        """
+        if codec == 0:
             self.left -= size // _WALKED_PER_DECOMPRESSED
-            return size if self.left >= 0 else None
+            if self.left < 0:
+                raise TooMuchForLoopError
+            return size
         if size > _LOOP_COMPRESSED_MAX or self.left < _LOOP_BATCH_MAX:
-            return None
+            raise TooMuchForLoopError
         self.left -= _LOOP_BATCH_MAX
         return _LOOP_BATCH_MAX
 

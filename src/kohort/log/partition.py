@@ -260,7 +260,7 @@ class PartitionLog:
         """
         if from_client:
             return self.append_checked(self._validator.validate(batches, now_ms, budget), now_ms)
-        return self.append_checked(CheckedBatches(batches, self._validator.split(batches)), now_ms, sequences=False)
+        return self.append_checked((batches, self._validator.split(batches)), now_ms, sequences=False)
 
     def append_checked(self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True) -> AppendResult:
         """Append batches that the partition's `validator` accepted.

@@ -37,11 +37,11 @@ def prepared(validator: BatchValidator, batches: ReadBuffer, config: LogConfig, 
     Raises:
         KafkaError: a batch is invalid, so all are rejected.
     """
-    checked = validator.validate(batches, now_ms)
-    if config.compression_type == PRODUCER or is_as_wanted(checked.data, config):
-        return checked
-    data = recompress(checked.data, config)
-    return CheckedBatches(data, validator.split(data))
+    data, headers = validator.validate(batches, now_ms)
+    if config.compression_type == PRODUCER or is_as_wanted(data, config):
+        return data, headers
+    recompressed = recompress(data, config)
+    return recompressed, validator.split(recompressed)
 
 
 def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:

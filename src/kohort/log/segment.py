@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
-from kohort.log.cooperative import LoopBudget, Search
+from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove, write_all
@@ -661,13 +661,10 @@ class Segment(SegmentFile):
         job = partial(
             find_in_batch, FileRange(self.open(), batch.position, batch.header.size), batch.header, timestamp, offset
         )
-        limit = RECORDS_BYTES_MAX if budget is None else budget.covers(batch.header)
-        if limit is not None:
-            try:
-                return job(limit)
-            except TooLargeError:
-                if budget is None:
-                    raise
+        if budget is None:
+            return job(RECORDS_BYTES_MAX)
+        with contextlib.suppress(TooLargeError, TooMuchForLoopError):
+            return job(budget.covers(batch.header.size, batch.header.compression))
         found: tuple[int, int] | None = yield partial(job, RECORDS_BYTES_MAX)
         return found
 

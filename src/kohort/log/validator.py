@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import crc32c
 
@@ -18,12 +19,11 @@ from kohort.wire.batch import (
     LOG_APPEND_TIME,
     RECORDS_BYTES_MAX,
     BatchHeader,
-    CorruptBatchError,
     parse_header,
     patch,
 )
 from kohort.wire.compression import CodecError, TooLargeError, UnknownCodecError, check_frame, decompress
-from kohort.wire.record_walk import CheckedRecords, RecordRules, WrongKind, check_records
+from kohort.wire.record_walk import RecordRules, WrongKind, WrongRecord, fault, walk_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
@@ -35,7 +35,10 @@ INT64_MAX = 2**63 - 1
 """`message.timestamp.before.max.ms` without a limit."""
 _MAX_TIMESTAMP_AT = 35
 _CRC_AT = 17
-_UNBOUNDED: Final = 2**63
+_CODEC_MASK = 7
+_SCRATCH_BYTES: Final = 2 << 20
+"""Decompressed batches of most producers fit: they fill one megabyte."""
+_threads = threading.local()
 _JOURNALS: Final = ("__consumer_offsets", "__transaction_state")
 """Internal topics, which admin clients may write to. A coordinator reads them on the event loop, batch by batch."""
 _DECOMPRESSED_MIN: Final = 1 << 20
@@ -44,11 +47,8 @@ _PARTS_MAX = 512
 """The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 
 
-class CheckedBatches(NamedTuple):
-    """Batches that a topic accepts, and their headers."""
-
-    data: ReadBuffer
-    headers: Sequence[BatchHeader]
+CheckedBatches: TypeAlias = tuple[ReadBuffer, Sequence[BatchHeader]]
+"""Batches that a topic accepts, and their headers. A plain tuple: one is made for each produced batch."""
 
 
 class BatchValidator:
@@ -103,9 +103,10 @@ class BatchValidator:
         size = length + _LENGTH_OVERHEAD
         if size != len(batches):
             return self._validate_each(batches, now_ms, budget)
-        limit = None if budget is None else budget.covers(header)
-        if limit is None and budget is not None:
-            raise TooMuchForLoopError
+        codec = attributes & _CODEC_MASK
+        limit = self._decompressed_max
+        if budget is not None:
+            limit = min(limit, budget.covers(size, codec))
         if crc32c.crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
@@ -116,60 +117,59 @@ class BatchValidator:
             or (producer >= 0 and (sequence < 0 or epoch < 0))
         ):
             raise self._refusal(header)
-        found = self._check_records(batches, header, now_ms, limit)
-        if found.wrong_count:
-            raise self._refused_records(found, header, now_ms)
-        if found.max_timestamp != latest and not self._append_time:
-            return _with_max_timestamp(batches, found.max_timestamp)
-        return CheckedBatches(batches, (header,))
-
-    def _check_records(
-        self, batch: ReadBuffer, header: BatchHeader, now_ms: int, loop_limit: int | None
-    ) -> CheckedRecords:
-        """Check codec and framing of a batch's records, and each record against the topic's settings."""
-        codec = header.compression
-        body, start = batch, HEADER_SIZE
+        rules = self._rules(codec, now_ms)
         if codec:
-            packed = memoryview(batch)[HEADER_SIZE:]
-            try:
-                check_frame(codec, packed)
-                body, start = decompress(codec, packed, min(self._decompressed_max, loop_limit or _UNBOUNDED)), 0
-            except TooLargeError:
-                if loop_limit is not None and loop_limit < self._decompressed_max:
-                    raise TooMuchForLoopError from None
-                raise self._too_large() from None
-            except UnknownCodecError as error:
-                raise self._error(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error.message) from None
-            except CodecError as error:
-                text = f"a batch does not decompress: {error.message}"
-                raise self._error(ErrorCode.INVALID_RECORD, text) from None
+            found = walk_records(self._decompressed(batches, codec, limit), 0, header, rules)
+        else:
+            found = walk_records(batches, HEADER_SIZE, header, rules)
+        status, index, newest, wrong_count, wrong = found
+        if status:
+            text = f"a batch of {count} records: {fault(status, index).message}"
+            raise self._error(ErrorCode.INVALID_RECORD, text)
+        if wrong_count:
+            raise self._refused_records(wrong_count, wrong or (), header, rules)
+        if newest != latest and not self._append_time:
+            return _with_max_timestamp(batches, newest)
+        return batches, (header,)
+
+    def _decompressed(self, batch: ReadBuffer, codec: int, limit: int) -> ReadBuffer:
+        """Return the decompressed records of a batch, until the thread's next call."""
+        packed = memoryview(batch)[HEADER_SIZE:]
         try:
-            return check_records(body, start, header, self._rules(codec, now_ms))
-        except CorruptBatchError as error:
-            text = f"a batch of {header.records_count} records: {error.message}"
-            raise self._error(ErrorCode.INVALID_RECORD, text) from None
+            check_frame(codec, packed)
+            return decompress(codec, packed, limit, _scratch())
+        except TooLargeError:
+            if limit < self._decompressed_max:
+                raise TooMuchForLoopError from None
+            raise self._too_large() from None
+        except UnknownCodecError as error:
+            raise self._error(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error.message) from None
+        except CodecError as error:
+            raise self._error(ErrorCode.INVALID_RECORD, f"a batch does not decompress: {error.message}") from None
 
     def _rules(self, codec: int, now_ms: int) -> RecordRules:
         """Return what the topic accepts now. -1 means no timestamp, which every topic accepts."""
         largest = self._largest_record if codec else RECORD_BYTES_UNLIMITED
         if self._append_time:
-            return RecordRules(-INT64_MAX, INT64_MAX, largest, self._keys)
-        return RecordRules(now_ms - self._behind, min(INT64_MAX, now_ms + self._ahead), largest, self._keys)
+            return -INT64_MAX, INT64_MAX, largest, self._keys
+        return now_ms - self._behind, min(INT64_MAX, now_ms + self._ahead), largest, self._keys
 
-    def _refused_records(self, found: CheckedRecords, header: BatchHeader, now_ms: int) -> RecordsRefusedError:
+    def _refused_records(
+        self, count: int, found: Sequence[WrongRecord], header: BatchHeader, rules: RecordRules
+    ) -> RecordsRefusedError:
         """Return the error that names the records that the topic rejects."""
-        rules = self._rules(header.compression, now_ms)
-        outside = f"is outside what the topic accepts (message.timestamp.*.max.ms), {rules.oldest} to {rules.newest}"
+        oldest, newest, largest, _ = rules
+        outside = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
         words: dict[int, Callable[[int], str]] = {
             WrongKind.NO_KEY: lambda _: _NO_KEY,
             WrongKind.TIMESTAMP: lambda stamp: f"timestamp {stamp} {outside}",
-            WrongKind.SIZE: lambda size: f"{size} bytes (max.decompressed.message.bytes={rules.largest})",
+            WrongKind.SIZE: lambda size: f"{size} bytes (max.decompressed.message.bytes={largest})",
         }
-        wrong = {record.place: words[record.kind](record.number) for record in found.wrong}
-        times = any(record.kind == WrongKind.TIMESTAMP for record in found.wrong)
+        wrong = {place: words[kind](number) for place, kind, number in found}
+        times = any(kind == WrongKind.TIMESTAMP for _, kind, _ in found)
         code = ErrorCode.INVALID_TIMESTAMP if times else ErrorCode.INVALID_RECORD
         first = next(iter(wrong.values()))
-        text = f"{self._name}: {found.wrong_count} of {header.records_count} records were refused, the first: {first}"
+        text = f"{self._name}: {count} of {header.records_count} records were refused, the first: {first}"
         return RecordsRefusedError(text, code, wrong)
 
     def _validate_each(self, batches: ReadBuffer, now_ms: int, budget: LoopBudget | None) -> CheckedBatches:
@@ -179,12 +179,12 @@ class BatchValidator:
         at, changed = 0, False
         for header in self.split(batches):
             batch = view[at : at + header.size]
-            checked = self.validate(batch, now_ms, budget)
-            headers += checked.headers
-            parts.append(checked.data)
-            changed = changed or checked.data is not batch
+            data, found = self.validate(batch, now_ms, budget)
+            headers += found
+            parts.append(data)
+            changed = changed or data is not batch
             at += header.size
-        return CheckedBatches(bytearray().join(parts) if changed else batches, headers)
+        return bytearray().join(parts) if changed else batches, headers
 
     def split(self, batches: ReadBuffer) -> Sequence[BatchHeader]:
         """Return the headers of batches that lie back to back.
@@ -230,12 +230,20 @@ class BatchValidator:
         return CorruptDataError(f"{self._name}: {text}")
 
 
+def _scratch() -> bytearray:
+    """Return this thread's buffer of decompressed records, which are gone with the next batch."""
+    found: bytearray | None = getattr(_threads, "scratch", None)
+    if found is None:
+        found = _threads.scratch = bytearray(_SCRATCH_BYTES)
+    return found
+
+
 def _with_max_timestamp(batch: ReadBuffer, max_ms: int) -> CheckedBatches:
     """Return a copy of one batch with this maximum timestamp."""
     fixed = bytearray(batch)
     struct.pack_into(">q", fixed, _MAX_TIMESTAMP_AT, max_ms)
     struct.pack_into(">I", fixed, _CRC_AT, crc32c.crc32c(memoryview(fixed)[_CRC_FROM:]))
-    return CheckedBatches(fixed, (parse_header(fixed),))
+    return fixed, (parse_header(fixed),)
 
 
 def place(

@@ -30,7 +30,7 @@ cdef enum Status:
 
 
 cdef enum Why:
-    # Numbers of `record_walk.WrongRecord`.
+    # Numbers of `record_walk.WrongKind`.
     NO_KEY = 1
     TIMESTAMP = 2
     SIZE = 3
@@ -246,8 +246,8 @@ cdef object begin(Walk* walk, Py_buffer* view, Py_ssize_t start, header):
     walk.wrong_count = 0
 
 
-def check_records(data, Py_ssize_t start, header, rules):
-    """Check as `record_walk.check_records` does; return status, index, maximum timestamp, number and list of wrong."""
+def walk_records(data, Py_ssize_t start, header, rules):
+    """Walk as `record_walk.plain_walk` does."""
     cdef Py_buffer view
     cdef Walk walk
     cdef Rules bounds

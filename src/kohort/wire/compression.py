@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from functools import lru_cache
 from typing import Literal
 
 import cramjam
@@ -52,26 +53,28 @@ class UnknownCodecError(CodecError):
     """The codec's number is none of those that readers know."""
 
 
-def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
+def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None = None) -> memoryview:
     """Return the decompressed records of a batch.
 
     Args:
         codec: The number in the batch's attributes.
         data: The bytes after the batch header.
         limit: The maximum decompressed size in bytes.
+        scratch: A buffer that the result may lie in: fresh pages cost more than what is written to them. A caller
+            that gives one is done with the result before it gives it again.
 
     Raises:
         TooLargeError: the data decompresses to more than `limit` bytes.
         CodecError: the codec is unknown, or the data is damaged.
     """
     if codec == 1:
-        return _grow(cramjam.gzip.decompress_into, data, limit)
+        return _grow(cramjam.gzip.decompress_into, data, limit, scratch)
     if codec == 2:
-        return _snappy(memoryview(data), limit)
+        return _snappy(memoryview(data), limit, scratch)
     if codec == 3:
-        return _lz4(memoryview(data), limit)
+        return _lz4(memoryview(data), limit, scratch)
     if codec == 4:
-        return _grow(cramjam.zstd.decompress_into, data, limit)
+        return _grow(cramjam.zstd.decompress_into, data, limit, scratch)
     raise UnknownCodecError(f"codec {codec} is unknown")
 
 
@@ -84,9 +87,13 @@ def check_frame(codec: int, data: Buffer) -> None:
     Raises:
         CodecError: the bytes are such.
     """
-    if codec != 3:
-        return
-    head = bytes(memoryview(data)[:15])
+    if codec == 3:
+        head = bytes(memoryview(data)[:15])
+        _check_lz4_head(head if len(head) > 4 and head[4] & _LZ4_CONTENT_SIZE else head[:7])
+
+
+@lru_cache(maxsize=64)
+def _check_lz4_head(head: bytes) -> None:
     if len(head) < 7 or head[:4] != _LZ4_HEADER[:4]:
         raise CodecError("lz4: no frame")
     flags = head[4]
@@ -117,12 +124,18 @@ def _room(size: int) -> bytearray | mmap.mmap:
     return bytearray(size) if size < _MAPPED_MIN else mmap.mmap(-1, size)
 
 
-def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ignore[no-untyped-def]
-    size = min(limit, max(_GUESS_MIN, len(data) * _GUESS_RATIO))
+def _room_in(scratch: bytearray | None, size: int) -> memoryview:
+    """Return a buffer of this size, in the scratch if it fits."""
+    return memoryview(_room(size)) if scratch is None or size > len(scratch) else memoryview(scratch)[:size]
+
+
+def _grow(decompress_into, data: Buffer, limit: int, scratch: bytearray | None) -> memoryview:  # type: ignore[no-untyped-def]
+    guess = max(_GUESS_MIN, len(data) * _GUESS_RATIO)
+    size = min(limit, guess if scratch is None or guess > len(scratch) else len(scratch))
     while True:
-        out = _room(size)
+        out = _room_in(scratch, size)
         try:
-            return memoryview(out)[: decompress_into(data, out)]
+            return out[: decompress_into(data, out)]
         except cramjam.DecompressionError as error:
             if "whole buffer" not in str(error):  # by text: cramjam has one class
                 raise CodecError(str(error)) from None
@@ -131,14 +144,14 @@ def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ign
             size = limit if size >= _MAPPED_MIN else min(limit, size * 4)
 
 
-def _lz4(data: memoryview, limit: int) -> memoryview:
+def _lz4(data: memoryview, limit: int, scratch: bytearray | None) -> memoryview:
     """Decompress a frame of one block, the form of small batches.
 
     Frames of several blocks go to cramjam's frame decoder, whose set-up costs thirty times as much as one block.
     """
     block = _lz4_block(data)
     if block is None:
-        return _grow(cramjam.lz4.decompress_into, data, limit)
+        return _grow(cramjam.lz4.decompress_into, data, limit, scratch)
     raw, start, size, block_max = block
     if raw:
         if size > limit:
@@ -146,7 +159,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
         return data[start : start + size]
     capacity = min(limit, block_max, max(_GUESS_MIN, size * _GUESS_RATIO))
     while True:
-        out = bytearray(capacity)
+        out = _room_in(scratch, capacity)
         try:
             written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=capacity)
         except cramjam.DecompressionError as error:
@@ -156,7 +169,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
                 raise CodecError(str(error)) from None
             capacity = min(limit, block_max, capacity * 8)
         else:
-            return memoryview(out)[:written]
+            return out[:written]
 
 
 def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
@@ -182,10 +195,10 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
     return bool(word & _LZ4_RAW), start, size, block_max
 
 
-def _snappy(data: memoryview, limit: int) -> memoryview:
+def _snappy(data: memoryview, limit: int, scratch: bytearray | None) -> memoryview:
     if bytes(data[:8]) != _XERIAL_MAGIC:
-        out = _room(_snappy_length(data, limit))
-        return memoryview(out)[: _snappy_into(data, out)]
+        out = _room_in(scratch, _snappy_length(data, limit))
+        return out[: _snappy_into(data, out)]
     blocks = []
     total = 0
     at = len(_XERIAL_HEADER)
@@ -201,13 +214,11 @@ def _snappy(data: memoryview, limit: int) -> memoryview:
         blocks.append((block, total, size))
         total += size
         at += length
-    joined = _room(total)
+    joined = _room_in(scratch, total)
     for block, start, size in blocks:
-        part = bytearray(size)
-        if _snappy_into(block, part) != size:
+        if _snappy_into(block, joined[start : start + size]) != size:
             raise CodecError("snappy: a block is shorter than it states")
-        joined[start : start + size] = part
-    return memoryview(joined)
+    return joined
 
 
 def _snappy_length(block: memoryview, limit: int) -> int:
@@ -222,7 +233,7 @@ def _snappy_length(block: memoryview, limit: int) -> int:
     return size
 
 
-def _snappy_into(block: memoryview, out: bytearray | mmap.mmap) -> int:
+def _snappy_into(block: memoryview, out: memoryview) -> int:
     if not len(out):
         return 0
     try:

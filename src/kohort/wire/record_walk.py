@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.wire.batch import BatchHeader, CorruptBatchError
@@ -54,48 +54,16 @@ class WrongKind(IntEnum):
     """The record is larger than `max.decompressed.message.bytes`."""
 
 
-class WrongRecord(NamedTuple):
-    """A record that a topic rejects.
-
-    Attributes:
-        place: its index in the batch.
-        kind: why.
-        number: the timestamp or the size.
-    """
-
-    place: int
-    kind: int
-    number: int
-
-
-class RecordRules(NamedTuple):
-    """What a topic accepts.
-
-    Attributes:
-        oldest: the lowest timestamp (ms); -1, no timestamp, is always accepted.
-        newest: the highest timestamp (ms).
-        largest: the most bytes of one record.
-        keyed: whether every record needs a key.
-    """
-
-    oldest: int
-    newest: int
-    largest: int
-    keyed: bool
-
-
-class CheckedRecords(NamedTuple):
-    """The result of a check of correctly framed records.
-
-    Attributes:
-        max_timestamp: the highest timestamp of the records (ms), at least -1.
-        wrong_count: how many records the topic rejects.
-        wrong: the first of them, at most `WRONG_RECORDS_MAX`.
-    """
-
-    max_timestamp: int
-    wrong_count: int
-    wrong: Sequence[WrongRecord]
+WrongRecord: TypeAlias = tuple[int, int, int]
+"""A record that a topic rejects: its index in the batch, the `WrongKind`, and the timestamp or the size."""
+WalkResult: TypeAlias = tuple[int, int, int, int, Sequence[WrongRecord] | None]
+"""The result of `walk_records`: status (0 is good, `fault` describes others), index of the record with the fault,
+highest timestamp (ms, at least -1), number of records that the topic rejects, and the first of them.
+"""
+RecordRules: TypeAlias = tuple[int, int, int, bool]
+"""What a topic accepts: the lowest timestamp (ms; -1, no timestamp, is always accepted), the highest timestamp, the
+most bytes of one record, and whether every record needs a key.
+"""
 
 
 class PlainWalk:
@@ -169,12 +137,10 @@ def _wrapped(value: int) -> int:
     return (value + _INT64 // 2) % _INT64 - _INT64 // 2
 
 
-_Raw: TypeAlias = tuple[int, int, int, int, Sequence[tuple[int, int, int]] | None]
-
-
-def plain_check(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> _Raw:
-    """Check as `check_records` does; return status, index, maximum timestamp, number and list of wrong records."""
+def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> WalkResult:
+    """Walk as `walk_records` does."""
     walk, latest, count = PlainWalk(data, start), -1, header.records_count
+    oldest, newest, largest, keyed = rules
     wrong: list[tuple[int, int, int]] = []
     if not walk.holds(count):
         return _COUNT, 0, latest, 0, wrong
@@ -184,11 +150,11 @@ def plain_check(data: Buffer, start: int, header: BatchHeader, rules: RecordRule
             return status or _DELTA, index, latest, len(wrong), wrong[:WRONG_RECORDS_MAX]
         stamp = _wrapped(header.base_timestamp + walk.stamp)
         latest = max(latest, stamp)
-        if rules.keyed and not walk.keyed:
+        if keyed and not walk.keyed:
             wrong.append((index, WrongKind.NO_KEY, 0))
-        elif stamp > rules.newest or (stamp < rules.oldest and stamp != -1):
+        elif stamp > newest or (stamp < oldest and stamp != -1):
             wrong.append((index, WrongKind.TIMESTAMP, stamp))
-        elif walk.size > rules.largest:
+        elif walk.size > largest:
             wrong.append((index, WrongKind.SIZE, walk.size))
     status = _GOOD if walk.at == walk.end else _AFTER
     return status, max(0, count), latest, len(wrong), wrong[:WRONG_RECORDS_MAX]
@@ -211,7 +177,12 @@ def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, of
     return _GOOD, max(0, count), -1, -1
 
 
-_check: Callable[[Buffer, int, BatchHeader, RecordRules], _Raw] = plain_check
+walk_records: Callable[[Buffer, int, BatchHeader, RecordRules], WalkResult] = plain_walk
+"""Check the framing of every record of a producer's batch, and each record against a topic's rules.
+
+The arguments are the decompressed records to the end of the buffer, where they begin in it, the batch's header, and
+the rules.
+"""
 _find: Callable[[Buffer, int, BatchHeader, int, int], tuple[int, int, int, int]] = plain_find
 try:
     _compiled: Any = importlib.import_module("kohort.wire._record_walk")
@@ -219,25 +190,7 @@ except ImportError:
     COMPILED = False
 else:
     COMPILED = True
-    _check, _find = _compiled.check_records, _compiled.find_record
-
-
-def check_records(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> CheckedRecords:
-    """Check the framing of every record of a producer's batch, and each record against a topic's rules.
-
-    Args:
-        data: the decompressed records, to the end of the buffer.
-        start: where they begin in the buffer.
-        header: the batch's header.
-        rules: what the topic accepts.
-
-    Raises:
-        CorruptBatchError: INVALID_RECORD: the records are not what the header and their own lengths say.
-    """
-    status, index, latest, wrong_count, wrong = _check(data, start, header, rules)
-    if status:
-        raise _fault(status, index)
-    return CheckedRecords(latest, wrong_count, [WrongRecord(*entry) for entry in wrong] if wrong else ())
+    walk_records, _find = _compiled.walk_records, _compiled.find_record
 
 
 def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int] | None:
@@ -248,10 +201,11 @@ def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, o
     """
     status, index, found, stamp = _find(data, start, header, timestamp, offset)
     if status:
-        raise _fault(status, index)
+        raise fault(status, index)
     return None if found < 0 else (found, stamp)
 
 
-def _fault(status: int, index: int) -> CorruptBatchError:
+def fault(status: int, index: int) -> CorruptBatchError:
+    """Return the error for a status that is not good: INVALID_RECORD."""
     where = "" if status in (_COUNT, _AFTER) else f"record {index}: "
     return CorruptBatchError(f"{where}{FAULTS[status]}", ErrorCode.INVALID_RECORD)

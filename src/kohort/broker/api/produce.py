@@ -108,7 +108,7 @@ def _prepare(
         if isinstance(result, KafkaError):
             found = _refusal(request, part.index, result)
         else:
-            part.records = result.data
+            part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
             found = _write(node, request, name, part, (now if now is target else None, now_ms, result))
         for field in answer.FIELDS:

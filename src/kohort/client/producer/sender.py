@@ -27,6 +27,7 @@ from kohort.client.producer.batches import Batch, Identity, PartitionQueue
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns import DecodeOptions, RecordSet, decode_all
 from kohort.columns.encode import Chunk
+from kohort.columns.shapes import BYTES_MAX
 from kohort.errors import (
     ErrorCode,
     FencedError,
