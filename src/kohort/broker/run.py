@@ -21,6 +21,7 @@ from kohort.broker.server.listener import listening_socket, open_file_limit, sha
 from kohort.broker.serving import Serving, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
+from kohort.log.filesystem import restrict_umask
 from kohort.settings.config import parse_listen
 
 log = logging.getLogger("kohort.broker")
@@ -128,6 +129,7 @@ def serve(
     def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
         return RunningBroker(loop, Path(data_dir), listen, properties or {}, beside)
 
+    restrict_umask()
     serve_until_ended(start, RunningBroker.begin, on_ready)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -23,7 +24,7 @@ from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
 from kohort.log.cooperative import LoopBudget, Search, Steps, completed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FILES_OWN, FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, read_file
+from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, folder_mode, is_internal, read_file
 from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
@@ -358,6 +359,9 @@ class LogStore:
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
         options = self._ours(known)
         path = self.path / str(tp)
+        if is_internal(path):  # a release that gave every user the right to read may have made it
+            with contextlib.suppress(OSError):
+                path.chmod(folder_mode(path))
         try:
             opened = PartitionLog.open(path, config, options, now_ms=int(time.time() * 1000))
         except (OSError, CorruptDataError) as error:
