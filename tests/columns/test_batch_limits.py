@@ -1,4 +1,4 @@
-"""What one batch may cost its reader: decompressed bytes, rows of one decode, and offsets that do not rise."""
+"""Bounds of one batch for its reader: decompressed bytes, rows of one decode, and offsets that do not rise."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kohort.broker.record_workers import RecordWorkers
+from kohort.broker.record_workers import ProducedBatches, RecordWorkers
 from kohort.errors import ErrorCode, KafkaError
 from kohort.ids import TopicPartition
 from kohort.log import Isolation, LogConfig, LogStore, LoopBudget, OpenOptions, PartitionLog, TooMuchForLoopError
@@ -106,7 +107,7 @@ def test_bound_of_internal_topics_is_that_of_a_coordinators_loop(tmp_path: Path)
 
 
 class Watched:
-    """Who decompresses how much: the thread's name and the limit of each call."""
+    """Calls of `decompress`: the thread's name and the limit of each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -144,6 +145,10 @@ def in_loop(run: Callable[[RecordWorkers, asyncio.Future[Any]], None]) -> Any:
     return asyncio.run(main())
 
 
+def produced(log: PartitionLog, batch: bytes) -> ProducedBatches:
+    return ProducedBatches(TopicPartition("t", 0), log, batch, NOW)
+
+
 def test_budget_leaves_large_batches_to_a_worker_thread(log: PartitionLog, watched: Watched) -> None:
     budget = LoopBudget()
     for _ in range(20):
@@ -169,9 +174,7 @@ def test_budget_of_a_request_bounds_small_batches_too(log: PartitionLog) -> None
 
 def test_produced_bomb_is_decompressed_in_a_worker_thread(log: PartitionLog, watched: Watched) -> None:
     batch = bomb("zstd", 20 * MIB)
-    checked = in_loop(
-        lambda workers, result: workers.prepare(TopicPartition("t", 0), batch, log, NOW, result.set_result)
-    )
+    checked = in_loop(lambda workers, result: workers.check_produced(produced(log, batch), result.set_result))
     assert bytes(checked[0]) == batch
     assert not watched.on_loop()
     assert watched.elsewhere() == {"kohort-records"}
@@ -183,14 +186,12 @@ def test_batches_of_a_partition_stay_in_order_behind_a_bomb(log: PartitionLog) -
 
     def run(workers: RecordWorkers, result: asyncio.Future[Any]) -> None:
         for number, size in enumerate((30 * MIB, 10, 10 * MIB, 10)):
-            workers.prepare(
-                TopicPartition("t", 0),
-                bomb("zstd", size),
-                log,
-                NOW,
-                lambda _, number=number: order.append(number),  # type: ignore[misc]
-            )
-        workers.prepare(TopicPartition("t", 0), bomb("zstd", 10), log, NOW, result.set_result)
+            workers.check_produced(produced(log, bomb("zstd", size)), partial(note, number))
+        workers.check_produced(produced(log, bomb("zstd", 10)), result.set_result)
+
+    def note(number: int, checked: object) -> None:
+        assert isinstance(checked, tuple)
+        order.append(number)
 
     in_loop(run)
     assert order == [0, 1, 2, 3]

@@ -12,8 +12,8 @@ Everything in a broker that decompresses or walks records, and what bounds it:
 | recompression (`compression.type`) | `log/recompress.py` | always |
 | ListOffsets by time | `log/segment.py` (`find_in_batch`) | batches beyond 256 KiB |
 | compaction | `log/compaction.py` | batches beyond 128 KiB |
-| loading groups and transactions | `journal/`, `transactions/log.py` | no: Produce takes at most 1 MiB a batch there |
-| loading groups from Kafka | `cluster/journal/reading.py` | no: at most 32 MiB a batch, a coordinator's largest |
+| loading groups and transactions | `journal/`, `transactions/log.py` | no: such topics take at most 1 MiB a batch |
+| loading groups from Kafka | `cluster/journal/reading.py` | no: at most 32 MiB a batch |
 | markers in recovery and appends | `log/markers.py` | no: at most 64 KiB |
 
 Fetch, recovery, `kohort log check` and repair read headers and checksums only.
@@ -26,9 +26,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from kohort.errors import CorruptDataError, KafkaError
 from kohort.ids import TopicPartition
@@ -42,12 +41,23 @@ THREADS: Final = 2
 """Threads for produced batches: more would take processor time from the loop."""
 
 
-@dataclass(slots=True)
-class _Job:
-    records: bytes
+class ProducedBatches(NamedTuple):
+    """Batches that a client produced to one partition.
+
+    Attributes:
+        partition: the partition.
+        target: its log.
+        records: the batches, as a copy of the request's bytes.
+        now_ms: when they arrived.
+    """
+
+    partition: TopicPartition
     target: PartitionLog
+    records: bytes
     now_ms: int
-    done: Callable[[CheckedBatches | KafkaError], None]
+
+
+_Done: TypeAlias = Callable[[CheckedBatches | KafkaError], None]
 
 
 class RecordWorkers:
@@ -61,51 +71,41 @@ class RecordWorkers:
         self._producing = ThreadPoolExecutor(THREADS, "kohort-records")
         self._reading = ThreadPoolExecutor(1, "kohort-record-search")
         self._compacting = ThreadPoolExecutor(1, "kohort-compaction")
-        self._queues: dict[TopicPartition, deque[_Job]] = {}
+        self._queues: dict[TopicPartition, deque[tuple[ProducedBatches, _Done]]] = {}
 
     def is_busy(self, partition: TopicPartition) -> bool:
         """Return whether batches of a partition are being checked, so that later ones have to wait."""
         return partition in self._queues
 
-    def prepare(
-        self,
-        partition: TopicPartition,
-        records: bytes,
-        target: PartitionLog,
-        now_ms: int,
-        done: Callable[[CheckedBatches | KafkaError], None],
-    ) -> None:
+    def check_produced(self, batches: ProducedBatches, done: _Done) -> None:
         """Check batches, and recompress them if their topic requires it, after all earlier batches of the partition.
 
         Args:
-            partition: the partition that the batches are for.
-            records: the batches, as a copy of the request's bytes.
-            target: the partition's log.
-            now_ms: when the batches arrived.
+            batches: the batches.
             done: called with the batches to append, or with the error that rejects them.
         """
-        queue = self._queues.setdefault(partition, deque())
-        queue.append(_Job(records, target, now_ms, done))
+        queue = self._queues.setdefault(batches.partition, deque())
+        queue.append((batches, done))
         if len(queue) == 1:
-            self._begin(partition, queue[0])
+            self._begin_check(batches, done)
 
-    def _begin(self, partition: TopicPartition, job: _Job) -> None:
-        validator, config = job.target.validator, job.target.config
+    def _begin_check(self, batches: ProducedBatches, done: _Done) -> None:
+        validator, config = batches.target.validator, batches.target.config
 
         def check() -> CheckedBatches | KafkaError:
             try:
-                return prepared(validator, job.records, config, job.now_ms)
+                return prepared(validator, batches.records, config, batches.now_ms)
             except KafkaError as error:
                 return error.with_traceback(None)
 
         def finish(finished: asyncio.Future[CheckedBatches | KafkaError]) -> None:
             if not finished.cancelled():
-                self._finish(partition, job, finished)
+                self._finish_check(batches.partition, done, finished)
 
         self._loop.run_in_executor(self._producing, check).add_done_callback(finish)
 
-    def _finish(
-        self, partition: TopicPartition, job: _Job, finished: asyncio.Future[CheckedBatches | KafkaError]
+    def _finish_check(
+        self, partition: TopicPartition, done: _Done, finished: asyncio.Future[CheckedBatches | KafkaError]
     ) -> None:
         queue = self._queues[partition]
         queue.popleft()
@@ -115,10 +115,10 @@ class RecordWorkers:
             except Exception as error:  # noqa: BLE001 - the producer must get an answer
                 log.error("%s: batches could not be checked: %s", partition, error)
                 result = CorruptDataError(f"{partition}: the batches could not be checked: {error}")
-            job.done(result)
+            done(result)
         finally:
             if queue:
-                self._begin(partition, queue[0])
+                self._begin_check(*queue[0])
             else:
                 del self._queues[partition]
 

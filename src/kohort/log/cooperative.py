@@ -46,7 +46,7 @@ def searched(search: Search[T]) -> T:
 
 
 class LoopBudget:
-    """What one request may still decompress and walk on the event loop. The rest is left to worker threads.
+    """The budget of one request on the event loop: what it may still decompress and walk. Worker threads do the rest.
 
     Attributes:
         left: bytes of decompressed records. Records that are not compressed cost a quarter of the time.

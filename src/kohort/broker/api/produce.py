@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.node import Node
+from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
@@ -110,7 +111,7 @@ def _prepare(
         else:
             part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
-            found = _write(node, request, name, part, (now if now is target else None, now_ms, result))
+            found = _append_now(node, request, name, part, (now if now is target else None, now_ms, result))
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
@@ -123,7 +124,8 @@ def _prepare(
         assert target is not None
         part.records = bytes(part.records)  # the frame's memory is reused
         partition = TopicPartition(name, part.index)
-        node.records.prepare(partition, part.records, target, now_ms, partial(done, name, part, answer, target))
+        batches = ProducedBatches(partition, target, part.records, now_ms)
+        node.records.check_produced(batches, partial(done, name, part, answer, target))
 
 
 def _name_by_id(node: Node, topic_id: UUID) -> str | None:
@@ -151,17 +153,17 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
     assert name is not None
     target = node.store.get(name, part.index)
     if target is None or not part.records:
-        return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+        return _append_now(node, request, name, part, (target, turn.now_ms, turn.budget))
     plain = target.config.compression_type == PRODUCER or is_as_wanted(part.records, target.config)
     if plain and not node.records.is_busy(TopicPartition(name, part.index)):
         with contextlib.suppress(TooMuchForLoopError):
-            return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+            return _append_now(node, request, name, part, (target, turn.now_ms, turn.budget))
     answer = _Partition(index=part.index)
     turn.delayed.append((name, part, answer))
     return answer
 
 
-def _write(
+def _append_now(
     node: Node,
     request: Request[ProduceRequest],
     name: str,
