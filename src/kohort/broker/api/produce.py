@@ -2,8 +2,8 @@
 
 Small batches are checked on the loop, large ones and those to recompress by worker threads (`RecordWorkers`).
 
-Versions: 3 is the first with record batches v2. 9 is flexible. 10 adds the leader to errors. 12 adds partitions to a
-transaction by producing to them (KIP-890). 13 names topics by id.
+Versions: 3 is the first with record batches v2, and 9 is flexible. Version 10 adds the leader to errors. Version 12
+adds partitions to a transaction by producing to them (KIP-890). Version 13 names topics by id.
 """
 
 from __future__ import annotations
