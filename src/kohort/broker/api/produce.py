@@ -111,7 +111,7 @@ def _prepare(
         else:
             part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
-            found = _append_now(node, request, name, part, (now if now is target else None, now_ms, result))
+            found = _write(node, request, name, part, (now if now is target else None, now_ms, result))
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
@@ -153,17 +153,17 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
     assert name is not None
     target = node.store.get(name, part.index)
     if target is None or not part.records:
-        return _append_now(node, request, name, part, (target, turn.now_ms, turn.budget))
+        return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
     plain = target.config.compression_type == PRODUCER or is_as_wanted(part.records, target.config)
     if plain and not node.records.is_busy(TopicPartition(name, part.index)):
         with contextlib.suppress(TooMuchForLoopError):
-            return _append_now(node, request, name, part, (target, turn.now_ms, turn.budget))
+            return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
     answer = _Partition(index=part.index)
     turn.delayed.append((name, part, answer))
     return answer
 
 
-def _append_now(
+def _write(
     node: Node,
     request: Request[ProduceRequest],
     name: str,
