@@ -130,9 +130,9 @@ class RecordWorkers:
             done: called with the result, perhaps before this method returns.
             failed: called if the search raises, which is a bug in the broker.
         """
-        self._resume(search, partial(search.send, None), (done, failed))
+        self._resume_search(search, partial(search.send, None), (done, failed))
 
-    def _resume(
+    def _resume_search(
         self,
         search: Search[T],
         proceed: Callable[[], Callable[[], Any]],
@@ -153,7 +153,7 @@ class RecordWorkers:
                 return
             error = finished.exception()
             following = partial(search.send, finished.result()) if error is None else partial(search.throw, error)
-            self._resume(search, following, outcome)
+            self._resume_search(search, following, outcome)
 
         self._loop.run_in_executor(self._reading, job).add_done_callback(finish)
 

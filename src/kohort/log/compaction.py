@@ -106,7 +106,7 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                yield from self._run(header, partial(self._collect, _sound(segment, batch)))
+                yield from self._run(header, partial(self._collect_batch, _sound(segment, batch)))
                 done += header.size
                 if done >= _STEP_BYTES:
                     done = 0
@@ -116,7 +116,7 @@ class Compaction:
                 self._segments = [s for s in self._segments if s.end_offset <= self._upto]
                 return
 
-    def _collect(self, data: bytes, limit: int) -> None:
+    def _collect_batch(self, data: bytes, limit: int) -> None:
         for key, _, offset in read_pairs(data, parse_header(data), limit):
             if key is not None:
                 self._last[key] = offset
