@@ -8,6 +8,7 @@ import sys
 from setuptools import Extension, setup
 
 FOLDER = "src/kohort/columns"
+KERNELS = (f"{FOLDER}/_encode", f"{FOLDER}/_kernel", "src/kohort/wire/_record_walk")
 FLAGS = ["-O3"] if sys.platform != "win32" else ["/O2"]
 PARTS = (
     "_copy.h",
@@ -35,14 +36,14 @@ def extensions() -> list[Extension]:
         link_flags = [f"-fsanitize={SANITIZE}"]
     modules = [
         Extension(
-            f"kohort.columns.{name}",
-            [f"{FOLDER}/{name}.pyx"],
+            path.removeprefix("src/").replace("/", "."),
+            [f"{path}.pyx"],
             include_dirs=[FOLDER],
             depends=[f"{FOLDER}/{name}" for name in PARTS],
             extra_compile_args=compile_flags,
             extra_link_args=link_flags,
         )
-        for name in ("_encode", "_kernel")
+        for path in KERNELS
     ]
     built = list(cythonize(modules, include_path=["src"], language_level=3))
     for module in built:

@@ -219,7 +219,7 @@ class Disk:
         self._compaction = run
         self._step(run, run.steps(), log)
 
-    def _step(self, run: Compaction, steps: Iterator[None], log: PartitionLog) -> None:
+    def _step(self, run: Compaction, steps: Iterator[bool], log: PartitionLog) -> None:
         """One step of a compaction, as long as its process lives."""
         if self.log is not log:
             return

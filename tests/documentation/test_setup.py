@@ -37,7 +37,7 @@ def test_every_file_that_the_build_reads_is_an_input() -> None:
     names = read_by_the_build()
     assert {Path(name).suffix for name in names} == {".pyx", ".pxd", ".pxi", ".h"}
     assert {f"src/kohort/columns/{name}" for name in names} <= inputs(ROOT)
-    assert {"setup.py", "pyproject.toml", "MANIFEST.in"} <= inputs(ROOT)
+    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "src/kohort/wire/_record_walk.pyx"} <= inputs(ROOT)
 
 
 def test_every_part_that_setup_py_names_is_an_input() -> None:

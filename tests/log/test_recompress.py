@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import CorruptDataError
-from kohort.log import COMPRESSIONS, LogConfig, prepared
+from kohort.log import COMPRESSIONS, LogConfig
+from kohort.log.recompress import prepared as prepared_by
+from kohort.log.validator import BatchValidator
 from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers
 from kohort.wire.compression import CODECS
 from kohort.wire.records import read_records
@@ -19,11 +21,15 @@ RECORDS = [
 ]
 
 
+def prepared(batches: bytes | bytearray, config: LogConfig) -> bytes:
+    return bytes(prepared_by(BatchValidator("t-0", config), batches, config, NOW)[0])
+
+
 @pytest.mark.parametrize("wanted", COMPRESSIONS)
 @pytest.mark.parametrize("sent", CODECS)
 def test_batch_keeps_all_but_its_codec(sent: str, wanted: str) -> None:
     batches = b"".join(build_batch(RECORDS, compression=sent, **FACTS) for _ in range(2))
-    made = prepared("t-0", batches, LogConfig(compression_type=wanted), NOW)
+    made = prepared(batches, LogConfig(compression_type=wanted))
     before = [(header._replace(batch_length=0, crc=0), at) for at, header in iter_headers(batches)]
     after = list(iter_headers(made))
     assert len(after) == len(before) == 2
@@ -37,14 +43,13 @@ def test_batch_keeps_all_but_its_codec(sent: str, wanted: str) -> None:
 
 def test_batch_in_the_wanted_codec_stays_as_it_is() -> None:
     batch = build_batch(RECORDS, compression="gzip", **FACTS)
-    assert prepared("t-0", batch, LogConfig(compression_type="gzip", compression_gzip_level=9), NOW) == batch
+    assert prepared(batch, LogConfig(compression_type="gzip", compression_gzip_level=9)) == batch
 
 
 def test_level_is_that_of_the_topic() -> None:
     batch = build_batch([BatchRecord(0, NOW, None, bytes(range(256)) * 400, [])])
     fast, small = (
-        len(prepared("t-0", batch, LogConfig(compression_type="gzip", compression_gzip_level=level), NOW))
-        for level in (1, 9)
+        len(prepared(batch, LogConfig(compression_type="gzip", compression_gzip_level=level))) for level in (1, 9)
     )
     assert small < fast < len(batch)
 
@@ -53,4 +58,4 @@ def test_batch_that_does_not_match_its_checksum_is_not_compressed() -> None:
     batch = bytearray(build_batch(RECORDS))
     batch[-1] ^= 1
     with pytest.raises(CorruptDataError):
-        prepared("t-0", batch, LogConfig(compression_type="zstd"), NOW)
+        prepared(batch, LogConfig(compression_type="zstd"))

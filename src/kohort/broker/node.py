@@ -6,10 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from kohort.broker.config.group_settings import GroupSettingsFile
@@ -21,106 +18,20 @@ from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
 from kohort.broker.purgatory import Purgatory
+from kohort.broker.record_workers import RecordWorkers
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import ClientSession
 from kohort.broker.shards import GroupShards
 from kohort.broker.slices import SliceQueue
 from kohort.broker.topics import OFFSETS_TOPIC, Topics
 from kohort.broker.transactions.coordinator import ProducerIds, TransactionHost, Transactions
-from kohort.errors import CorruptDataError, KafkaError
 from kohort.groups.effects import FindOffsets
 from kohort.groups.events import Event, GroupSettings, OffsetsFound, Position
-from kohort.ids import TopicPartition
 from kohort.journal.local import LogJournal
-from kohort.log import LogConfig, LogStore, PartitionLog, prepared
+from kohort.log import LogStore, PartitionLog
 from kohort.wire.discovery import ApiVersionsResponse
 
-# -- Recompression of produced batches for topics with their own `compression.type`
-#
-# Kafka compresses in the request thread. Here the event loop serves all clients, so a worker thread compresses. Later
-# batches of the same partition wait, so that producer sequences stay in order.
-
 log = logging.getLogger("kohort.broker")
-
-THREADS = 2
-"""Threads that compress. The codecs release the interpreter lock, so threads run in parallel."""
-
-
-@dataclass(slots=True)
-class _Job:
-    records: bytes
-    config: LogConfig
-    now_ms: int
-    done: Callable[[bytes | KafkaError], None]
-
-
-class Recompression:
-    """A queue per partition of batches to recompress in worker threads. All methods run on the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._threads = ThreadPoolExecutor(THREADS, "kohort-compress")
-        self._queues: dict[TopicPartition, deque[_Job]] = {}
-
-    def is_busy(self, partition: TopicPartition) -> bool:
-        """Return whether batches of a partition are being recompressed, so that later ones have to wait."""
-        return partition in self._queues
-
-    def take(
-        self,
-        partition: TopicPartition,
-        records: bytes,
-        config: LogConfig,
-        now_ms: int,
-        done: Callable[[bytes | KafkaError], None],
-    ) -> None:
-        """Check and recompress batches after all earlier batches of the partition.
-
-        Args:
-            partition: the partition that the batches are for.
-            records: the batches, as a copy of the request's bytes.
-            config: the topic's configuration.
-            now_ms: when the batches arrived.
-            done: called with the batches to append, or with the error that rejects them.
-        """
-        queue = self._queues.setdefault(partition, deque())
-        queue.append(_Job(records, config, now_ms, done))
-        if len(queue) == 1:
-            self._begin(partition, queue[0])
-
-    def _begin(self, partition: TopicPartition, job: _Job) -> None:
-        def recompress() -> bytes | KafkaError:
-            try:
-                return prepared(str(partition), job.records, job.config, job.now_ms)
-            except KafkaError as error:
-                return error.with_traceback(None)
-
-        def finish(finished: asyncio.Future[bytes | KafkaError]) -> None:
-            if not finished.cancelled():
-                self._finish(partition, job, finished)
-
-        self._loop.run_in_executor(self._threads, recompress).add_done_callback(finish)
-
-    def _finish(self, partition: TopicPartition, job: _Job, finished: asyncio.Future[bytes | KafkaError]) -> None:
-        queue = self._queues[partition]
-        queue.popleft()
-        try:
-            try:
-                result = finished.result()
-            except Exception as error:  # noqa: BLE001 - the producer must get an answer
-                log.error("%s: batches could not be compressed: %s", partition, error)
-                result = CorruptDataError(f"{partition}: the batches could not be compressed: {error}")
-            job.done(result)
-        finally:
-            if queue:
-                self._begin(partition, queue[0])
-            else:
-                del self._queues[partition]
-
-    def close(self) -> None:
-        """Stop the threads and discard queued batches."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 MAINTAIN_S = 1.0
 STANDSTILL_S = 1.0
@@ -160,7 +71,8 @@ class Node(GroupHost):
         self.sessions = FetchSessions(self.config.fetch_sessions_max)
         self.producer_ids = ProducerIds(data_dir)
         self.slices = SliceQueue(loop)
-        self.recompression = Recompression(loop)
+        self.records = RecordWorkers(loop)
+        store.compact_in = self.records.compact
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.tell(event.group_id, event)
         )
@@ -267,5 +179,5 @@ class Node(GroupHost):
             self._maintenance.cancel()
         super().close()
         self.slices.close()
-        self.recompression.close()
+        self.records.close()
         self.store.close()

@@ -24,6 +24,7 @@ from kohort.broker.server.listener import open_file_limit, shares
 from kohort.broker.serving import Serving, announce, log_to_stderr, serve_until_ended
 from kohort.errors import KafkaError
 from kohort.log import LogStore, StoreLimits
+from kohort.log.filesystem import restrict_umask
 
 log = logging.getLogger("kohort.broker")
 
@@ -61,6 +62,7 @@ class RunningBroker:
             open_files=descriptors.files,
             lent_files=descriptors.lent,
             partitions=config.max_partitions,
+            decompressed_ratio=config.decompressed_ratio,
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             retention_check_ms=config.retention_check_ms,
             producer_check_ms=config.producer_check_ms,
@@ -164,6 +166,7 @@ def serve(
     def start(loop: asyncio.AbstractEventLoop) -> RunningBroker:
         return RunningBroker(loop, Path(data_dir), listen, properties or {}, beside)
 
+    restrict_umask()
     serve_until_ended(start, RunningBroker.begin, on_ready)
 
 

@@ -113,14 +113,16 @@ def _requirements() -> Iterator[Finding]:
 
 
 def _kernel() -> Iterator[Finding]:
-    from kohort.columns import COMPILED
+    from kohort.columns import COMPILED as COLUMNS_COMPILED
+    from kohort.wire.record_walk import COMPILED as WALK_COMPILED
 
-    found = "yes" if COMPILED else "no: plain Python, about two hundred times slower"
+    whole = COLUMNS_COMPILED and WALK_COMPILED
+    found = "yes" if whole else "no: plain Python, about two hundred times slower"
     remedy = (
         "install a C compiler (apt install gcc python3-dev, or xcode-select --install), then: "
         "pip install --force-reinstall --no-deps --no-binary kohort kohort"
     )
-    yield Finding("compiled kernel", OK if COMPILED else OPTIONAL, found, "records at full speed", remedy)
+    yield Finding("compiled kernel", OK if whole else OPTIONAL, found, "records at full speed", remedy)
 
 
 def _codecs() -> Iterator[Finding]:

@@ -207,6 +207,10 @@ class ConsumerSettings(ConnectionSettings, total=False):
     'key,value,topic,partition,offset,timestamp,timestampType,headers' (key, value, topic, partition, offset, timestamp,
     timestampType, headers)."""
 
+    max_decompressed_batch_bytes: int
+    """A compressed batch that holds more is refused: a few kilobytes can stand for gigabytes (Java: no limit). Default:
+    268435456 bytes (from 1 to 2147483647 bytes)."""
+
     check_crcs: bool
     """Finds damage between the producer and here. Default: True."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from kohort.columns.shapes import COLUMNS
+from kohort.columns.shapes import BATCH_BYTES, BATCH_BYTES_NAME, COLUMNS
 from kohort.errors import InvalidInputError
 from kohort.settings.config import from_properties, knob, nearest_key
 from kohort.settings.config import settings as config_settings
@@ -353,6 +353,14 @@ class ConsumerConfig(ConnectionConfig):
     )
     columns: tuple[str, ...] = knob(
         "columns", COLUMNS, choices=COLUMNS, why="the columns that are decoded; a record's other fields stay empty"
+    )
+    max_decompressed_batch_bytes: int = knob(
+        BATCH_BYTES_NAME,
+        BATCH_BYTES,
+        low=1,
+        high=2**31 - 1,
+        unit="bytes",
+        why="a compressed batch that holds more is refused: a few kilobytes can stand for gigabytes (Java: no limit)",
     )
     check_crcs: bool = knob("check.crcs", True, why="finds damage between the producer and here")
     allow_auto_create_topics: bool = knob(

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from kohort.columns.choice import COMPILED, Record, decode_block, extent
 from kohort.columns.decoded import Decoded, damage_error
 from kohort.columns.shapes import (
+    BATCH_BYTES,
+    BATCH_BYTES_NAME,
     COLUMNS,
     AbortedTransaction,
     Damage,
@@ -25,6 +27,8 @@ from kohort.columns.shapes import (
 )
 
 __all__ = [
+    "BATCH_BYTES",
+    "BATCH_BYTES_NAME",
     "COLUMNS",
     "COMPILED",
     "AbortedTransaction",

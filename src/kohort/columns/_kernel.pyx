@@ -22,7 +22,7 @@ from kohort.columns._rows cimport (
 from kohort.columns._varint cimport varint, varlong
 
 from kohort.wire.compression import CodecError, TooLargeError, decompress
-from kohort.columns.shapes import BYTES_MAX, INT64_MAX, Damage, DamageKind, Extent, RowRange, row_limit
+from kohort.columns.shapes import INT64_MAX, Damage, DamageKind, Extent, RowRange, row_limit
 
 
 cdef extern from "_crc32c.h":
@@ -435,6 +435,7 @@ def decode_block(sets, options):
     want(&columns.out, options)
     limits.rows = row_limit(sets, options)
     limits.bytes = options.max_bytes
+    limits.batch_bytes = options.max_batch_bytes
     limits.any = limits.spent = False
     if not prepare(&columns.out, parts, limits.rows):
         raise MemoryError("no memory for the columns of a fetch")

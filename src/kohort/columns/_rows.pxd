@@ -311,7 +311,7 @@ cdef inline int read_records(const Batch* batch, Out* out, Window* window) noexc
     cdef int64_t key_bytes = out.marks.key_bytes, value_bytes = out.marks.value_bytes
     cdef int64_t key_nulls = 0, value_nulls = 0, stamp = 0, offset
     cdef int64_t most_delta = batch.last_offset - batch.base_offset, scale = out.wants.scale
-    cdef int32_t i, length = 0, delta = 0, size = 0
+    cdef int32_t i, length = 0, delta = 0, last_delta = -1, size = 0
     cdef int status = GOOD
     for i in range(batch.count):
         p = varint(p, end, &length)
@@ -322,8 +322,9 @@ cdef inline int read_records(const Batch* batch, Out* out, Window* window) noexc
         if p == NULL:
             return BAD_RECORD
         p = varint(p, stop, &delta)
-        if p == NULL or delta < 0 or delta > most_delta:
+        if p == NULL or delta <= last_delta or delta > most_delta:
             return BAD_RECORD
+        last_delta = delta
         offset = batch.base_offset + delta
         if offset < window.first:
             p = stop

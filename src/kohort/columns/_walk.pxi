@@ -27,6 +27,7 @@ cdef struct Set:
 cdef struct Limits:
     int64_t rows
     int64_t bytes
+    int64_t batch_bytes
     bint any
     bint spent
 
@@ -46,12 +47,12 @@ cdef class Inflated:
         self.drop()
 
 
-cdef int inflate(Batch* batch, Inflated inflated):
-    # Sets the batch's body to its decompressed records.
+cdef int inflate(Batch* batch, Inflated inflated, int64_t limit):
+    # Sets the batch's body to its decompressed records, of at most `limit` bytes.
     inflated.drop()
     data = PyMemoryView_FromMemory(<char*>batch.body, batch.body_size, PyBUF_READ)
     try:
-        out = decompress(batch.attributes & CODEC_MASK, data, BYTES_MAX)
+        out = decompress(batch.attributes & CODEC_MASK, data, limit)
         PyObject_GetBuffer(out, &inflated.view, PyBUF_SIMPLE)
     except TooLargeError:
         return TOO_LARGE
@@ -188,7 +189,7 @@ cdef int read_batch(Set* part, Batch* batch, Out* out, Limits* limits, Inflated 
         return BAD_CRC
     if batch.attributes & CODEC_MASK:
         with gil:
-            status = inflate(batch, inflated)
+            status = inflate(batch, inflated, limits.batch_bytes)
         if status != GOOD:
             return status
     if batch.count > batch.body_size // RECORD_BYTES_MIN:
@@ -198,7 +199,7 @@ cdef int read_batch(Set* part, Batch* batch, Out* out, Limits* limits, Inflated 
         return FULL
     limits.any = True
     limits.bytes -= min(batch.body_size, limits.bytes)
-    if not reserve_rows(out, row + batch.count) or not reserve_bytes(out, batch.body_size):
+    if not reserve_rows(out, row + min(batch.count, limits.rows)) or not reserve_bytes(out, batch.body_size):
         return NO_MEMORY
     window.first = part.first_offset
     window.end = part.end_offset

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kohort.columns.record import Record
-from kohort.columns.shapes import Damage, DamageKind, DecodeOptions, RecordSet, RowRange
+from kohort.columns.shapes import BATCH_BYTES_NAME, Damage, DamageKind, DecodeOptions, RecordSet, RowRange
 from kohort.errors import CorruptDataError, ErrorCode
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ _DAMAGE_TEXT = {
     DamageKind.HEADER: "its header contradicts itself",
     DamageKind.OLD_FORMAT: "it is a message set of format 0 or 1, which brokers before 0.11 wrote",
     DamageKind.CODEC: "its compressed records do not decompress",
-    DamageKind.RECORD: "its records run past its end, or it past theirs",
-    DamageKind.TOO_LARGE: "it decompresses to more than 2 GiB",
+    DamageKind.RECORD: "its records run past its end, or it past theirs, or their offsets do not rise",
 }
 
 
@@ -121,14 +120,18 @@ class Decoded:
     def error(self, index: int) -> CorruptDataError | None:
         """Return the damage of record set `index` as the exception to raise once its rows are consumed."""
         damage = self.ranges[index].damage
-        return None if damage is None else damage_error(self.sets[index], damage)
+        return None if damage is None else damage_error(self.sets[index], damage, self.options)
 
 
-def damage_error(given: RecordSet, damage: Damage) -> CorruptDataError:
+def damage_error(given: RecordSet, damage: Damage, options: DecodeOptions) -> CorruptDataError:
     """Return an exception that names the partition, the reason and the offset after the damage."""
     old = damage.kind is DamageKind.OLD_FORMAT
+    if damage.kind is DamageKind.TOO_LARGE:
+        reason = f"it decompresses to more than {options.max_batch_bytes} bytes: raise {BATCH_BYTES_NAME}, or"
+    else:
+        reason = f"{_DAMAGE_TEXT[damage.kind]};"
     return CorruptDataError(
         f"{given.topic}-{given.partition}: the batch at offset {damage.offset} can't be read: "
-        f"{_DAMAGE_TEXT[damage.kind]}; seek to {damage.skip_offset} to step over it",
+        f"{reason} seek to {damage.skip_offset} to step over it",
         code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT if old else ErrorCode.CORRUPT_MESSAGE,
     )

@@ -16,7 +16,6 @@ from crc32c import crc32c
 
 from kohort.columns.record import Record
 from kohort.columns.shapes import (
-    BYTES_MAX,
     INT64_MAX,
     BytesLike,
     Damage,
@@ -254,6 +253,7 @@ class SetDecoder:
         self.damage: Damage | None = None
         self._aborted = sorted(given.aborted, key=lambda entry: entry[1])
         self._aborting: set[int] = set()
+        self._last_delta = -1
 
     def run(self) -> RowRange:
         start = len(self.rows.offsets)
@@ -347,7 +347,7 @@ class SetDecoder:
             return False
         start = len(self.rows.offsets)
         room = self.limits.rows
-        at = 0
+        at, self._last_delta = 0, -1
         for _ in range(batch.count):
             at, state = self._record(batch, body, at, room - (len(self.rows.offsets) - start))
             if state is not None:
@@ -372,7 +372,7 @@ class SetDecoder:
         if codec == 0:
             return batch.body
         try:
-            return decompress(codec, batch.body, BYTES_MAX)
+            return decompress(codec, batch.body, self.options.max_batch_bytes)
         except TooLargeError:
             raise RecordSetDamagedError(DamageKind.TOO_LARGE) from None
         except CodecError:
@@ -392,8 +392,9 @@ class SetDecoder:
         reader.take(1)
         stamp = reader.varint(64)
         delta = reader.varint()
-        if not 0 <= delta <= batch.last_offset - batch.base_offset:
+        if not self._last_delta < delta <= batch.last_offset - batch.base_offset:
             raise RecordSetDamagedError(DamageKind.RECORD)
+        self._last_delta = delta
         offset = batch.base_offset + delta
         if offset < self.given.first_offset:
             return end, None

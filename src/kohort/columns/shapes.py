@@ -28,6 +28,13 @@ DECODED_BYTES = 2**30
 """The default limit of decompressed bytes of one decode."""
 BYTES_MAX = 2**31 - 1
 """Arrow's plain binary columns index their bytes with int32."""
+BATCH_BYTES = 2**28
+"""The default limit of decompressed bytes of one batch: a few kilobytes can stand for gigabytes."""
+BATCH_BYTES_NAME = "max.decompressed.batch.bytes"
+"""The client's setting of that limit."""
+_ROW_COLUMNS_BYTES = 2**29
+_ROW_BYTES = 40
+"""Numbers and ends of one row in all columns."""
 
 
 class AbortedTransaction(NamedTuple):
@@ -72,6 +79,7 @@ class DecodeOptions:
         max_records: Stop after this number of rows. None: no limit.
         max_bytes: Stop before a batch with which the decompressed bytes would exceed this. The first batch to deliver
             is decoded whatever its size. At most `BYTES_MAX`, which Arrow's int32 offsets can reach.
+        max_batch_bytes: Refuse a compressed batch that decompresses to more than this (`DamageKind.TOO_LARGE`).
     """
 
     columns: tuple[str, ...] = COLUMNS
@@ -81,6 +89,7 @@ class DecodeOptions:
     timestamp_zone: str | None = "UTC"
     max_records: int | None = None
     max_bytes: int = DECODED_BYTES
+    max_batch_bytes: int = BATCH_BYTES
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.columns if name not in COLUMNS]
@@ -92,6 +101,8 @@ class DecodeOptions:
             raise InvalidInputError(f"timestamp_unit is 'us' or 'ms', not {self.timestamp_unit!r}")
         if not 0 < self.max_bytes <= BYTES_MAX:
             raise InvalidInputError(f"max_bytes lies between 1 and {BYTES_MAX}")
+        if not 0 < self.max_batch_bytes <= BYTES_MAX:
+            raise InvalidInputError(f"max_batch_bytes lies between 1 and {BYTES_MAX}")
         if self.max_records is not None and self.max_records < 1:
             raise InvalidInputError("max_records is at least 1, or None")
 
@@ -108,9 +119,9 @@ class DamageKind(IntEnum):
     CODEC = 4
     """The compressed part does not decompress, or its codec is unknown."""
     RECORD = 5
-    """A record runs past its batch, or the batch past its records."""
+    """A record runs past its batch, or the batch past its records, or offsets do not rise."""
     TOO_LARGE = 6
-    """The batch decompresses to more than `BYTES_MAX`."""
+    """The batch decompresses to more than `DecodeOptions.max_batch_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +185,12 @@ class Extent(NamedTuple):
 
 
 def row_limit(sets: Sequence[RecordSet], options: DecodeOptions) -> int:
-    """Return the most rows of one decode: the caller's limit, and what the topic column's int32 offsets can reach."""
+    """Return the most rows of one decode: the caller's limit, and what columns of some hundred MiB hold.
+
+    A compressed batch may hold tens of millions of empty records, each of which takes a topic's name and numbers.
+    """
     longest = max((len(given.topic.encode()) for given in sets), default=1)
-    reachable = BYTES_MAX // max(1, longest)
+    reachable = _ROW_COLUMNS_BYTES // (longest + _ROW_BYTES)
     return reachable if options.max_records is None else min(reachable, options.max_records)
 
 

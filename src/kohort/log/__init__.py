@@ -6,8 +6,17 @@ One thread owns a `LogStore` and its objects. Other threads may call only `ReadR
 
 from kohort.log.catalog import Topic, TopicPlan
 from kohort.log.compaction import Compaction, compact_now
-from kohort.log.config import COMPRESSIONS, FLUSH_NEVER_MS, LogConfig, StoreLimits, check_together
-from kohort.log.cooperative import Steps, completed
+from kohort.log.config import (
+    COMPRESSIONS,
+    DECOMPRESSED_RATIO,
+    FLUSH_NEVER_MS,
+    PRODUCER,
+    RATIO_NAME,
+    LogConfig,
+    StoreLimits,
+    check_together,
+)
+from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, completed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
@@ -23,16 +32,21 @@ from kohort.log.results import (
     TimestampOffset,
 )
 from kohort.log.store import LogStore
+from kohort.log.validator import CheckedBatches
 
 __all__ = [
     "COMPRESSIONS",
+    "DECOMPRESSED_RATIO",
     "EARLIEST",
     "EARLIEST_LOCAL",
     "FLUSH_NEVER_MS",
     "LATEST",
     "MAX_TIMESTAMP",
+    "PRODUCER",
+    "RATIO_NAME",
     "AbortedTransaction",
     "AppendResult",
+    "CheckedBatches",
     "Compaction",
     "Damage",
     "DamagedError",
@@ -40,14 +54,17 @@ __all__ = [
     "Isolation",
     "LogConfig",
     "LogStore",
+    "LoopBudget",
     "Marker",
     "OpenOptions",
     "PartitionLog",
     "ReadResult",
     "RecoveryReport",
+    "Search",
     "Steps",
     "StoreLimits",
     "TimestampOffset",
+    "TooMuchForLoopError",
     "Topic",
     "TopicPlan",
     "check_together",

@@ -17,6 +17,7 @@ from kohort.log.catalog import Topic, read_catalog, usable_config
 from kohort.log.config import LogConfig
 from kohort.log.continuity import Epochs, Pins, Rules, survey, whole_end
 from kohort.log.damage import ASIDE, Damage
+from kohort.log.filesystem import PRIVATE_MODE
 from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.recovery import OpenOptions
@@ -74,7 +75,7 @@ def locked(path: Path) -> Iterator[None]:
     if not (path / folder.META).exists() and not (path / CATALOG).exists():
         raise InvalidInputError(f"{path} is no data folder of a broker: it has no {folder.META}")
     try:
-        fd = os.open(path / folder.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path / folder.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
     except OSError as error:
         raise InvalidInputError(f"can't use the data folder {path}: {error.strerror}") from error
     try:

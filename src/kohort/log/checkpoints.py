@@ -14,7 +14,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
-from kohort.log.filesystem import SYSTEM, FileSystem, read_file, read_open, remove, write_file
+from kohort.log.filesystem import PRIVATE_MODE, SYSTEM, FileSystem, read_file, read_open, remove, write_file
 
 log = logging.getLogger("kohort.log")
 
@@ -29,7 +29,7 @@ OF_PARTITION = (PARTITION_METADATA, LEADER_EPOCHS)
 
 
 def replace_file(
-    path: Path, data: bytes | str, *, sync: bool = True, mode: int = 0o644, fs: FileSystem = SYSTEM
+    path: Path, data: bytes | str, *, sync: bool = True, mode: int = PRIVATE_MODE, fs: FileSystem = SYSTEM
 ) -> None:
     """Put `data` in place of `path` so that a crash leaves the old content or the new.
 
@@ -168,7 +168,7 @@ def write_partition_metadata(folder: Path, topic_id: uuid.UUID, fs: FileSystem =
     """
     path = folder / PARTITION_METADATA
     text = f"version: 0\ntopic_id: {encode_id(topic_id)}".encode()
-    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_MODE)
     try:
         if fs.write(fd, text) != len(text):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

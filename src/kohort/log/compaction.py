@@ -4,6 +4,9 @@ The closed segments are read once for keys that are new since the last compactio
 the remaining records into new files, which merge small neighbours. Closed segments do not change, so appends and reads
 continue in between. `finish` replaces the old files by the new ones.
 
+A batch of some kilobytes may stand for a hundred megabytes of records. Batches that are larger than a step are worked
+through in another thread, where the caller has one (`OffLoop`), while the steps wait.
+
 Source: Kafka documentation, "Log Compaction".
 """
 
@@ -11,10 +14,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.filesystem import write_all
@@ -23,14 +27,17 @@ from kohort.log.partition import PartitionLog
 from kohort.log.recovery import finish_swap
 from kohort.log.results import OpenFile
 from kohort.log.segment import Located, Segment
-from kohort.wire.batch import BatchHeader, BatchRecord, append_record, crc_ok, seal_batch
-from kohort.wire.compression import CODECS
-from kohort.wire.records import read_pairs, read_records
+from kohort.wire.batch import RECORDS_BYTES_MAX, BatchHeader, crc_ok, parse_header
+from kohort.wire.compression import TooLargeError
+from kohort.wire.records import filter_records, read_pairs
 
-_CODEC_NAMES = {number: name for name, number in CODECS.items()}
 _STEP_BYTES = 128 << 10
 _KEYS_MAX = 5_000_000
 """The most keys of one run, at about 100 bytes each. A run with more keys compacts only the older part."""
+
+
+OffLoop: TypeAlias = Callable[[Callable[[], None]], "Future[None]"]
+"""A function that runs a job in another thread."""
 
 
 class Compaction:
@@ -40,7 +47,9 @@ class Compaction:
         OSError: the disk still prevents the completion of an earlier compaction.
     """
 
-    def __init__(self, log: PartitionLog, now_ms: int) -> None:
+    def __init__(self, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> None:
+        """Prepare a run. `off_loop` takes the work on large batches; None: they are worked through in the steps."""
+        self._off_loop = off_loop
         log.settle()  # completes an earlier replacement of segments, which this run reads
         self._log = log
         self._fs = log.files.fs
@@ -57,11 +66,11 @@ class Compaction:
         ]  # the markers are in later segments
 
     @classmethod
-    def due(cls, log: PartitionLog, now_ms: int) -> Self | None:
+    def due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
         """Return a run if the partition needs compaction."""
         if not log.config.compacts:
             return None
-        run = cls(log, now_ms)
+        run = cls(log, now_ms, off_loop)
         dirty = [s for s in run._segments if s.end_offset > log.cleaned_offset and s.size]
         if not dirty:
             return None
@@ -69,23 +78,26 @@ class Compaction:
         overdue = dirty[0].begins_ms() < now_ms - log.config.max_compaction_lag_ms
         return run if overdue or share >= log.config.min_cleanable_dirty_ratio else None
 
-    def steps(self) -> Iterator[None]:
-        """Run in steps of some milliseconds. They end early if the log was truncated, which invalidates the run."""
-        for _ in self._work():
-            yield
+    def steps(self) -> Iterator[bool]:
+        """Run in steps of some milliseconds. They end early if the log was truncated, which invalidates the run.
+
+        A step yields whether it waits for another thread, so that the next one has nothing to do for a while.
+        """
+        for waits in self._work():
+            yield waits
             if self._log.cuts != self._cuts:
                 return
 
-    def _work(self) -> Iterator[None]:
+    def _work(self) -> Iterator[bool]:
         yield from self._collect_keys()
         for segment in self._segments:  # otherwise a power loss could take both a record and its replacement
             if segment.end_offset > self._log.flushed_offset:
                 self._log.flush(segment.end_offset)
-                yield
+                yield False
         for group in self._groups():
             yield from self._rewrite(group)
 
-    def _collect_keys(self) -> Iterator[None]:
+    def _collect_keys(self) -> Iterator[bool]:
         done = 0
         for segment in self._segments:
             if segment.end_offset <= self._cleaned:
@@ -94,17 +106,40 @@ class Compaction:
                 header = batch.header
                 if header.is_control or self._is_aborted(header):
                     continue
-                for key, _, offset in read_pairs(_sound(segment, batch), header):
-                    if key is not None:
-                        self._last[key] = offset
+                yield from self._run(header, partial(self._collect_batch, _sound(segment, batch)))
                 done += header.size
                 if done >= _STEP_BYTES:
                     done = 0
-                    yield
+                    yield False
             if len(self._last) > _KEYS_MAX:
                 self._upto = segment.end_offset
                 self._segments = [s for s in self._segments if s.end_offset <= self._upto]
                 return
+
+    def _collect_batch(self, data: bytes, limit: int) -> None:
+        for key, _, offset in read_pairs(data, parse_header(data), limit):
+            if key is not None:
+                self._last[key] = offset
+
+    def _run(self, header: BatchHeader, job: Callable[[int], None]) -> Iterator[bool]:
+        """Run a job on one batch. Its argument is the most bytes that the batch may decompress to.
+
+        A job that needs more than a step allows runs in another thread.
+        """
+        if self._off_loop is None:
+            job(RECORDS_BYTES_MAX)
+            return
+        if header.size <= _STEP_BYTES:
+            try:
+                job(_STEP_BYTES)
+            except TooLargeError:
+                pass
+            else:
+                return
+        running = self._off_loop(partial(job, RECORDS_BYTES_MAX))
+        while not running.done():
+            yield True
+        running.result()
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         return header.is_transactional and any(
@@ -126,7 +161,7 @@ class Compaction:
         if group:
             yield group
 
-    def _rewrite(self, group: list[Segment]) -> Iterator[None]:
+    def _rewrite(self, group: list[Segment]) -> Iterator[bool]:
         """Write the remaining records of some segments to a new file."""
         name = f"{group[0].base_offset:020d}-{group[-1].end_offset:020d}.log.swap"
         path = self._log.path / (name + ".cleaned")
@@ -137,36 +172,38 @@ class Compaction:
         kept: list[bytes] = []
         for segment in group:
             for batch in segment.scan(0):
-                kept.append(self._kept(segment, batch))
+                if not self._is_aborted(batch.header):
+                    yield from self._keep(_sound(segment, batch), batch.header, kept)
                 done += batch.header.size
                 if done >= _STEP_BYTES:
                     at += write_all(out.fd, b"".join(kept), at, fs)
                     kept, done = [], 0
-                    yield
+                    yield False
         write_all(out.fd, b"".join(kept), at, fs)
         fs.fsync(out.fd)
 
-    def _kept(self, segment: Segment, batch: Located) -> bytes:
-        header = batch.header
-        if self._is_aborted(header):
-            return b""
-        data = _sound(segment, batch)
+    def _keep(self, data: bytes, header: BatchHeader, kept: list[bytes]) -> Iterator[bool]:
+        """Add what remains of a batch to `kept`."""
         old = header.base_offset < self._cleaned and header.max_timestamp < self._tombstones_before_ms
-        if header.is_control:
-            needed = header.producer_id in self._unended
-            self._unended.discard(header.producer_id)
-            return b"" if old and not needed else data
+        if not header.is_control:
+            yield from self._run(header, partial(self._filter, data, header, kept, old))
+            return
+        needed = header.producer_id in self._unended
+        self._unended.discard(header.producer_id)
+        if needed or not old:
+            kept.append(data)
+
+    def _filter(self, data: bytes, header: BatchHeader, kept: list[bytes], old: bool, limit: int) -> None:
         last = self._last.get
-        keep = {
-            offset
-            for key, value, offset in read_pairs(data, header)
-            if key is not None and last(key, -1) <= offset and not (old and value is None)
-        }
-        if keep and header.is_transactional:
+        remaining = filter_records(
+            data,
+            header,
+            lambda key, value, offset: key is not None and last(key, -1) <= offset and not (old and value is None),
+            limit,
+        )
+        if remaining and header.is_transactional:
             self._unended.add(header.producer_id)
-        if len(keep) == header.records_count:
-            return data
-        return _with_records(header, [r for r in read_records(data) if r.offset in keep]) if keep else b""
+        kept.append(remaining)
 
     def finish(self) -> int:
         """Put the new files in place, unless the log was truncated in the meantime; return the bytes saved.
@@ -244,28 +281,6 @@ def _cleanable(log: PartitionLog, now_ms: int) -> list[Segment]:
             break
         found.append(segment)
     return found
-
-
-def _with_records(header: BatchHeader, records: list[BatchRecord]) -> bytes:
-    """Return the batch with only these of its records. Offsets, sequences and other header fields stay."""
-    body = bytearray()
-    for record in records:
-        append_record(body, record.offset - header.base_offset, record.timestamp - header.base_timestamp, record)
-    return seal_batch(
-        body,
-        len(records),
-        (header.last_offset_delta, header.base_timestamp, max(record.timestamp for record in records)),
-        {
-            "base_offset": header.base_offset,
-            "leader_epoch": header.partition_leader_epoch,
-            "compression": _CODEC_NAMES[header.compression],
-            "producer_id": header.producer_id,
-            "producer_epoch": header.producer_epoch,
-            "base_sequence": header.base_sequence,
-            "transactional": header.is_transactional,
-            "timestamp_type": int(header.is_log_append_time),
-        },
-    )
 
 
 def compact_now(log: PartitionLog, now_ms: int) -> int:

@@ -13,12 +13,19 @@ _LONG_MAX = 2**63 - 1
 _DAY_MS = 86_400_000
 RECORD_BYTES_UNLIMITED = 0x7FFFFFF7
 """The largest byte array in Java, and the default of `max.decompressed.message.bytes`, which disables the check."""
+RATIO_NAME = "max.decompressed.batch.ratio"
+DECOMPRESSED_RATIO = 128
+"""The default of `max.decompressed.batch.ratio`: 128 MiB with the default of `max.message.bytes`. Producers fill
+batches of one megabyte; repetitive records compress to a hundredth.
+"""
 FLUSH_NEVER_MS = _LONG_MAX
 """`flush.ms` of a log that is not flushed by time."""
 
 
 COMPRESSIONS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Values of `compression.type` that name a codec, with its number in a batch."""
+PRODUCER = "producer"
+"""The `compression.type` of topics whose batches are stored unchanged."""
 _REPLICAS = re.compile(r"\*|\d+:\d+(,\d+:\d+)*")
 
 
@@ -241,6 +248,8 @@ class StoreLimits:
     """The most partitions of one change, so that the next one need not wait long. Kafka's own limit
     (`MAX_RECORDS_PER_USER_OP`).
     """
+    decompressed_ratio: int = DECOMPRESSED_RATIO
+    """How many times `max.message.bytes` a produced batch may decompress to (`max.decompressed.batch.ratio`)."""
     producers: int = 10_000
     """The most idempotent producers of one partition. With more, the one idle longest is forgotten."""
     retention_check_ms: int = 300_000

@@ -1,9 +1,16 @@
-"""Work on a store in steps, so that other work can run in between."""
+"""Work on a store in steps, so that other work can run in between, and the part of it that another thread does."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias, TypeVar
+
+LOOP_BYTES_MAX: Final = 2 << 20
+"""Decompressed bytes of one request that are checked on the event loop: some milliseconds with the slowest codec."""
+_LOOP_BATCH_MAX: Final = 256 << 10
+_LOOP_COMPRESSED_MAX: Final = 64 << 10
+"""Larger compressed batches go to a worker thread at once."""
+_WALKED_PER_DECOMPRESSED: Final = 4
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
@@ -18,3 +25,58 @@ def completed(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+# -- Work on records: a little of it on the event loop, the rest in worker threads
+
+Search: TypeAlias = Generator[Callable[[], Any], Any, T]
+"""A generator that yields jobs for another thread, takes their results, and returns the result of the whole."""
+
+
+def searched(search: Search[T]) -> T:
+    """Run all jobs of a search in this thread, and return its result."""
+    found = None
+    while True:
+        try:
+            job = search.send(found)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        found = job()
+
+
+class LoopBudget:
+    """The budget of one request on the event loop: what it may still decompress and walk. Worker threads do the rest.
+
+    Attributes:
+        left: bytes of decompressed records. Records that are not compressed cost a quarter of the time.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = LOOP_BYTES_MAX
+
+    def covers(self, size: int, codec: int) -> int:
+        """Return the most bytes that a batch may decompress to on the loop.
+
+        Args:
+            size: bytes of the batch.
+            codec: the number of its codec; 0: it is not compressed.
+
+        Raises:
+            TooMuchForLoopError: the batch is left to a worker thread.
+        """
+        if codec == 0:
+            self.left -= size // _WALKED_PER_DECOMPRESSED
+            if self.left < 0:
+                raise TooMuchForLoopError
+            return size
+        if size > _LOOP_COMPRESSED_MAX or self.left < _LOOP_BATCH_MAX:
+            raise TooMuchForLoopError
+        self.left -= _LOOP_BATCH_MAX
+        return _LOOP_BATCH_MAX
+
+
+class TooMuchForLoopError(Exception):
+    """Control flow: checking the batches would block the event loop for too long."""

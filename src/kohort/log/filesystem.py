@@ -74,6 +74,32 @@ class FileSystem(Protocol):
 SYSTEM: Final[FileSystem] = os
 """The machine's own file system."""
 
+# -- Permissions: a data folder is for the broker's user, its records perhaps for a group that makes copies
+
+PRIVATE_MODE: Final = 0o600
+"""Of checkpoints, users, settings and other small files of the data folder."""
+_INTERNAL: Final = "__"
+
+
+def file_mode(path: StrPath) -> int:
+    """Return the permissions of a file in a partition's folder: internal topics hold groups, transactions, tokens."""
+    return PRIVATE_MODE if is_internal(os.path.dirname(path)) else 0o640
+
+
+def folder_mode(path: StrPath) -> int:
+    """Return the permissions of a partition's folder."""
+    return 0o700 if is_internal(path) else 0o750
+
+
+def is_internal(folder: StrPath) -> bool:
+    """Return whether a partition's folder is that of an internal topic."""
+    return os.path.basename(folder).startswith(_INTERNAL)
+
+
+def restrict_umask() -> None:
+    """Give other users no right to the process's new files, and the group none to write: at least umask 027."""
+    os.umask(os.umask(0o077) | 0o027)
+
 
 def read_file(path: StrPath, fs: FileSystem = SYSTEM) -> bytes:
     """Read a file."""
@@ -94,7 +120,7 @@ def read_open(fd: int, fs: FileSystem = SYSTEM) -> bytes:
     return b"".join(parts)
 
 
-def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: bool, mode: int = 0o644) -> None:
+def write_file(path: StrPath, data: bytes, fs: FileSystem = SYSTEM, *, sync: bool, mode: int = PRIVATE_MODE) -> None:
     """Create a file or replace its content. A failure leaves a part of it."""
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:

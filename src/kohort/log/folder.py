@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kohort.errors import InvalidInputError
 from kohort.log.checkpoints import encode_id, new_id, replace_file
-from kohort.log.filesystem import sync_folder
+from kohort.log.filesystem import PRIVATE_MODE, sync_folder
 
 LOCK = ".lock"
 META = "meta.properties"
@@ -65,9 +65,9 @@ def take(path: Path, node_id: int, cluster_id: str | None) -> FolderOwnership:
         InvalidInputError: another broker has the folder, or it is not a broker's.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
         _refuse_strangers(path)
-        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
     except OSError as error:
         raise InvalidInputError(f"can't use the data folder {path}: {error.strerror}; choose another one") from error
     try:

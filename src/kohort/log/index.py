@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from kohort.log.filesystem import SYSTEM, FileSystem, read_file, sync_file, write_file
+from kohort.log.filesystem import SYSTEM, FileSystem, file_mode, read_file, sync_file, write_file
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
@@ -47,7 +47,7 @@ def _empty_file(path: str, fs: FileSystem) -> None:
 
 
 def _create(path: str, fs: FileSystem) -> None:
-    fs.close(fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+    fs.close(fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, file_mode(path)))
 
 
 def _set_aside(path: str, fs: FileSystem) -> None:
@@ -61,7 +61,7 @@ def append_to_file(path: str, data: bytes, fs: FileSystem) -> None:
     Raises:
         OSError: the write failed; a partial write is truncated again.
     """
-    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path))
     try:
         size = fs.fstat(fd).st_size
         written = -1
@@ -179,7 +179,7 @@ class OffsetIndex:
         pack = _OFFSET_ENTRY.pack
         if self._replaces:
             new = f"{self._path}.tmp"
-            write_file(new, b"".join(map(pack, self.offsets, self.positions)), self._fs, sync=True)
+            write_file(new, b"".join(map(pack, self.offsets, self.positions)), self._fs, sync=True, mode=file_mode(new))
             self._fs.replace(new, self._path)
             self._flushed, self._replaces = len(self.offsets), False
         start = self._flushed

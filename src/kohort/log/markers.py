@@ -15,6 +15,8 @@ from kohort.wire.records import read_records
 
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
+MARKER_BYTES_MAX = 64 << 10
+"""The most decompressed bytes of a control batch. Brokers write a few, and never compressed."""
 
 
 class Marker(NamedTuple):
@@ -42,7 +44,7 @@ def build_marker(marker: Marker, now_ms: int) -> bytearray:
 
 def parse_marker(header: BatchHeader, batch: ReadBuffer) -> Marker | None:
     """Decode the marker in a control batch; None for other control records."""
-    records = read_records(batch)
+    records = read_records(batch, MARKER_BYTES_MAX)
     if not records:
         return None
     key, value = records[0].key, records[0].value

@@ -12,8 +12,9 @@ from typing import ClassVar, Self
 from kohort.errors import ErrorCode, FencedError, error_for
 from kohort.log import checkpoints, recovery
 from kohort.log.config import LogConfig
+from kohort.log.cooperative import LoopBudget, Search, searched
 from kohort.log.files import FileCache
-from kohort.log.filesystem import ReadBuffer, exists, remove, sync_folder
+from kohort.log.filesystem import ReadBuffer, exists, folder_mode, remove, sync_folder
 from kohort.log.markers import Marker, build_marker, note_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
@@ -27,7 +28,7 @@ from kohort.log.results import (
 )
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_the_way
-from kohort.log.validator import BatchValidator, place, stamp
+from kohort.log.validator import BatchValidator, CheckedBatches, place, stamp
 from kohort.wire.batch import BatchHeader, parse_header
 
 # -- Leader epochs of a partition with their first offsets, ascending
@@ -95,16 +96,18 @@ class PartitionLog:
     readable: ClassVar[bool] = True
 
     __slots__ = (
-        "_bases", "_config", "_epochs", "_names_new", "_persist", "_since_snapshot", "_snapshot_offset", "_topic_id",
-        "_validator", "active", "cleaned_offset", "cuts", "end_offset", "files", "flushed_offset", "leader_epoch",
-        "log_start_offset", "missing", "path", "producers", "recovery", "segments", "unfinished",
+        "_bases", "_config", "_decompressed_ratio", "_epochs", "_names_new", "_persist", "_since_snapshot",
+        "_snapshot_offset", "_topic_id", "_validator", "active", "cleaned_offset", "cuts", "end_offset", "files",
+        "flushed_offset", "leader_epoch", "log_start_offset", "missing", "path", "producers", "recovery", "segments",
+        "unfinished",
     )  # fmt: skip
 
     def __init__(self, path: Path, config: LogConfig, options: OpenOptions) -> None:
         """Create an empty object; callers use `open`."""
         self.path = path
-        self.reconfigure(config)
         limits = options.limits
+        self._decompressed_ratio = limits.decompressed_ratio
+        self.reconfigure(config)
         self.files = FileCache(limits.open_files, limits.lent_files) if options.files is None else options.files
         self._persist, self._topic_id = options.persist or (lambda: None), options.topic_id
         self.missing = self._names_new = True
@@ -132,7 +135,7 @@ class PartitionLog:
         elif exists(path, fs) and checkpoints.read_partition_metadata(path, fs) is None:
             clear_the_way(path, options.topic_id, fs)  # a restart before the first write would take it for this one's
         if log.missing and options.known_end > (options.log_start_offset or 0):
-            fs.mkdir(path)  # it was there: what is lost with it is refused where it is read
+            fs.mkdir(path, folder_mode(path))  # it was there: what is lost with it is refused where it is read
             log.missing = False
         if log.missing:
             log.set_segments([Segment(path, options.log_start_offset or 0, log.files, config.index_interval_bytes)])
@@ -177,7 +180,7 @@ class PartitionLog:
         """
         fs = self.files.fs
         try:
-            fs.mkdir(self.path)
+            fs.mkdir(self.path, folder_mode(self.path))
         except FileExistsError:
             clear_the_way(self.path, self._topic_id, fs)
         if self._topic_id is not None:
@@ -219,7 +222,12 @@ class PartitionLog:
     def reconfigure(self, config: LogConfig) -> None:
         """Apply changed settings."""
         self._config = config
-        self._validator = BatchValidator(self.path.name, config)
+        self._validator = BatchValidator(self.path.name, config, self._decompressed_ratio)
+
+    @property
+    def validator(self) -> BatchValidator:
+        """The validator of produced batches, which any thread may use."""
+        return self._validator
 
     @property
     def last_stable_offset(self) -> int:
@@ -229,25 +237,46 @@ class PartitionLog:
 
     # -- appending
 
-    def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
+    def append(
+        self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True, budget: LoopBudget | None = None
+    ) -> AppendResult:
         """Append batches with one write. Offsets and leader epoch are set in place if the buffer is writable.
 
         Args:
             batches: complete v2 batches, back to back.
             now_ms: wall-clock time.
-            from_client: whether to reject what a producer must not send (control batches) and check its sequences.
+            from_client: whether to reject what a producer must not send (control batches, records that can't be read),
+                and check its sequences.
+            budget: what may be decompressed on the event loop; None: everything.
 
         Raises:
             CorruptDataError: CORRUPT_MESSAGE: bad length or CRC.
-            InvalidInputError: MESSAGE_TOO_LARGE, INVALID_RECORD, INVALID_TIMESTAMP, UNSUPPORTED_FOR_MESSAGE_FORMAT.
+            InvalidInputError: MESSAGE_TOO_LARGE, INVALID_RECORD, INVALID_TIMESTAMP, UNSUPPORTED_FOR_MESSAGE_FORMAT,
+                UNSUPPORTED_COMPRESSION_TYPE.
+            TooMuchForLoopError: the budget does not cover the batches; nothing was appended.
             KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
             OSError: the write failed and was truncated; or the flush failed, and the batches are written but not
                 acknowledged.
         """
-        headers = self._validator.validate(batches, now_ms) if from_client else self._validator.split(batches)
+        if from_client:
+            return self.append_checked(self._validator.validate(batches, now_ms, budget), now_ms)
+        return self.append_checked((batches, self._validator.split(batches)), now_ms, sequences=False)
+
+    def append_checked(self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True) -> AppendResult:
+        """Append batches that the partition's `validator` accepted.
+
+        Args:
+            checked: the batches.
+            now_ms: wall-clock time.
+            sequences: whether to check the sequences of their producer.
+
+        Raises:
+            KafkaError, OSError: as `append`.
+        """
+        batches, headers = checked
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
-            repeated = self.producers.check(headers, sequences=from_client)
+            repeated = self.producers.check(headers, sequences=sequences)
             if repeated is not None:
                 self.flush_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
@@ -396,6 +425,18 @@ class PartitionLog:
 
         Special timestamps are -1 for the end, -2 and -4 for the start, and -3 for the latest timestamp.
         """
+        return searched(self.search_by_time(timestamp, isolation))
+
+    def search_by_time(
+        self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
+    ) -> Search[TimestampOffset]:
+        """Search as `offset_for_timestamp` does, and yield what would take too long on the event loop.
+
+        Args:
+            timestamp: as there.
+            isolation: as there.
+            budget: what may be decompressed on the event loop; None: everything.
+        """
         end = self.last_stable_offset if isolation == Isolation.READ_COMMITTED else self.end_offset
         if timestamp == LATEST:
             return TimestampOffset(end, -1, self.leader_epoch)
@@ -407,7 +448,7 @@ class PartitionLog:
             if timestamp < 0:
                 return TimestampOffset(-1, -1, -1)
         for segment in self.segments:
-            found = segment.record_at_or_after(timestamp, self.log_start_offset)
+            found = yield from segment.search_by_time(timestamp, self.log_start_offset, budget)
             if found is not None:
                 return found if found.offset < end else TimestampOffset(-1, -1, -1)
         return TimestampOffset(-1, -1, -1)

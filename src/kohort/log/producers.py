@@ -15,7 +15,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from kohort.errors import ErrorCode, KafkaError, error_for
-from kohort.log.filesystem import SYSTEM, FileSystem, read_file, write_file
+from kohort.log.filesystem import SYSTEM, FileSystem, file_mode, read_file, write_file
 from kohort.wire.batch import BatchHeader
 
 BATCHES_KEPT = 5
@@ -219,7 +219,7 @@ class Producers:
         body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
         data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
         temporary = path.with_name(path.name + ".tmp")
-        write_file(temporary, data, fs, sync=False)
+        write_file(temporary, data, fs, sync=False, mode=file_mode(temporary))
         fs.replace(temporary, path)
 
     def _snapshot_entries(self) -> Iterable[bytes]:

@@ -7,9 +7,9 @@ import struct
 import crc32c
 
 from kohort.errors import CorruptDataError
-from kohort.log.config import COMPRESSIONS, LogConfig
+from kohort.log.config import COMPRESSIONS, PRODUCER, LogConfig
 from kohort.log.filesystem import ReadBuffer
-from kohort.log.validator import BatchValidator
+from kohort.log.validator import BatchValidator, CheckedBatches
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, parse_header
 from kohort.wire.compression import compress, decompress
 
@@ -31,14 +31,17 @@ def compression_of(config: LogConfig) -> tuple[int, int | None]:
     return COMPRESSIONS[codec], levels.get(codec)
 
 
-def prepared(name: str, batches: ReadBuffer, config: LogConfig, now_ms: int) -> bytes:
+def prepared(validator: BatchValidator, batches: ReadBuffer, config: LogConfig, now_ms: int) -> CheckedBatches:
     """Validate the batches of a producer, and return them in the topic's codec.
 
     Raises:
         KafkaError: a batch is invalid, so all are rejected.
     """
-    BatchValidator(name, config).validate(batches, now_ms)
-    return recompress(batches, config)
+    data, headers = validator.validate(batches, now_ms)
+    if config.compression_type == PRODUCER or is_as_wanted(data, config):
+        return data, headers
+    recompressed = recompress(data, config)
+    return recompressed, validator.split(recompressed)
 
 
 def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:

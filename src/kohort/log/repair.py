@@ -15,7 +15,7 @@ from kohort.log import checkpoints, opening, recovery
 from kohort.log.check import Defect
 from kohort.log.damage import ASIDE
 from kohort.log.files import FileCache
-from kohort.log.filesystem import sync_folder
+from kohort.log.filesystem import file_mode, folder_mode, sync_folder
 from kohort.log.segment import Segment
 from kohort.wire.batch import seal_batch
 
@@ -74,9 +74,9 @@ def _repair_file(path: Path, found: list[Defect]) -> list[tuple[Defect, Path | N
     size = path.stat().st_size if path.exists() else 0
     position = 0
     if not path.parent.exists():
-        path.parent.mkdir()
+        path.parent.mkdir(folder_mode(path.parent))
         sync_folder(path.parent.parent)
-    with temporary.open("wb") as out:
+    with open(temporary, "wb", opener=_private) as out:
         for finding in found:
             damage = finding.damage
             length = damage.length or 0
@@ -94,9 +94,13 @@ def _repair_file(path: Path, found: list[Defect]) -> list[tuple[Defect, Path | N
     return done
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, file_mode(path))
+
+
 def _set_aside(path: Path, position: int, length: int) -> Path:
     aside = _free_name(path.with_name(f"{path.name}.{position}{ASIDE}"))
-    with aside.open("xb") as out:
+    with open(aside, "xb", opener=_private) as out:
         _copy(path, position, position + length, out.fileno())
         os.fsync(out.fileno())
     return aside

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from kohort.log.damage import Damage
-from kohort.log.filesystem import SYSTEM, FileSystem, StrPath
+from kohort.log.filesystem import SYSTEM, FileSystem, StrPath, file_mode
 
 
 class Isolation(IntEnum):
@@ -52,7 +52,7 @@ class OpenFile:
     def __init__(self, path: StrPath, flags: int, fs: FileSystem = SYSTEM) -> None:
         self.fd = -1
         self.fs = fs
-        self.fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
+        self.fd = fs.open(path, flags | os.O_CLOEXEC, file_mode(path))
 
     def size(self) -> int:
         """Return the file's size."""

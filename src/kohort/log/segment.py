@@ -7,10 +7,12 @@ import logging
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import CHUNK, Epochs, Located, Pins, Rules, holds, survey
+from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove, write_all
@@ -18,8 +20,9 @@ from kohort.log.gaps import blamed_by_index, shortened, without
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.log.unverified import UnverifiedBytes
-from kohort.wire.batch import HEADER_SIZE, BatchHeader, parse_header
-from kohort.wire.records import read_records
+from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, CorruptBatchError, parse_header
+from kohort.wire.compression import TooLargeError, decompress
+from kohort.wire.record_walk import find_record
 
 # -- The file and indexes of a segment: appends, and verification of what an earlier process wrote
 
@@ -445,6 +448,29 @@ _HINTS_MAX = 256
 _LOOK_BYTES = 256 << 10
 
 
+def find_in_batch(
+    where: FileRange, header: BatchHeader, timestamp: int, offset: int, limit: int
+) -> tuple[int, int] | None:
+    """Return offset and timestamp of the first record from `offset` on that is at or after `timestamp`, or None.
+
+    Any thread may call this. The records may decompress to `limit` bytes.
+
+    Raises:
+        TooLargeError: they take more.
+        CorruptDataError: the batch can't be read.
+    """
+    batch, start = where.bytes(), HEADER_SIZE
+    if header.compression:
+        body: ReadBuffer = decompress(header.compression, memoryview(batch)[HEADER_SIZE:], limit)
+        start = 0
+    else:
+        body = batch
+    try:
+        return find_record(body, start, header, timestamp, offset)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(f"the batch at offset {header.base_offset} can't be read: {error.message}") from None
+
+
 class Segment(SegmentFile):
     """The batches from `base_offset` on. Only the last segment of a log is appended to."""
 
@@ -615,17 +641,32 @@ class Segment(SegmentFile):
             if batch.header.max_timestamp >= timestamp:
                 yield batch
 
-    def record_at_or_after(self, timestamp: int, offset: int) -> TimestampOffset | None:
-        """Return the first record from `offset` on that is at or after `timestamp`.
+    def search_by_time(self, timestamp: int, offset: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:
+        """Search the first record from `offset` on that is at or after `timestamp`.
+
+        Batches that the budget does not cover are yielded as jobs. No budget covers everything.
 
         Raises:
             DamagedError: there is damage before it.
         """
         for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
-            for record in read_records(self.read_batch(batch)):
-                if record.timestamp >= timestamp and record.offset >= offset:
-                    return TimestampOffset(record.offset, record.timestamp, batch.header.partition_leader_epoch)
+            found = yield from self._search_batch(batch, timestamp, offset, budget)
+            if found is not None:
+                return TimestampOffset(*found, batch.header.partition_leader_epoch)
         return None
+
+    def _search_batch(
+        self, batch: Located, timestamp: int, offset: int, budget: LoopBudget | None
+    ) -> Search[tuple[int, int] | None]:
+        job = partial(
+            find_in_batch, FileRange(self.open(), batch.position, batch.header.size), batch.header, timestamp, offset
+        )
+        if budget is None:
+            return job(RECORDS_BYTES_MAX)
+        with contextlib.suppress(TooLargeError, TooMuchForLoopError):
+            return job(budget.covers(batch.header.size, batch.header.compression))
+        found: tuple[int, int] | None = yield partial(job, RECORDS_BYTES_MAX)
+        return found
 
     def read_batch(self, batch: Located) -> bytes:
         """Read one complete batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -18,17 +19,18 @@ from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder
 from kohort.log.catalog import Catalog, Draft, Topic, TopicPlan, effective_config, usable_config, write_catalog
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
-from kohort.log.compaction import Compaction
+from kohort.log.compaction import Compaction, OffLoop
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
-from kohort.log.cooperative import Steps, completed
+from kohort.log.cooperative import LoopBudget, Search, Steps, completed
 from kohort.log.damage import Damage, DamagedError
 from kohort.log.files import FILES_OWN, FileCache
-from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, read_file
+from kohort.log.filesystem import SYSTEM, FileSystem, ReadBuffer, exists, folder_mode, is_internal, read_file
 from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
 from kohort.log.strays import DELETED, remove_strays
+from kohort.log.validator import CheckedBatches
 
 # -- A partition whose files can't be opened: it rejects all requests, so that the others can be served
 
@@ -64,7 +66,13 @@ class UnreadableLog(PartitionLog):
     def _refuse_write(self) -> NoReturn:
         raise RetriableError(f"nothing can be written: {self.damage.sentence()}", ErrorCode.KAFKA_STORAGE_ERROR)
 
-    def append(self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True) -> AppendResult:
+    def append(
+        self, batches: ReadBuffer, now_ms: int, *, from_client: bool = True, budget: LoopBudget | None = None
+    ) -> AppendResult:
+        """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
+        self._refuse_write()
+
+    def append_checked(self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True) -> AppendResult:
         """Raise RetriableError (KAFKA_STORAGE_ERROR)."""
         self._refuse_write()
 
@@ -93,6 +101,12 @@ class UnreadableLog(PartitionLog):
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> TimestampOffset:
+        """Raise DamagedError."""
+        self._refuse_read()
+
+    def search_by_time(
+        self, timestamp: int, isolation: Isolation, budget: LoopBudget | None = None
+    ) -> Search[TimestampOffset]:
         """Raise DamagedError."""
         self._refuse_read()
 
@@ -266,6 +280,7 @@ class LogStore:
     Attributes:
         topics: all topics by name, in the order of creation.
         topics_by_id: all topics by id.
+        compact_in: runs the work on large batches in another thread; None: compaction does it in its steps.
     """
 
     def __init__(
@@ -293,11 +308,12 @@ class LogStore:
         self._files = FileCache(self.limits.open_files, self.limits.lent_files)
         self._doomed: deque[Path] = deque()
         self._unflushed: dict[tuple[str, int], int] = {}
-        self._upkeep: Iterator[None] | None = None
+        self._upkeep: Iterator[bool] | None = None
         self._round_ms = 0
         self._retention_ms = int(time.time() * 1000)
         self._producers_ms = 0
         self._closed = False
+        self.compact_in: OffLoop | None = None
         self._told: set[str] = set()
         self._not_compacted: set[TopicPartition] = set()
         try:
@@ -343,6 +359,9 @@ class LogStore:
     def _open(self, tp: TopicPartition, config: LogConfig, known: OpenOptions) -> None:
         options = self._ours(known)
         path = self.path / str(tp)
+        if is_internal(path):  # a release that gave every user the right to read may have made it
+            with contextlib.suppress(OSError):
+                path.chmod(folder_mode(path))
         try:
             opened = PartitionLog.open(path, config, options, now_ms=int(time.time() * 1000))
         except (OSError, CorruptDataError) as error:
@@ -671,8 +690,8 @@ class LogStore:
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
         upkeep, self._upkeep = self._upkeep, None
-        for _ in upkeep:
-            if time.monotonic() >= began + _SLICE_S:
+        for waits in upkeep:
+            if waits or time.monotonic() >= began + _SLICE_S:
                 self._upkeep = upkeep
                 return True
         return bool(self._doomed)
@@ -687,7 +706,7 @@ class LogStore:
                 partition.flush()
                 del self._unflushed[tp]
 
-    def _round(self, now_ms: int) -> Iterator[None]:
+    def _round(self, now_ms: int) -> Iterator[bool]:
         limits = self.limits
         aged = now_ms - self._retention_ms >= limits.retention_check_ms
         forgets = now_ms - self._producers_ms >= limits.producer_check_ms
@@ -702,20 +721,20 @@ class LogStore:
             if forgets:
                 partition.producers.expire(now_ms - limits.producer_id_expiration_ms)
             flush_settled(partition, now_ms)
-            yield
+            yield False
             if self._logs.get(tp) is partition:
                 yield from self._compact(tp, partition, now_ms)
         self._catalog.settle()
         self._write_checkpoints()
 
-    def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[None]:
+    def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[bool]:
         close_for_compaction(partition, now_ms)
         try:
-            run = Compaction.due(partition, now_ms)
+            run = Compaction.due(partition, now_ms, self.compact_in)
             if run is None:
                 return
-            for _ in run.steps():
-                yield
+            for waits in run.steps():
+                yield waits
                 if self._logs.get(tp) is not partition:
                     return
             log.info("%s: compacted, %d bytes saved", tp, run.finish())

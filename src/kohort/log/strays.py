@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kohort.log import checkpoints
 from kohort.log.catalog import Topic
-from kohort.log.filesystem import SYSTEM, FileSystem
+from kohort.log.filesystem import SYSTEM, FileSystem, folder_mode
 from kohort.log.recovery import SEGMENT_FILE
 
 STRAY = "-stray"
@@ -83,7 +83,7 @@ def clear_the_way(path: Path, topic_id: uuid.UUID | None, fs: FileSystem = SYSTE
         step_aside(path)
     else:
         shutil.rmtree(path)
-    fs.mkdir(path)
+    fs.mkdir(path, folder_mode(path))
 
 
 def _is_empty_leftover(file: Path, fs: FileSystem) -> bool:

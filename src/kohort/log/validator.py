@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import crc32c
 
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, RecordsRefusedError, error_for
-from kohort.log.config import RECORD_BYTES_UNLIMITED, LogConfig
+from kohort.log.config import DECOMPRESSED_RATIO, RATIO_NAME, RECORD_BYTES_UNLIMITED, LogConfig
+from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
 from kohort.log.filesystem import ReadBuffer
-from kohort.wire.batch import CONTROL, LOG_APPEND_TIME, BatchHeader, parse_header, patch
-from kohort.wire.records import read_pairs, read_records, record_sizes
+from kohort.wire.batch import (
+    CONTROL,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    RECORDS_BYTES_MAX,
+    BatchHeader,
+    parse_header,
+    patch,
+)
+from kohort.wire.compression import CodecError, TooLargeError, UnknownCodecError, check_frame, decompress
+from kohort.wire.record_walk import RecordRules, WrongKind, WrongRecord, fault, walk_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
@@ -21,19 +33,43 @@ _CRC_FROM = 21
 _NO_KEY = "a compacted topic takes no record without a key"
 INT64_MAX = 2**63 - 1
 """`message.timestamp.before.max.ms` without a limit."""
+_MAX_TIMESTAMP_AT = 35
+_CRC_AT = 17
+_CODEC_MASK = 7
+_SCRATCH_BYTES: Final = 2 << 20
+"""Decompressed batches of most producers fit: they fill one megabyte."""
+_threads = threading.local()
+_JOURNALS: Final = ("__consumer_offsets", "__transaction_state")
+"""Internal topics, which admin clients may write to. A coordinator reads them on the event loop, batch by batch."""
+_DECOMPRESSED_MIN: Final = 1 << 20
+"""What every batch may decompress to, also where `max.message.bytes` is tiny."""
 _PARTS_MAX = 512
 """The most buffers of one write, of which the kernel accepts 1,024. More are copied together first."""
 
 
+CheckedBatches: TypeAlias = tuple[ReadBuffer, Sequence[BatchHeader]]
+"""Batches that a topic accepts, and their headers. A plain tuple: one is made for each produced batch."""
+
+
 class BatchValidator:
-    """A validator of batches against one topic's settings. It is fast, because it checks every produced batch."""
+    """A validator of batches against one topic's settings. It is fast, because it checks every produced batch.
+
+    It never changes, so that any thread may use it.
+    """
 
     __slots__ = (
-        "_ahead", "_append_time", "_behind", "_keys", "_largest", "_largest_record", "_looks_inside", "_name",
-        "_unwanted",
+        "_ahead", "_append_time", "_behind", "_decompressed_max", "_keys", "_largest", "_largest_record", "_name",
+        "_ratio", "_unwanted",
     )  # fmt: skip
 
-    def __init__(self, name: str, config: LogConfig) -> None:
+    def __init__(self, name: str, config: LogConfig, ratio: int = DECOMPRESSED_RATIO) -> None:
+        """Create a validator.
+
+        Args:
+            name: the partition's, for error messages.
+            config: the topic's settings.
+            ratio: how many times `max.message.bytes` a batch may decompress to.
+        """
         self._name = name
         self._largest = config.max_message_bytes
         self._append_time = config.log_append_time
@@ -42,19 +78,35 @@ class BatchValidator:
         self._behind = config.message_timestamp_before_max_ms
         self._keys = config.compacts
         self._largest_record = config.max_decompressed_message_bytes
-        self._looks_inside = self._keys or self._largest_record < RECORD_BYTES_UNLIMITED
+        self._ratio = ratio
+        self._decompressed_max = min(RECORDS_BYTES_MAX, max(_DECOMPRESSED_MIN, ratio * config.max_message_bytes))
+        if name.rpartition("-")[0] in _JOURNALS:
+            self._decompressed_max = _DECOMPRESSED_MIN
 
-    def validate(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
-        """Validate the batches of a producer, and return their headers.
+    def validate(self, batches: ReadBuffer, now_ms: int, budget: LoopBudget | None = None) -> CheckedBatches:
+        """Validate the batches of a producer, and return them with their headers.
+
+        Codec and framing of every record are checked too. The maximum timestamp of a header is corrected in a copy,
+        as Kafka does, so that searches by time find the records.
+
+        Args:
+            batches: the batches, back to back.
+            now_ms: the time of the broker.
+            budget: what may be decompressed on the event loop; None: a thread that may take its time.
 
         Raises:
             KafkaError: a batch is invalid, so all are rejected.
+            TooMuchForLoopError: the budget does not cover the batches.
         """
         header = parse_header(batches)
-        _, length, _, _, crc, attributes, delta, first, latest, producer, epoch, sequence, count = header
+        _, length, _, _, crc, attributes, delta, _, latest, producer, epoch, sequence, count = header
         size = length + _LENGTH_OVERHEAD
         if size != len(batches):
-            return self._validate_each(batches, now_ms)
+            return self._validate_each(batches, now_ms, budget)
+        codec = attributes & _CODEC_MASK
+        limit = self._decompressed_max
+        if budget is not None:
+            limit = min(limit, budget.covers(size, codec))
         if crc32c.crc32c(memoryview(batches)[_CRC_FROM:]) != crc:
             raise self._corrupt("a batch does not match its checksum")
         if (
@@ -65,34 +117,74 @@ class BatchValidator:
             or (producer >= 0 and (sequence < 0 or epoch < 0))
         ):
             raise self._refusal(header)
-        if not self._append_time and (
-            latest > now_ms + self._ahead or first < now_ms - self._behind or self._behind != INT64_MAX
-        ):
-            self._check_times(batches, header, now_ms)
-        if self._looks_inside:
-            self._look_inside(batches, header)
-        return (header,)
+        rules = self._rules(codec, now_ms)
+        if codec:
+            found = walk_records(self._decompressed(batches, codec, limit), 0, header, rules)
+        else:
+            found = walk_records(batches, HEADER_SIZE, header, rules)
+        status, index, newest, wrong_count, wrong = found
+        if status:
+            text = f"a batch of {count} records: {fault(status, index).message}"
+            raise self._error(ErrorCode.INVALID_RECORD, text)
+        if wrong_count:
+            raise self._refused_records(wrong_count, wrong or (), header, rules)
+        if newest != latest and not self._append_time:
+            return _with_max_timestamp(batches, newest)
+        return batches, (header,)
 
-    def _look_inside(self, batch: ReadBuffer, header: BatchHeader) -> None:
-        """Reject records without a key in a compacted topic, and records of a compressed batch that are too large."""
-        limit = self._largest_record
-        if header.compression and limit < RECORD_BYTES_UNLIMITED:
-            sizes = enumerate(record_sizes(batch, header))
-            wrong = [(i, f"{size} bytes (max.decompressed.message.bytes={limit})") for i, size in sizes if size > limit]
-            self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
-        if self._keys:
-            keys = enumerate(key for key, _, _ in read_pairs(batch, header))
-            wrong = [(i, _NO_KEY) for i, key in keys if key is None]
-            self._refuse_records(ErrorCode.INVALID_RECORD, wrong, header.records_count)
+    def _decompressed(self, batch: ReadBuffer, codec: int, limit: int) -> ReadBuffer:
+        """Return the decompressed records of a batch, until the thread's next call."""
+        packed = memoryview(batch)[HEADER_SIZE:]
+        try:
+            check_frame(codec, packed)
+            return decompress(codec, packed, limit, _scratch())
+        except TooLargeError:
+            if limit < self._decompressed_max:
+                raise TooMuchForLoopError from None
+            raise self._too_large() from None
+        except UnknownCodecError as error:
+            raise self._error(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error.message) from None
+        except CodecError as error:
+            raise self._error(ErrorCode.INVALID_RECORD, f"a batch does not decompress: {error.message}") from None
 
-    def _validate_each(self, batches: ReadBuffer, now_ms: int) -> Sequence[BatchHeader]:
+    def _rules(self, codec: int, now_ms: int) -> RecordRules:
+        """Return what the topic accepts now. -1 means no timestamp, which every topic accepts."""
+        largest = self._largest_record if codec else RECORD_BYTES_UNLIMITED
+        if self._append_time:
+            return -INT64_MAX, INT64_MAX, largest, self._keys
+        return now_ms - self._behind, min(INT64_MAX, now_ms + self._ahead), largest, self._keys
+
+    def _refused_records(
+        self, count: int, found: Sequence[WrongRecord], header: BatchHeader, rules: RecordRules
+    ) -> RecordsRefusedError:
+        """Return the error that names the records that the topic rejects."""
+        oldest, newest, largest, _ = rules
+        outside = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
+        words: dict[int, Callable[[int], str]] = {
+            WrongKind.NO_KEY: lambda _: _NO_KEY,
+            WrongKind.TIMESTAMP: lambda stamp: f"timestamp {stamp} {outside}",
+            WrongKind.SIZE: lambda size: f"{size} bytes (max.decompressed.message.bytes={largest})",
+        }
+        wrong = {place: words[kind](number) for place, kind, number in found}
+        times = any(kind == WrongKind.TIMESTAMP for _, kind, _ in found)
+        code = ErrorCode.INVALID_TIMESTAMP if times else ErrorCode.INVALID_RECORD
+        first = next(iter(wrong.values()))
+        text = f"{self._name}: {count} of {header.records_count} records were refused, the first: {first}"
+        return RecordsRefusedError(text, code, wrong)
+
+    def _validate_each(self, batches: ReadBuffer, now_ms: int, budget: LoopBudget | None) -> CheckedBatches:
         view = memoryview(batches)
         headers: list[BatchHeader] = []
-        at = 0
+        parts: list[ReadBuffer] = []
+        at, changed = 0, False
         for header in self.split(batches):
-            headers += self.validate(view[at : at + header.size], now_ms)
+            batch = view[at : at + header.size]
+            data, found = self.validate(batch, now_ms, budget)
+            headers += found
+            parts.append(data)
+            changed = changed or data is not batch
             at += header.size
-        return headers
+        return bytearray().join(parts) if changed else batches, headers
 
     def split(self, batches: ReadBuffer) -> Sequence[BatchHeader]:
         """Return the headers of batches that lie back to back.
@@ -123,35 +215,35 @@ class BatchValidator:
             return self._error(ErrorCode.INVALID_RECORD, "a producer can't send control batches or append times")
         return self._error(ErrorCode.INVALID_RECORD, "an idempotent batch without sequence or epoch")
 
-    def _check_times(self, batch: ReadBuffer, header: BatchHeader, now_ms: int) -> None:
-        """Check the timestamp of each record, because the oldest may be anywhere.
-
-        -1 means no timestamp, and is the only negative number that every topic accepts. Source: Kafka's LogValidator.
-
-
-        Raises:
-            RecordsRefusedError: some records are outside the topic's limits.
-            KafkaError: the largest timestamp of the header is outside, but no record's.
-        """
-        oldest, newest = now_ms - self._behind, now_ms + self._ahead
-        text = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
-        stamps = enumerate(record.timestamp for record in read_records(batch))
-        wrong = [(i, f"timestamp {at} {text}") for i, at in stamps if at > newest or (at < oldest and at != -1)]
-        self._refuse_records(ErrorCode.INVALID_TIMESTAMP, wrong, header.records_count)
-        if header.max_timestamp > newest:
-            raise self._error(ErrorCode.INVALID_TIMESTAMP, f"timestamp {header.max_timestamp} {text}")
-
-    def _refuse_records(self, code: ErrorCode, wrong: Sequence[tuple[int, str]], count: int) -> None:
-        """Raise RecordsRefusedError if any record is rejected."""
-        if wrong:
-            text = f"{self._name}: {len(wrong)} of {count} records were refused, the first: {wrong[0][1]}"
-            raise RecordsRefusedError(text, code, dict(wrong))
+    def _too_large(self) -> KafkaError:
+        text = (
+            f"a batch decompresses to more than {self._decompressed_max} bytes: {RATIO_NAME} ({self._ratio}) times "
+            f"max.message.bytes ({self._largest}), at least {_DECOMPRESSED_MIN} and at most {RECORDS_BYTES_MAX}; "
+            f"{_DECOMPRESSED_MIN} in internal topics"
+        )
+        return self._error(ErrorCode.MESSAGE_TOO_LARGE, text)
 
     def _error(self, code: ErrorCode, text: str) -> KafkaError:
         return error_for(code, f"{self._name}: {text}")
 
     def _corrupt(self, text: str) -> KafkaError:
         return CorruptDataError(f"{self._name}: {text}")
+
+
+def _scratch() -> bytearray:
+    """Return this thread's buffer of decompressed records, which are gone with the next batch."""
+    found: bytearray | None = getattr(_threads, "scratch", None)
+    if found is None:
+        found = _threads.scratch = bytearray(_SCRATCH_BYTES)
+    return found
+
+
+def _with_max_timestamp(batch: ReadBuffer, max_ms: int) -> CheckedBatches:
+    """Return a copy of one batch with this maximum timestamp."""
+    fixed = bytearray(batch)
+    struct.pack_into(">q", fixed, _MAX_TIMESTAMP_AT, max_ms)
+    struct.pack_into(">I", fixed, _CRC_AT, crc32c.crc32c(memoryview(fixed)[_CRC_FROM:]))
+    return fixed, (parse_header(fixed),)
 
 
 def place(

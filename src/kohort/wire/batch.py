@@ -305,6 +305,30 @@ def seal_batch(body: Buffer, count: int, numbers: tuple[int, int, int], facts: B
     return b"".join((head, payload))
 
 
+def reseal(header: BatchHeader, body: Buffer, count: int, max_timestamp: int) -> bytes:
+    """Return a batch with other records, and otherwise the header of an existing one: compress and checksum them.
+
+    Args:
+        header: the header of the existing batch.
+        body: `count` records, with offsets and timestamps relative to that header.
+        count: the number of records.
+        max_timestamp: the highest timestamp of the records (ms).
+    """
+    payload = compress(header.compression, body)
+    head = bytearray(
+        _HEADER.pack(
+            *header._replace(
+                batch_length=HEADER_SIZE - _LENGTH_OFFSET + len(payload),
+                crc=0,
+                max_timestamp=max_timestamp,
+                records_count=count,
+            )
+        )
+    )
+    struct.pack_into(">I", head, _CRC_AT, crc32c.crc32c(payload, crc32c.crc32c(head[_ATTRIBUTES_AT:])))
+    return b"".join((head, payload))
+
+
 def varint(value: int) -> bytes:
     """Return a signed variable-length number: zigzag, seven bits a byte."""
     zigzag = value << 1 if value >= 0 else (-value << 1) - 1

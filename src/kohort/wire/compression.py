@@ -1,12 +1,15 @@
 """The codecs of record batches, with a limit on the decompressed size.
 
 Decompression goes into buffers that grow up to a limit. A batch of a megabyte can claim to hold gigabytes, and the
-reader must find that out before its memory is exhausted.
+reader must find that out before its memory is exhausted. The codecs release the interpreter lock, and large buffers
+take no memory before they are written to, so that other threads go on.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
+from functools import lru_cache
 from typing import Literal
 
 import cramjam
@@ -26,8 +29,14 @@ _LZ4_HEADER = bytes.fromhex("04224d18604082")
 _LZ4_RAW = 0x8000_0000
 _LZ4_SIZES = {0x40: 1 << 16, 0x50: 1 << 18, 0x60: 1 << 20, 0x70: 1 << 22}
 """Most bytes of a block by the frame's descriptor byte."""
+_LZ4_INDEPENDENT = 0x20
+_LZ4_CONTENT_SIZE = 0x08
+_LZ4_DICTIONARY = 0x01
+_UINT32 = 0xFFFF_FFFF
 _GUESS_RATIO = 6
 _GUESS_MIN = 4096
+_MAPPED_MIN = 1 << 20
+"""Larger buffers are mapped, and may as well be as large as the limit."""
 _SNAPPY_RATIO_MAX = 32
 """Three bytes of a block stand for at most 64: a block that claims a larger size gets no memory."""
 
@@ -40,51 +49,109 @@ class TooLargeError(CodecError):
     """The bytes decompress to more than the limit."""
 
 
-def decompress(codec: int, data: Buffer, limit: int) -> memoryview:
+class UnknownCodecError(CodecError):
+    """The codec's number is none of those that readers know."""
+
+
+def decompress(codec: int, data: Buffer, limit: int, scratch: bytearray | None = None) -> memoryview:
     """Return the decompressed records of a batch.
 
     Args:
         codec: The number in the batch's attributes.
         data: The bytes after the batch header.
         limit: The maximum decompressed size in bytes.
+        scratch: A buffer that the result may lie in: fresh pages cost more than what is written to them. A caller
+            that gives one is done with the result before it gives it again.
 
     Raises:
         TooLargeError: the data decompresses to more than `limit` bytes.
         CodecError: the codec is unknown, or the data is damaged.
     """
     if codec == 1:
-        return _grow(cramjam.gzip.decompress_into, data, limit)
+        return _grow(cramjam.gzip.decompress_into, data, limit, scratch)
     if codec == 2:
-        return _snappy(memoryview(data), limit)
+        return _snappy(memoryview(data), limit, scratch)
     if codec == 3:
-        return _lz4(memoryview(data), limit)
+        return _lz4(memoryview(data), limit, scratch)
     if codec == 4:
-        return _grow(cramjam.zstd.decompress_into, data, limit)
-    raise CodecError(f"codec {codec} is unknown")
+        return _grow(cramjam.zstd.decompress_into, data, limit, scratch)
+    raise UnknownCodecError(f"codec {codec} is unknown")
 
 
-def _grow(decompress_into, data: Buffer, limit: int) -> memoryview:  # type: ignore[no-untyped-def]
-    size = min(limit, max(_GUESS_MIN, len(data) * _GUESS_RATIO))
+def check_frame(codec: int, data: Buffer) -> None:
+    """Refuse compressed bytes that `decompress` reads, but Kafka's own clients do not.
+
+    Source: Apache Kafka's Lz4BlockInputStream: version 1, independent blocks, no dictionary, and the descriptor's
+    checksum.
+
+    Raises:
+        CodecError: the bytes are such.
+    """
+    if codec == 3:
+        head = bytes(memoryview(data)[:15])
+        _check_lz4_head(head if len(head) > 4 and head[4] & _LZ4_CONTENT_SIZE else head[:7])
+
+
+@lru_cache(maxsize=64)
+def _check_lz4_head(head: bytes) -> None:
+    if len(head) < 7 or head[:4] != _LZ4_HEADER[:4]:
+        raise CodecError("lz4: no frame")
+    flags = head[4]
+    end = 14 if flags & _LZ4_CONTENT_SIZE else 6
+    if flags >> 6 != 1 or not flags & _LZ4_INDEPENDENT or flags & _LZ4_DICTIONARY:
+        raise CodecError("lz4: a frame with linked blocks, a dictionary or another version")
+    if len(head) <= end or head[end] != _short_xxh32(head[4:end]) >> 8 & 0xFF:
+        raise CodecError("lz4: the frame's descriptor does not match its checksum")
+
+
+def _short_xxh32(data: bytes) -> int:
+    """Return the XXH32 hash (seed 0) of fewer than 16 bytes. Source: the xxHash specification."""
+    value, at = 374_761_393 + len(data), 0
+    while at + 4 <= len(data):
+        value = value + int.from_bytes(data[at : at + 4], "little") * 3_266_489_917 & _UINT32
+        value = (value << 17 | value >> 15) * 668_265_263 & _UINT32
+        at += 4
+    for byte in data[at:]:
+        value = value + byte * 374_761_393 & _UINT32
+        value = (value << 11 | value >> 21) * 2_654_435_761 & _UINT32
+    value = (value ^ value >> 15) * 2_246_822_519 & _UINT32
+    value = (value ^ value >> 13) * 3_266_489_917 & _UINT32
+    return value ^ value >> 16
+
+
+def _room(size: int) -> bytearray | mmap.mmap:
+    """Return a buffer: one of many pages takes them only as they are written."""
+    return bytearray(size) if size < _MAPPED_MIN else mmap.mmap(-1, size)
+
+
+def _room_in(scratch: bytearray | None, size: int) -> memoryview:
+    """Return a buffer of this size, in the scratch if it fits."""
+    return memoryview(_room(size)) if scratch is None or size > len(scratch) else memoryview(scratch)[:size]
+
+
+def _grow(decompress_into, data: Buffer, limit: int, scratch: bytearray | None) -> memoryview:  # type: ignore[no-untyped-def]
+    guess = max(_GUESS_MIN, len(data) * _GUESS_RATIO)
+    size = min(limit, guess if scratch is None or guess > len(scratch) else len(scratch))
     while True:
-        out = bytearray(size)
+        out = _room_in(scratch, size)
         try:
-            return memoryview(out)[: decompress_into(data, out)]
+            return out[: decompress_into(data, out)]
         except cramjam.DecompressionError as error:
             if "whole buffer" not in str(error):  # by text: cramjam has one class
                 raise CodecError(str(error)) from None
             if size >= limit:
                 raise TooLargeError(f"decompresses to more than {limit} bytes") from None
-            size = min(limit, size * 4)
+            size = limit if size >= _MAPPED_MIN else min(limit, size * 4)
 
 
-def _lz4(data: memoryview, limit: int) -> memoryview:
+def _lz4(data: memoryview, limit: int, scratch: bytearray | None) -> memoryview:
     """Decompress a frame of one block, the form of small batches.
 
     Frames of several blocks go to cramjam's frame decoder, whose set-up costs thirty times as much as one block.
     """
     block = _lz4_block(data)
     if block is None:
-        return _grow(cramjam.lz4.decompress_into, data, limit)
+        return _grow(cramjam.lz4.decompress_into, data, limit, scratch)
     raw, start, size, block_max = block
     if raw:
         if size > limit:
@@ -92,7 +159,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
         return data[start : start + size]
     capacity = min(limit, block_max, max(_GUESS_MIN, size * _GUESS_RATIO))
     while True:
-        out = bytearray(capacity)
+        out = _room_in(scratch, capacity)
         try:
             written = cramjam.lz4.decompress_block_into(data[start : start + size], out, output_len=capacity)
         except cramjam.DecompressionError as error:
@@ -102,7 +169,7 @@ def _lz4(data: memoryview, limit: int) -> memoryview:
                 raise CodecError(str(error)) from None
             capacity = min(limit, block_max, capacity * 8)
         else:
-            return memoryview(out)[:written]
+            return out[:written]
 
 
 def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
@@ -128,10 +195,10 @@ def _lz4_block(data: memoryview) -> tuple[bool, int, int, int] | None:
     return bool(word & _LZ4_RAW), start, size, block_max
 
 
-def _snappy(data: memoryview, limit: int) -> memoryview:
+def _snappy(data: memoryview, limit: int, scratch: bytearray | None) -> memoryview:
     if bytes(data[:8]) != _XERIAL_MAGIC:
-        out = bytearray(_snappy_length(data, limit))
-        return memoryview(out)[: _snappy_into(data, out)]
+        out = _room_in(scratch, _snappy_length(data, limit))
+        return out[: _snappy_into(data, out)]
     blocks = []
     total = 0
     at = len(_XERIAL_HEADER)
@@ -147,13 +214,11 @@ def _snappy(data: memoryview, limit: int) -> memoryview:
         blocks.append((block, total, size))
         total += size
         at += length
-    joined = bytearray(total)
+    joined = _room_in(scratch, total)
     for block, start, size in blocks:
-        part = bytearray(size)
-        if _snappy_into(block, part) != size:
+        if _snappy_into(block, joined[start : start + size]) != size:
             raise CodecError("snappy: a block is shorter than it states")
-        joined[start : start + size] = part
-    return memoryview(joined)
+    return joined
 
 
 def _snappy_length(block: memoryview, limit: int) -> int:
@@ -168,8 +233,8 @@ def _snappy_length(block: memoryview, limit: int) -> int:
     return size
 
 
-def _snappy_into(block: memoryview, out: bytearray) -> int:
-    if not out:
+def _snappy_into(block: memoryview, out: memoryview) -> int:
+    if not len(out):
         return 0
     try:
         written: int = cramjam.snappy.decompress_raw_into(block, out)

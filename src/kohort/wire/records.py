@@ -8,10 +8,18 @@ Source: Kafka documentation, "Record".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, BatchRecord, CorruptBatchError, parse_header
+from kohort.wire.batch import (
+    HEADER_SIZE,
+    RECORDS_BYTES_MAX,
+    BatchHeader,
+    BatchRecord,
+    CorruptBatchError,
+    parse_header,
+    reseal,
+)
 from kohort.wire.compression import decompress
 from kohort.wire.schema import Buffer
 
@@ -22,22 +30,49 @@ _HEADER_BYTES_MIN = 2
 _RECORD_BYTES_MIN = 7
 
 
-def read_pairs(batch: Buffer, header: BatchHeader) -> Iterator[Pair]:
+def read_pairs(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) -> Iterator[Pair]:
     """Yield key, value and offset of each record of a whole batch.
 
     Raises:
+        TooLargeError: a compressed batch decompresses to more than `limit` bytes.
         CorruptDataError: the records are not what the header says.
     """
-    return ((key, value, offset) for key, value, offset, _, _, _ in _walk(_body(batch, header), header))
+    return ((key, value, offset) for key, value, offset, _, _, _ in _walk(_body(batch, header, limit), header))
 
 
-def record_sizes(batch: Buffer, header: BatchHeader) -> Iterator[int]:
-    """Yield the decompressed size of each record of a whole batch, without the length before it.
+def filter_records(
+    batch: bytes,
+    header: BatchHeader,
+    keeps: Callable[[bytes | None, bytes | None, int], bool],
+    limit: int = RECORDS_BYTES_MAX,
+) -> bytes:
+    """Return a batch with only some of its records, their bytes unchanged; empty if none remain.
+
+    Offsets, sequences and other header fields stay, except for the maximum timestamp.
+
+    Args:
+        batch: one whole batch.
+        header: its header.
+        keeps: decides about key, value and offset of each record.
+        limit: most bytes that compressed records may decompress to.
 
     Raises:
+        TooLargeError: they decompress to more.
         CorruptDataError: the records are not what the header says.
     """
-    return (stop - timestamp_at + 1 for _, _, _, timestamp_at, _, stop in _walk(_body(batch, header), header))
+    body = _body(batch, header, limit)
+    kept = bytearray()
+    at = count = 0
+    latest = -1
+    for key, value, offset, timestamp_at, _, stop in _walk(body, header):
+        if keeps(key, value, offset):
+            kept += memoryview(body)[at:stop]
+            count += 1
+            latest = max(latest, header.base_timestamp + _signed(_number(body, timestamp_at)[0]))
+        at = stop
+    if count == header.records_count:
+        return batch
+    return reseal(header, kept, count, header.max_timestamp if header.is_log_append_time else latest) if count else b""
 
 
 def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRecord]:
@@ -66,6 +101,12 @@ def read_records(batch: Buffer, limit: int = RECORDS_BYTES_MAX) -> list[BatchRec
 
 
 def _body(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) -> bytes:
+    """Return the decompressed records.
+
+    Raises:
+        TooLargeError: they decompress to more than `limit` bytes.
+        CorruptDataError: they do not decompress, or can't be as many as the header says.
+    """
     if header.size > len(batch):
         raise CorruptBatchError(f"a batch of {header.size} bytes, {len(batch)} are there")
     body: Buffer = memoryview(batch)[HEADER_SIZE : header.size]

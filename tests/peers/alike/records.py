@@ -17,6 +17,12 @@ from kohort.wire.data import (
 from kohort.wire.records import read_records
 from tests.peers.alike.harness import Side, scenario
 from tests.peers.alike.transactions import add_partitions, added, begun, ended
+from tests.support.hostile_batches import BASE_MS, HOSTILE, bomb
+
+UNDECOMPRESSED = (
+    "codec 7", "codec 5", "damaged gzip", "no gzip at all", "cut gzip", "damaged snappy", "snappy that claims 2 GiB",
+    "damaged lz4", "cut zstd", "linked lz4 blocks", "a wrong lz4 descriptor checksum", "bytes after zstd",
+)  # fmt: skip
 
 
 def batch(*values: bytes, **facts: Any) -> bytes:
@@ -87,6 +93,27 @@ def produces(side: Side, version: int) -> None:
         side.ask(producing(side, version, [(topic, 0, good + good)]), version, keep=plain)
     with side.on_purpose("A transactional request takes transactional batches"):
         side.ask(producing(side, version, [(topic, 0, good)], transactional_id=name), version, keep=plain)
+
+
+@scenario(11)
+def produces_what_no_reader_can_read(side: Side, version: int) -> None:
+    topic = side.topic("hostile")
+    batches = dict(HOSTILE)
+    with side.on_purpose("Records that can't be decompressed are invalid"):
+        for name in (*UNDECOMPRESSED, "a length of six bytes", "compressed, with an offset delta out of order"):
+            side.ask(producing(side, version, [(topic, 0, batches.pop(name))]), version, keep=plain)
+    with side.on_purpose("A batch that only some readers can read is refused"):
+        for name in ("a key length below -1", "bytes after gzip", "bytes after lz4"):
+            side.ask(producing(side, version, [(topic, 0, batches.pop(name))]), version, keep=plain)
+    with side.on_purpose("Log append time is the broker's"):
+        for name in ("log append time", "magic 0", "magic 1"):
+            side.ask(producing(side, version, [(topic, 0, batches.pop(name))]), version, keep=plain)
+    with side.on_purpose("Decompressed bytes are bounded"):
+        side.ask(producing(side, version, [(topic, 0, bomb("zstd", 130 << 20))]), version, keep=plain)
+    fresh = side.topic("read")
+    for records in batches.values():
+        side.ask(producing(side, version, [(fresh, 0, records)]), version, keep=plain)
+    side.ask(listing_offsets({fresh: [(0, -1), (0, BASE_MS), (0, BASE_MS + 1)]}), 7, keep=by_offset)
 
 
 @scenario(13)

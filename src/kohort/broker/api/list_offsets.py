@@ -14,7 +14,16 @@ from kohort.broker.node import Node
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError
-from kohort.log import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, Isolation, PartitionLog
+from kohort.log import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    MAX_TIMESTAMP,
+    Isolation,
+    LoopBudget,
+    PartitionLog,
+    Search,
+)
 from kohort.wire.data import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -40,27 +49,33 @@ def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
-    """Return an offset and its timestamp for each partition."""
+def list_offsets(node: Node, request: Request[ListOffsetsRequest]) -> None:
+    """Return an offset and its timestamp for each partition. Searches in large batches run in another thread."""
+    node.records.search(_listing(node, request), request.reply, request.connection.close)
+
+
+def _listing(node: Node, request: Request[ListOffsetsRequest]) -> Search[ListOffsetsResponse]:
     message = request.message
     isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+    budget = LoopBudget()
     topics = []
     for topic in message.topics:
         asked = {part.partition_index: part for part in topic.partitions}
         twice = {
             index for index, times in Counter(part.partition_index for part in topic.partitions).items() if times > 1
         }
-        answers = [
-            _Listed(partition_index=index, error_code=ErrorCode.INVALID_REQUEST)
-            if index in twice
-            else _list(node, topic.name, part, isolation, request.version)
-            for index, part in asked.items()
-        ]
+        answers = []
+        for index, part in asked.items():
+            if index in twice:
+                answers.append(_Listed(partition_index=index, error_code=ErrorCode.INVALID_REQUEST))
+            else:
+                answers.append((yield from _list(node, topic.name, part, (isolation, request.version, budget))))
         topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
 
-def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: int) -> _Listed:
+def _list(node: Node, topic: str, asked: _Asked, how: tuple[Isolation, int, LoopBudget]) -> Search[_Listed]:
+    isolation, version, budget = how
     index = asked.partition_index
     if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
         return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
@@ -72,7 +87,7 @@ def _list(node: Node, topic: str, asked: _Asked, isolation: Isolation, version: 
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):  # nothing is tiered
         return _Listed(partition_index=index, leader_epoch=-1)
     try:
-        found = log.offset_for_timestamp(timestamp, isolation)
+        found = yield from log.search_by_time(timestamp, isolation, budget)
     except KafkaError as refused:
         return _Listed(partition_index=index, error_code=refused.code)
     except OSError:

@@ -1,4 +1,6 @@
-"""Produce: batches are appended to the log unchanged, or recompressed if their topic requires it (`Recompression`).
+"""Produce: batches are checked, and appended to the log unchanged, or recompressed if their topic requires it.
+
+Small batches are checked on the loop, large ones and those to recompress by worker threads (`RecordWorkers`).
 
 Versions: 3 is the first with record batches v2, and 9 is flexible. Version 10 adds the leader to errors. Version 12
 adds partitions to a transaction by producing to them (KIP-890). Version 13 names topics by id.
@@ -6,18 +8,20 @@ adds partitions to a transaction by producing to them (KIP-890). Version 13 name
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kohort.broker.node import Node
+from kohort.broker.record_workers import ProducedBatches
 from kohort.broker.server.dispatch import Handled, handled
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, KafkaError, RecordsRefusedError
 from kohort.ids import TopicPartition
-from kohort.log import PartitionLog, is_as_wanted
+from kohort.log import PRODUCER, CheckedBatches, LoopBudget, PartitionLog, TooMuchForLoopError, is_as_wanted
 from kohort.wire.batch import TRANSACTIONAL
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.schema import Buffer
@@ -29,9 +33,17 @@ _Topic: TypeAlias = ProduceResponse.TopicProduceResponse
 _Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _NO_ERRORS: list[ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage] = []
 _Delayed: TypeAlias = tuple[str, _Data, _Partition]
-"""A topic's name, its batches that need recompression, and the response that is filled in afterwards."""
-PRODUCER = "producer"
-"""The `compression.type` of topics whose batches are stored unchanged."""
+"""A topic's name, its batches for a worker thread, and the response that is filled in afterwards."""
+
+
+class _Turn(NamedTuple):
+    """One request's time, what it may still decompress on the loop, and what it left to worker threads."""
+
+    now_ms: int
+    budget: LoopBudget
+    delayed: list[_Delayed]
+
+
 ABORTABLE_SINCE = 11
 """The first version whose clients know TRANSACTION_ABORTABLE. Source: KIP-890."""
 ATTRIBUTES_AT = 22
@@ -47,13 +59,14 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
     now_ms = time.time_ns() // 1_000_000
     responses: list[ProduceResponse.TopicProduceResponse] = []
     delayed: list[_Delayed] = []
+    turn = _Turn(now_ms, LoopBudget(), delayed)
     for topic in message.topic_data:
         name = _name_by_id(node, topic.topic_id) if by_id else topic.name
         error = _refused(node, request, name, message.acks)
         answers = [
             _Partition(index=part.index, error_code=error, base_offset=-1)
             if error
-            else _append(node, request, name, part, now_ms, delayed)
+            else _append(node, request, name, part, turn)
             for part in topic.partition_data
         ]
         responses.append(
@@ -62,7 +75,7 @@ def produce(node: Node, request: Request[ProduceRequest]) -> None:
             else _Topic(name=topic.name, partition_responses=answers)
         )
     if delayed:
-        _compress(node, request, delayed, responses, now_ms)
+        _prepare(node, request, delayed, responses, now_ms)
     else:
         _finish(request, responses)
 
@@ -79,26 +92,26 @@ def _finish(request: Request[ProduceRequest], responses: list[ProduceResponse.To
         request.skip()
 
 
-def _compress(
+def _prepare(
     node: Node,
     request: Request[ProduceRequest],
     delayed: list[_Delayed],
     responses: list[ProduceResponse.TopicProduceResponse],
     now_ms: int,
 ) -> None:
-    """Recompress batches in a worker thread, then append them; answer after the last one."""
+    """Check batches in a worker thread, then append them; answer after the last one."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
     request.connection.hold(held)
 
-    def done(name: str, part: _Data, answer: _Partition, target: object, result: bytes | KafkaError) -> None:
+    def done(name: str, part: _Data, answer: _Partition, target: object, result: CheckedBatches | KafkaError) -> None:
         nonlocal left
         if isinstance(result, KafkaError):
             found = _refusal(request, part.index, result)
         else:
-            part.records = result
+            part.records, _ = result
             now = node.store.get(name, part.index)  # another log if the topic was deleted and created again meanwhile
-            found = _write(node, request, name, part, now_ms, now if now is target else None)
+            found = _write(node, request, name, part, (now if now is target else None, now_ms, result))
         for field in answer.FIELDS:
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
@@ -111,9 +124,8 @@ def _compress(
         assert target is not None
         part.records = bytes(part.records)  # the frame's memory is reused
         partition = TopicPartition(name, part.index)
-        node.recompression.take(
-            partition, part.records, target.config, now_ms, partial(done, name, part, answer, target)
-        )
+        batches = ProducedBatches(partition, target, part.records, now_ms)
+        node.records.check_produced(batches, partial(done, name, part, answer, target))
 
 
 def _name_by_id(node: Node, topic_id: UUID) -> str | None:
@@ -136,24 +148,30 @@ def _is_transactional(records: Buffer) -> bool:
     return len(records) > ATTRIBUTES_AT and bool(records[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
-def _append(
-    node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, now_ms: int, delayed: list[_Delayed]
-) -> _Partition:
-    """Append a partition's batches. If they need recompression, fill in the response later."""
+def _append(node: Node, request: Request[ProduceRequest], name: str | None, part: _Data, turn: _Turn) -> _Partition:
+    """Append a partition's batches. If a worker thread has to check them, fill in the response later."""
     assert name is not None
     target = node.store.get(name, part.index)
-    if target is not None and part.records and target.config.compression_type != PRODUCER:
-        waits = node.recompression.is_busy(TopicPartition(name, part.index))
-        if waits or not is_as_wanted(part.records, target.config):
-            answer = _Partition(index=part.index)
-            delayed.append((name, part, answer))
-            return answer
-    return _write(node, request, name, part, now_ms, target)
+    if target is None or not part.records:
+        return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+    plain = target.config.compression_type == PRODUCER or is_as_wanted(part.records, target.config)
+    if plain and not node.records.is_busy(TopicPartition(name, part.index)):
+        with contextlib.suppress(TooMuchForLoopError):
+            return _write(node, request, name, part, (target, turn.now_ms, turn.budget))
+    answer = _Partition(index=part.index)
+    turn.delayed.append((name, part, answer))
+    return answer
 
 
 def _write(
-    node: Node, request: Request[ProduceRequest], name: str, part: _Data, now_ms: int, target: PartitionLog | None
+    node: Node,
+    request: Request[ProduceRequest],
+    name: str,
+    part: _Data,
+    how: tuple[PartitionLog | None, int, LoopBudget | CheckedBatches],
 ) -> _Partition:
+    """Append a partition's batches: to a log, at a time, checked before or to be checked now within a budget."""
+    target, now_ms, checked = how
     index = part.index
     if target is None:
         return _Partition(index=index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, base_offset=-1)
@@ -174,7 +192,10 @@ def _write(
         else:
             partition = TopicPartition(name, index)
             node.transactions.check_produce(transactional_id, partition, records, adds=request.version >= 12)
-        result = target.append(records, now_ms)
+        if isinstance(checked, LoopBudget):
+            result = target.append(records, now_ms, budget=checked)
+        else:
+            result = target.append_checked(checked, now_ms)
     except KafkaError as error:
         return _refusal(request, index, error)
     except OSError as error:

@@ -16,7 +16,7 @@ from kohort.broker.config.single_broker import known_facts, own_properties
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
-from kohort.log import LogConfig, check_together
+from kohort.log import DECOMPRESSED_RATIO, RATIO_NAME, LogConfig, check_together
 from kohort.settings.config import from_properties_many, knob, settings, unknown_key
 
 MIB = 1 << 20
@@ -57,6 +57,14 @@ class BrokerConfig:
 
     request_bytes_max: int = knob(
         "socket.request.max.bytes", 100 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="bounds one request's memory"
+    )
+    decompressed_ratio: int = knob(
+        RATIO_NAME,
+        DECOMPRESSED_RATIO,
+        low=1,
+        high=2**31 - 1,
+        why="a produced batch may decompress to so many times max.message.bytes, at least 1 MiB and at most 256 MiB: "
+        "a few kilobytes can stand for gigabytes, and their check costs memory and time (Kafka: no limit)",
     )
     fetch_bytes_max: int = knob(
         "fetch.max.bytes", 55 * MIB, low=1024, high=2**31 - 1, unit="bytes", why="the largest answer to one fetch"

@@ -66,6 +66,7 @@ class ConsumerCore:
             read_committed=config.isolation_level == "read_committed",
             check_crcs=config.check_crcs,
             max_bytes=min(DECODED_BYTES, config.queued_max_bytes),
+            max_batch_bytes=config.max_decompressed_batch_bytes,
         )
         self.record_iterator = RecordIterator(self.partitions, config)
         self._seen = self._rebalances_seen = 0

@@ -21,6 +21,7 @@ from kohort.client.net.topic_existence import present_topics
 from kohort.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets, topic_names
 from kohort.client.settings import ConsumerConfig, client_config
 from kohort.columns import COLUMNS, DecodeOptions, RecordSet, damage_error, decode_all, extent
+from kohort.columns.shapes import DECODED_BYTES
 from kohort.errors import ErrorCode, NotFoundError, OffsetError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.settings.arguments import checked, checked_call
@@ -86,6 +87,8 @@ class RangeReader(Lookups):
             columns=COLUMNS if columns is None else tuple(columns),
             read_committed=self.config.isolation_level == "read_committed",
             check_crcs=self.config.check_crcs,
+            max_bytes=min(DECODED_BYTES, self.config.max_decompressed_batch_bytes),
+            max_batch_bytes=self.config.max_decompressed_batch_bytes,
         )
         self._fetch_bytes = fetch_bytes
 
@@ -140,7 +143,7 @@ class RangeReader(Lookups):
                 yield decoded.to_arrow()
             damage = decoded.ranges[0].damage
             if damage is not None and damage.offset < end:
-                raise damage_error(given, damage)
+                raise damage_error(given, damage, self._options)
 
     async def _fetch(self, of: _ReadTarget, offset: int, end: int, fail: bool) -> _Answer:
         cluster, partition = self._client.cluster, of.partition

@@ -25,8 +25,9 @@ from kohort.client.net.runtime import Promise
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch, Identity, PartitionQueue
 from kohort.client.producer.settings import ProducerConfig
-from kohort.columns import DecodeOptions, RecordSet, decode
+from kohort.columns import DecodeOptions, RecordSet, decode_all
 from kohort.columns.encode import Chunk
+from kohort.columns.shapes import BYTES_MAX
 from kohort.errors import (
     ErrorCode,
     FencedError,
@@ -43,7 +44,12 @@ from kohort.wire.transactions import InitProducerIdRequest
 
 # -- Splitting a batch that a broker finds too large into two with the same records and sequences
 
-_AS_SENT = DecodeOptions(columns=("key", "value", "timestamp", "headers"), timestamp_unit="ms", check_crcs=False)
+_AS_SENT = DecodeOptions(
+    columns=("key", "value", "timestamp", "headers"),
+    timestamp_unit="ms",
+    check_crcs=False,
+    max_batch_bytes=BYTES_MAX,
+)
 
 
 def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
@@ -55,7 +61,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     """
     assert batch.sealed is not None
     given = RecordSet(batch.partition.topic, batch.partition.partition, batch.sealed, 0)
-    records = decode([given], _AS_SENT).records()
+    records = [record for part in decode_all([given], _AS_SENT) for record in part.records()]
     half = len(records) // 2
     parts = []
     for stretch in (records[:half], records[half:]):

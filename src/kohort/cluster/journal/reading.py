@@ -13,6 +13,7 @@ from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise, Runtime
 from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
 from kohort.cluster.journal.place import JournalPartition, JournalUnavailable, passes
+from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE
@@ -253,9 +254,15 @@ class JournalDecoding:
         for header, batch in self._batches(view):
             self.authors.saw(header)
             if header.records_count == 1 and not header.is_control:
-                for key, value, _ in read_pairs(batch, header):
-                    if key is not None and is_fence(key):
-                        self._take(header, read_fence(key, value))
+                self._survey_batch(header, batch)
+
+    def _survey_batch(self, header: BatchHeader, batch: memoryview) -> None:
+        try:
+            for key, value, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
+                if key is not None and is_fence(key):
+                    self._take(header, read_fence(key, value))
+        except UNREADABLE as error:
+            self._note_unreadable(header, error)
 
     def _batches(self, view: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
         at, end = 0, len(view)
@@ -276,7 +283,7 @@ class JournalDecoding:
         reader = self._reader
         read_offset, add, known = reader.read_offset, records.append, len(records)
         try:
-            for key, value, _ in read_pairs(batch, header):
+            for key, value, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
                 if key is None:
                     continue
                 if key[:2] == b"\0\1":
@@ -287,9 +294,12 @@ class JournalDecoding:
                     add(record)
         except UNREADABLE as error:
             del records[known:]
-            author = header.producer_id, header.producer_epoch
-            text = f"{self._place}: the batch at offset {header.base_offset} can't be read: {error}"
-            self._unreadable.setdefault(author, CorruptDataError(text))
+            self._note_unreadable(header, error)
+
+    def _note_unreadable(self, header: BatchHeader, error: Exception) -> None:
+        author = header.producer_id, header.producer_epoch
+        text = f"{self._place}: the batch at offset {header.base_offset} can't be read: {error}"
+        self._unreadable.setdefault(author, CorruptDataError(text))
 
     def _take(self, header: BatchHeader, fence: Fence) -> None:
         """Record a fence if its own producer wrote it. Any producer may have written the first fence."""
@@ -299,7 +309,7 @@ class JournalDecoding:
     def _log_left_out(self, header: BatchHeader, batch: memoryview) -> None:
         names = []
         try:
-            for key, _, _ in read_pairs(batch, header):
+            for key, _, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
                 names.append(f"group {group_of(key)}" if key and group_of(key) is not None else repr(bytes(key or b"")))
         except UNREADABLE as error:
             names.append(str(error))

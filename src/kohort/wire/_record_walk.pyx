@@ -1,0 +1,297 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The compiled walk over a batch's records: the same rules in the same order as `record_walk.py`.
+
+Nothing is copied and nothing decoded. Large batches are walked without the GIL, so that the loop's thread goes on.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef enum:
+    RECORD_BYTES_MIN = 7
+    WRONG_MAX = 1000
+    ALONE_BYTES = 65536
+    LOG_APPEND_TIME = 0x08
+
+
+cdef enum Status:
+    # Numbers of `record_walk.FAULTS`.
+    GOOD = 0
+    COUNT = 1
+    LENGTH = 2
+    NUMBER = 3
+    DELTA = 4
+    KEY = 5
+    VALUE = 6
+    HEADER = 7
+    REST = 8
+    AFTER = 9
+
+
+cdef enum Why:
+    # Numbers of `record_walk.WrongKind`.
+    NO_KEY = 1
+    TIMESTAMP = 2
+    SIZE = 3
+
+
+cdef struct Rules:
+    int64_t oldest
+    int64_t newest
+    int64_t largest
+    bint keyed
+
+
+cdef struct Wrong:
+    int32_t index
+    int32_t why
+    int64_t number
+
+
+cdef struct Fields:
+    # What is read of one record.
+    int64_t stamp
+    int64_t size
+    int32_t delta
+    bint keyed
+
+
+cdef struct Walk:
+    const uint8_t* p
+    const uint8_t* end
+    int32_t count
+    int32_t index
+    int64_t base_ms
+    int64_t max_ms
+    int32_t wrong_count
+
+
+cdef inline const uint8_t* number32(const uint8_t* p, const uint8_t* end, int32_t* out) noexcept nogil:
+    cdef uint32_t value
+    cdef int32_t slow = 0
+    if end - p >= 2:
+        value = p[0]
+        if value < 0x80:
+            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        if p[1] < 0x80:
+            value = (value & 0x7F) | (<uint32_t>p[1] << 7)
+            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 2
+    p = long_number32(p, end, &slow)  # by a variable of its own: the others stay in registers
+    out[0] = slow
+    return p
+
+
+cdef const uint8_t* long_number32(const uint8_t* p, const uint8_t* end, int32_t* out) noexcept nogil:
+    cdef uint32_t value = 0
+    cdef int shift = 0
+    while p < end:
+        if shift == 28 and p[0] > 0x0F:
+            return NULL
+        value |= <uint32_t>(p[0] & 0x7F) << shift
+        if p[0] < 0x80:
+            out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        shift += 7
+        p += 1
+    return NULL
+
+
+cdef inline const uint8_t* number64(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
+    cdef uint64_t value
+    cdef int64_t slow = 0
+    if end - p >= 2:
+        value = p[0]
+        if value < 0x80:
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        if p[1] < 0x80:
+            value = (value & 0x7F) | (<uint64_t>p[1] << 7)
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 2
+    p = long_number64(p, end, &slow)  # by a variable of its own: the others stay in registers
+    out[0] = slow
+    return p
+
+
+cdef const uint8_t* long_number64(const uint8_t* p, const uint8_t* end, int64_t* out) noexcept nogil:
+    cdef uint64_t value = 0
+    cdef int shift = 0
+    while p < end:
+        if shift == 63 and p[0] > 0x01:
+            return NULL
+        value |= <uint64_t>(p[0] & 0x7F) << shift
+        if p[0] < 0x80:
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return p + 1
+        shift += 7
+        p += 1
+    return NULL
+
+
+cdef int check_headers(const uint8_t* p, const uint8_t* stop) noexcept nogil:
+    cdef int32_t count = 0, size = 0, i
+    p = number32(p, stop, &count)
+    if p == NULL or count < 0 or count > (stop - p) // 2:
+        return HEADER
+    for i in range(count):
+        p = number32(p, stop, &size)
+        if p == NULL or size < 0 or size > stop - p:
+            return HEADER
+        p = number32(p + size, stop, &size)
+        if p == NULL or size < -1 or size > stop - p:
+            return HEADER
+        if size > 0:
+            p += size
+    return GOOD if p == stop else REST
+
+
+cdef inline int next_record(const uint8_t** at, const uint8_t* end, Fields* fields) noexcept nogil:
+    # Reads one record's numbers and skips its bytes.
+    cdef const uint8_t* p
+    cdef const uint8_t* stop
+    cdef int32_t size = 0
+    p = number32(at[0], end, &size)
+    if p == NULL or size < RECORD_BYTES_MIN - 1 or size > end - p:
+        return LENGTH
+    stop = p + size
+    at[0] = stop  # known before the record is read: the processor reads the next one meanwhile
+    fields.size = size
+    p = number64(p + 1, stop, &fields.stamp)
+    if p == NULL:
+        return NUMBER
+    p = number32(p, stop, &fields.delta)
+    if p == NULL:
+        return NUMBER
+    p = number32(p, stop, &size)
+    if p == NULL or size < -1 or size > stop - p:
+        return KEY
+    fields.keyed = size >= 0
+    if size > 0:
+        p += size
+    p = number32(p, stop, &size)
+    if p == NULL or size < -1 or size > stop - p:
+        return VALUE
+    if size > 0:
+        p += size
+    if stop - p == 1 and p[0] == 0:
+        return GOOD
+    return check_headers(p, stop)
+
+
+cdef void note(Walk* walk, Wrong* wrong, int32_t index, int32_t why, int64_t number) noexcept nogil:
+    if walk.wrong_count < WRONG_MAX:
+        wrong[walk.wrong_count].index = index
+        wrong[walk.wrong_count].why = why
+        wrong[walk.wrong_count].number = number
+    walk.wrong_count += 1
+
+
+cdef int check_all(Walk* walk, const Rules* rules, Wrong* wrong) noexcept nogil:
+    cdef Fields fields
+    cdef Rules bounds = rules[0]
+    cdef const uint8_t* p = walk.p
+    cdef const uint8_t* end = walk.end
+    cdef int32_t index, count = walk.count
+    cdef int64_t stamp, max_ms = walk.max_ms, base_ms = walk.base_ms
+    cdef int status
+    if count > (end - p) // RECORD_BYTES_MIN:
+        return COUNT
+    for index in range(count):
+        status = next_record(&p, end, &fields)
+        if status != GOOD or fields.delta != index:
+            walk.index = index
+            return status if status != GOOD else DELTA
+        stamp = <int64_t>(<uint64_t>base_ms + <uint64_t>fields.stamp)
+        if stamp > max_ms:
+            max_ms = stamp
+        if bounds.keyed and not fields.keyed:
+            note(walk, wrong, index, NO_KEY, 0)
+        elif stamp > bounds.newest or (stamp < bounds.oldest and stamp != -1):
+            note(walk, wrong, index, TIMESTAMP, stamp)
+        elif fields.size > bounds.largest:
+            note(walk, wrong, index, SIZE, fields.size)
+    walk.index = max(0, count)
+    walk.max_ms = max_ms
+    return GOOD if p == end else AFTER
+
+
+cdef int find_first(Walk* walk, int64_t timestamp, int64_t delta, bint appended, Fields* fields) noexcept nogil:
+    # Leaves the index at the record found, or at the count.
+    cdef int status
+    if walk.count > (walk.end - walk.p) // RECORD_BYTES_MIN:
+        return COUNT
+    while walk.index < walk.count:
+        status = next_record(&walk.p, walk.end, fields)
+        if status != GOOD:
+            return status
+        fields.stamp = walk.max_ms if appended else <int64_t>(<uint64_t>walk.base_ms + <uint64_t>fields.stamp)
+        if fields.stamp >= timestamp and fields.delta >= delta:
+            return GOOD
+        walk.index += 1
+    return GOOD
+
+
+cdef object begin(Walk* walk, Py_buffer* view, Py_ssize_t start, header):
+    if start > view.len:
+        raise ValueError("the records begin after the buffer's end")
+    walk.p = <const uint8_t*>view.buf + start
+    walk.end = <const uint8_t*>view.buf + view.len
+    walk.count = header[12]
+    walk.index = 0
+    walk.base_ms = header[7]
+    walk.max_ms = -1
+    walk.wrong_count = 0
+
+
+def walk_records(data, Py_ssize_t start, header, rules):
+    """Walk as `record_walk.plain_walk` does."""
+    cdef Py_buffer view
+    cdef Walk walk
+    cdef Rules bounds
+    cdef Wrong wrong[WRONG_MAX]
+    cdef int status, i
+    bounds.oldest, bounds.newest, bounds.largest, bounds.keyed = rules
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        begin(&walk, &view, start, header)
+        if view.len < ALONE_BYTES:
+            status = check_all(&walk, &bounds, wrong)
+        else:
+            with nogil:
+                status = check_all(&walk, &bounds, wrong)
+    finally:
+        PyBuffer_Release(&view)
+    if status == GOOD and walk.wrong_count == 0:
+        return GOOD, walk.index, walk.max_ms, 0, None
+    return status, walk.index, walk.max_ms, walk.wrong_count, [
+        (wrong[i].index, wrong[i].why, wrong[i].number) for i in range(min(walk.wrong_count, WRONG_MAX))
+    ]
+
+
+def find_record(data, Py_ssize_t start, header, int64_t timestamp, int64_t offset):
+    """Find as `record_walk.find_record` does; return status, index, offset (-1: none) and timestamp."""
+    cdef Py_buffer view
+    cdef Walk walk
+    cdef Fields fields
+    cdef int status
+    cdef int64_t base = header[0], delta = max(0, offset - base)
+    cdef bint appended = (<int>header[5] & LOG_APPEND_TIME) != 0
+    fields.delta = 0
+    fields.stamp = 0
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        begin(&walk, &view, start, header)
+        walk.max_ms = header[8]
+        if view.len < ALONE_BYTES:
+            status = find_first(&walk, timestamp, delta, appended, &fields)
+        else:
+            with nogil:
+                status = find_first(&walk, timestamp, delta, appended, &fields)
+    finally:
+        PyBuffer_Release(&view)
+    if status != GOOD or walk.index >= walk.count:
+        return status, walk.index, -1, -1
+    return 0, walk.index, base + fields.delta, fields.stamp
