@@ -33,8 +33,7 @@ def demo(
         rows: replay only the first so many flights.
         replay_s: over how many seconds they are replayed.
         least: flights that a connection must have to be listed among the worst.
-        region: three queries of two applications write exactly once, through a region, into Parquet files, a Delta
-            table and SQLite; one application is killed and started again, and a sink fails twice.
+        region: the queries are members of a consistent region, which writes exactly once into a Delta table.
         keep: leave the broker running at the end, until Ctrl-C.
     """
     from kohort.client.settings import ConnectionConfig
