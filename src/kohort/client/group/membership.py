@@ -22,7 +22,7 @@ from typing import ClassVar, TypeVar
 from kohort.client.group.lease import Lease
 from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.log_throttle import LogThrottle
+from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
@@ -108,7 +108,7 @@ class Membership(ABC):
         self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # its begin, partitions before
         self.lapsed = False
         self.lapses = 0
-        self._throttle = LogThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)

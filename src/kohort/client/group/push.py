@@ -33,7 +33,7 @@ from kohort.client.group.lease import Lease
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
-from kohort.client.net.log_throttle import LogThrottle, fault
+from kohort.client.net.log_throttle import FailureThrottle, fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
@@ -77,7 +77,7 @@ class PushCoordinator:
         self._mute = 0
         self._reached = False
         self._lane = f"push:{group}"
-        self._throttle = LogThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(cluster.runtime)
 
     async def register(
         self, registration: RegisterConsumerRequest, now: Callable[[], float]
