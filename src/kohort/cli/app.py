@@ -46,12 +46,18 @@ class UsageError(Exception):
     """A wrong use of a command; the message says how."""
 
 
+def family(name: str, about: str) -> App:
+    """Return a family of commands, whose options have no negative form (--no-OPTION, --empty-OPTION)."""
+    from cyclopts import App, Parameter
+
+    return App(name=name, help=about, result_action="return_value", default_parameter=Parameter(negative=""))
+
+
 @cache
 def tree() -> App:
     """Return the tree of all commands; a command's module is imported when the command is looked up."""
-    from cyclopts import App
-
-    app = App(name="kohort", help=ABOUT, version=__version__, version_flags=[VERSION], result_action="return_value")
+    app = family("kohort", ABOUT)
+    app.version, app.version_flags = __version__, (VERSION,)
     for name, (target, about) in COMMANDS.items():
         app.command(target, name=name, help=about)
     return app
@@ -314,11 +320,6 @@ def _row(label: str, text: str, widest: int, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]
+    import textwrap  # needed only for a page
+
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -24,7 +24,7 @@ def broker(
     config: Path | None = None,
     zookeeper: str | None = None,
     metrics_listen: str | None = None,
-    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
 

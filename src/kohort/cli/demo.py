@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import Common
@@ -20,8 +17,8 @@ def demo(
     rows: int | None = None,
     replay_s: float | None = None,
     least: int = 100,
-    region: Annotated[bool, Parameter(negative="")] = False,
-    keep: Annotated[bool, Parameter(negative="")] = False,
+    region: bool = False,
+    keep: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Replay a year of flights through a group of two Spark queries, kill one, and count every flight once.

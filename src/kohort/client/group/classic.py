@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterable
 from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
-from kohort.client.group.subscription import Subscription
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import Metadata

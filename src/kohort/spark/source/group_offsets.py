@@ -12,8 +12,7 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, resume_at
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
 from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, Replay
 from kohort.spark.source.progress import MemberProgress

@@ -36,8 +36,7 @@ from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
 from kohort.spark.tasks.read import ReadTask, TaskRange, cut
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import SourceQuery
     from kohort.spark.source.single_reader_lock import Load, SoleReader
-    from kohort.spark.values.columns import Column
     from kohort.spark.values.decoding import Values
+    from kohort.spark.values.types import Column
 
 
 # -- The work of a Spark task: reading its ranges as Arrow batches. Runs in Spark's Python workers, so imports stay few

@@ -22,8 +22,7 @@ from kohort.spark.region.sessions import (
     topic_ids,
 )
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import Present, TopicCatalog, lose
 from kohort.spark.source.offset_coordinator import Held, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_pattern import INTERNAL_TOPICS

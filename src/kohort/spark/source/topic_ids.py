@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
-from kohort.spark.source.catalog import Present, TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import Present, TopicCatalog, lose
 
 
 class TopicIds:
