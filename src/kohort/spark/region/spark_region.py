@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -14,6 +13,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from uuid import UUID, uuid4
+
+import msgspec
 
 from kohort.assignors.claims import believed
 from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo
@@ -51,12 +52,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# -- An assignor for queries whose state belongs to their partitions: a partition has the same query for ever
+# -- An assignor for queries whose state belongs to their partitions: a partition has the same query for ever.
 #
 # The names of a group's queries never change, and a partition's number determines its query. So nothing has to be
 # remembered, and an added partition does not move the earlier ones. The partitions of an absent query wait for it.
 #
 # Source: spec 3.3, 6.2.
+
+
+class _PinnedQuery(msgspec.Struct):
+    """A member's own data: its query, and all queries of the group."""
+
+    query: str
+    queries: tuple[str, ...]
 
 
 class Pinned(Stateless):
@@ -71,7 +79,7 @@ class Pinned(Stateless):
 
     def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
         """Return the member's query and the list of all queries, as JSON."""
-        return json.dumps({"query": self._query, "queries": self._queries}).encode()
+        return msgspec.json.encode(_PinnedQuery(self._query, self._queries))
 
     def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
         """Assign each partition to the member that runs its query.
@@ -98,16 +106,15 @@ class Pinned(Stateless):
         found: dict[str, MemberId] = {}
         for member in sorted(members):
             try:
-                user_data = json.loads(members[member].user_data or b"")
-                query, queries = str(user_data["query"]), tuple(user_data["queries"])
-            except (KeyError, TypeError, ValueError) as error:
+                pinned = msgspec.json.decode(members[member].user_data or b"", type=_PinnedQuery)
+            except msgspec.DecodeError as error:
                 raise InvalidInputError(f"member {member} of the group is no query that is pinned") from error
-            if queries != self._queries:
+            if pinned.queries != self._queries:
                 raise InvalidInputError(
                     f"the queries of the group do not agree on who there is: {self._query} says "
-                    f"{', '.join(self._queries)}, and {query} says {', '.join(queries)}"
+                    f"{', '.join(self._queries)}, and {pinned.query} says {', '.join(pinned.queries)}"
                 )
-            found.setdefault(query, member)
+            found.setdefault(pinned.query, member)
         return found
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import types as spark
 
 from kohort.errors import InvalidInputError
 
-# -- Type aliases for Arrow's arrays and types of any kind, and for functions that take them
+# -- Type aliases for Arrow's arrays and types of any kind, and for functions that take them.
 #
 # The stubs of pyarrow have a class for each type, with only that type's attributes. Code that works with any type, and
 # branches on what it is, can use none of them.
