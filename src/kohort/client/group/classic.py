@@ -342,7 +342,7 @@ class ClassicMembership(Membership):
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
             if failures:
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _round(self) -> None:
         """Run one rebalance: revoke, join, sync, take the assignment."""
@@ -459,7 +459,7 @@ class ClassicMembership(Membership):
                 failures += 1
                 if self._fenced is not None or self.cluster.runtime.now_ms > deadline:
                     raise
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _take(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)

@@ -450,9 +450,6 @@ class Membership(ABC):
         else:
             log.debug("[group %s] %s", self.group, why)
 
-    def _backoff_ms(self, failures: int) -> float:
-        return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
-
     def _unsettle(self) -> None:
         """Begin a rebalance, if none is under way."""
         if self._unsettled is None:

@@ -125,9 +125,8 @@ class PushCoordinator:
                 refused += self._reached
             if failures % len(bootstrap) == 0:
                 self._log_unavailable(failed)
-                config = self._cluster.config
                 rounds = -(-refused // len(bootstrap))
-                wait = self._cluster.links.backoff_ms(rounds, config.retry_backoff_ms, config.retry_backoff_max_ms)
+                wait = self._cluster.backoff_ms(rounds)
                 await self._cluster.runtime.sleep(wait)
 
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
@@ -347,7 +346,7 @@ class PushMembership(Membership):
             except RetriableError as error:
                 failures += 1
                 self._log_retry(error, failures)
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 self.error = fault(f"registration in group {self.group!r}", error)
                 self._move()
