@@ -79,7 +79,7 @@ def test_a_revocation_waits_for_the_running_batch_and_its_commit(
         gate.open.set()
         assignment = stage.assigned(newcomer, 2)
         found = newcomer.committed(assignment.partitions)
-        assert [one.offset for one in found.values() if one is not None] == [10, 10]
+        assert [position.offset for position in found.values() if position is not None] == [10, 10]
     assert sink.values() == list(range(40))
 
 

@@ -123,7 +123,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """Lost records of a partition, as the source found in the log.
+    """LostRecords records of a partition, as the source found in the log.
 
     Attributes:
         topic: the topic's name.
@@ -144,7 +144,7 @@ class LostPart:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """Lost records that the query was to read.
+    """LostRecords records that the query was to read.
 
     Attributes:
         text: a description of the loss.
