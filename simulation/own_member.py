@@ -11,9 +11,8 @@ from typing import Any
 
 from kohort.client.group.classic import ClassicMembership
 from kohort.client.group.kip848 import ConsumerMembership
-from kohort.client.group.membership import Membership
+from kohort.client.group.membership import Membership, Subscription
 from kohort.client.group.push import PushMembership
-from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import CloseConnection, OpenConnection, SendFrame
 from kohort.client.net.runtime import Task

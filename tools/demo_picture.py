@@ -23,8 +23,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 REGION = "--region"
 COLUMNS = 104
 _NOTE = re.compile(r"^ *\d+\.\d s  ")
-_PROGRESS = re.compile(r"^ *\d+\.\d s  [a-zA-Z ]+(, sequence \d+)?: [\d,]+ of [\d,]+ flights")
-_LEFT_OUT = re.compile(r"broker at|starting a broker|^picture: ")
+_PROGRESS = re.compile(r"^ *\d+\.\d s  replaying: ")
+_LEFT_OUT = re.compile(r"broker at|^picture: ")
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -60,8 +60,8 @@ def draw(shown: list[str], *options: str) -> str:
     for line in shown:
         text = Text(line, style="dim" if _NOTE.match(line) else "")
         text.highlight_regex(r"SIGKILL to \w+", "bold red")
-        text.highlight_regex(r"every flight (counted|published) once|counts partitions [\d, ]+now", "bold green")
-        text.highlight_regex(r"^(The connections.*|Group .*|Region .*|Resets:.*|Account:)", "bold")
+        text.highlight_regex(r"every flight (counted|published) once|has committed records", "bold green")
+        text.highlight_regex(r"^(The connections.*|Group .*|Account:)", "bold")
         console.print(text, soft_wrap=False)
     svg = _COMMENT.sub("", _FONT.sub("", console.export_svg(title=command, unique_id="demo")))
     svg = re.sub(r"font-family: ?Fira Code", "font-family: ui-monospace, Menlo, Consolas", svg)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, Observation, SparkSession, functions
 
-from kohort.demo.processes import session_processes
+from kohort.demo.play import session_processes
 
 TUNED = {
     "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),

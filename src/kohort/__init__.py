@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from kohort.client.consumer.async_consumer import AsyncConsumer as AsyncConsumer
     from kohort.client.consumer.commits import OnCommit as OnCommit
     from kohort.client.consumer.consumer import Consumer as Consumer
-    from kohort.client.consumer.metrics import ConsumerFigures as ConsumerFigures
+    from kohort.client.consumer.core import ConsumerFigures as ConsumerFigures
     from kohort.client.consumer.records import Records as Records
     from kohort.client.net.metadata import (
         PartitionInfo as PartitionInfo,
@@ -243,7 +243,7 @@ _NAMES = {
     "kohort.client.consumer.async_consumer": ("AsyncConsumer",),
     "kohort.client.consumer.commits": ("OnCommit",),
     "kohort.client.consumer.consumer": ("Consumer",),
-    "kohort.client.consumer.metrics": ("ConsumerFigures",),
+    "kohort.client.consumer.core": ("ConsumerFigures",),
     "kohort.client.consumer.records": ("Records",),
     "kohort.client.net.metadata": (
         "PartitionInfo",

@@ -111,3 +111,11 @@ def test_a_page_fits_its_terminal(
     widest = max(map(len, capsys.readouterr().out.splitlines()))
     assert widest <= max(int(columns), 60)
     assert widest <= 120
+
+
+@pytest.mark.parametrize(
+    "words", [["demo", "--no-keep"], ["groups", "members", "g", "--no-all-groups"], ["groups", "list", "--empty-state"]]
+)
+def test_options_have_no_negative_form(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert f"Unknown option: {words[-1]}" in capsys.readouterr().err

@@ -11,8 +11,7 @@ import pytest
 from kohort import consumer_protocol
 from kohort.assignors.range import Range
 from kohort.client.group.classic import ClassicMembership
-from kohort.client.group.membership import Membership, MemberState
-from kohort.client.group.subscription import Subscription
+from kohort.client.group.membership import Membership, MemberState, Subscription
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.consumer_protocol import (
     NEWEST_VERSION,

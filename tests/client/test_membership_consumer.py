@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kohort.client.group.kip848 import ConsumerMembership
-from kohort.client.group.subscription import Subscription
+from kohort.client.group.membership import Subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import MetadataResponse

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kohort.client.group.membership import Subscription
 from kohort.client.group.push import PushMembership
-from kohort.client.group.subscription import Subscription
 from kohort.client.net.connection import FRAMES_MAX
 from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets
 from kohort.errors import ErrorCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.client.group.subscription import Subscription
+from kohort.client.group.membership import Subscription
 from kohort.client.offsets import Rebalance
 from kohort.errors import ErrorCode
 from tests.client.test_membership import Coordinator as ClassicCoordinator

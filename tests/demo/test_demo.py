@@ -1,23 +1,28 @@
-"""The main job, from end to end on fewer flights, and the account it rests on."""
+"""The main job, from end to end on fewer flights, in a group and in a region, and the account it rests on."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from rich.console import Console
 from tests.support.waiting import LAST_RESORT
 
-from kohort.demo.account import BatchRange, settle
-from kohort.demo.flights import ALL, flights
+from kohort.demo.account import SCHEMA, differences, draw, settle, show, summed, worst_connections
+from kohort.demo.flights import ALL, flights, flights_table
+from kohort.demo.play import DemoOptions
+from kohort.errors import InvalidInputError
 
 ROWS = 20_000
 
 
-def test_the_flights_are_all_there_and_what_is_unknown_is_null() -> None:
+def test_flights_are_all_there_and_unknown_values_are_null() -> None:
     every = list(flights())
     assert len(every) == ALL == 336_776
     assert sum(flight.tail is None for flight in every) == 2_512
@@ -27,37 +32,86 @@ def test_the_flights_are_all_there_and_what_is_unknown_is_null() -> None:
     assert days == sorted(days)
 
 
-def written(partition: int, start: int, end: int, generation: int, member: str = "a") -> BatchRange:
-    return BatchRange(partition, start, end, generation, member, 0, end - start)
-
-
-def test_of_two_writers_of_an_offset_the_later_generation_counts() -> None:
-    account = settle(
-        [
-            written(0, 0, 100, 1, "b"),
-            written(0, 100, 250, 1, "b"),
-            written(0, 100, 180, 2),
-            written(0, 180, 300, 2),
-            written(1, 0, 50, 1),
-        ],
-        {0: 300, 1: 50},
-    )
-    assert account.faults == ()
-    assert (account.written, account.repeated, account.dropped, account.counted) == (500, 150, 150, 350)
-    assert [(thread.start, thread.end) for thread in account.left_out] == [(100, 250)]
+def written(*places: tuple[int, int], late: int | None = 5) -> pa.Table:
+    """Rows of flights whose records have these partitions and offsets."""
+    flight = {"carrier": "UA", "origin": "EWR", "dest": "IAH", "hour": 6, "dep_delay": late, "arr_delay": None}
+    return pa.Table.from_pylist([{"partition": at, "offset": offset} | flight for at, offset in places], SCHEMA)
 
 
 @pytest.mark.parametrize(
-    ("ranges", "words"),
+    ("places", "repeated", "missing", "unknown"),
     [
-        ([written(0, 0, 90, 1)], "read up to 90 of 100"),
-        ([written(0, 0, 40, 1), written(0, 50, 100, 1)], "offsets 40 to 49 are missing"),
-        ([written(0, 0, 60, 1), written(0, 50, 100, 2)], "offsets 50 to 59 are twice"),
-        ([BatchRange(0, 0, 100, 1, "a", 0, 99)], "holds 99 rows"),
+        ([(0, 0), (0, 1), (1, 0)], 0, 0, 0),
+        ([(0, 0), (0, 1), (1, 0), (0, 1), (0, 1)], 2, 0, 0),
+        ([(0, 0), (1, 0)], 0, 1, 0),
+        ([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)], 0, 0, 2),
+        ([], 0, 3, 0),
     ],
 )
-def test_what_is_missing_twice_or_short_is_a_fault(ranges: list[BatchRange], words: str) -> None:
-    assert words in " ".join(settle(ranges, {0: 100}).faults)
+def test_account_counts_repeated_missing_and_unknown_rows(
+    places: list[tuple[int, int]], repeated: int, missing: int, unknown: int
+) -> None:
+    account = settle(written(*places), {0: 2, 1: 1})
+    assert (account.repeated, account.missing, account.unknown) == (repeated, missing, unknown)
+    assert account.written == len(places) == account.once.num_rows + repeated
+
+
+def test_account_takes_two_different_rows_of_one_offset_for_a_fault() -> None:
+    rows = pa.concat_tables([written((0, 0), (0, 1), (1, 0)), written((0, 1), late=6)])
+    assert settle(rows, {0: 2, 1: 1}).unknown == 1
+
+
+def test_flights_are_summed_by_connection_and_hour() -> None:
+    rows = pa.concat_tables([written((0, 0), (0, 1)), written((0, 2), late=None)])
+    [row] = summed(rows, ["carrier", "hour"]).to_pylist()
+    assert row == {
+        "carrier": "UA", "hour": 6, "flights": 3, "dep_known": 2, "dep_minutes": 10, "arr_known": 0, "arr_minutes": 0,
+    }  # fmt: skip
+
+
+def test_differences_name_the_connections_that_are_not_the_data() -> None:
+    every = flights_table(1_000)
+    assert list(differences(every, 1_000)) == []
+    short = list(differences(every.slice(1), 1_000))
+    assert len(short) == 1 and short[0].startswith("UA EWR IAH 5:00: ")
+
+
+def test_result_is_shown_with_its_faults_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    once = flights_table(3_000)
+    draw(once, tmp_path / "late.png", "each counted once")
+    assert (tmp_path / "late.png").read_bytes().startswith(b"\x89PNG")
+    worst = worst_connections(once, 20)
+    means = [row["dep_mean"] for row in worst]
+    assert means == sorted(means, reverse=True) and min(row["flights"] for row in worst) >= 20
+    share = {"partition": 0, "committed": 3_000, "log_end": 3_000, "lag": 0, "owner": "anna"}
+    outcome: dict[str, Any] = {
+        "exact": True,
+        "flights": 3_000,
+        "account": {"written": 3_010, "repeated": 10, "missing": 0, "unknown": 0, "counted": 3_000, "faults": []},
+        "group": {"id": "g", "state": "Stable", "lag": 0, "partitions": [share]},
+        "region": {},
+        "killed": {"member": "bela", "processes": 4, "takeover_s": 1.5},
+        "worst": worst,
+        "picture": "late.png",
+    }
+    text = shown(outcome)
+    assert "every flight counted once" in text and "3,010" in text and "1.5 s" in text and "Stable, lag 0" in text
+    outcome |= {"exact": False, "region": {"name": "r", "sequence": 7, "epoch": 2}}
+    outcome["account"]["faults"] = ["UA is short"]
+    text = shown(outcome)
+    assert "the account is not right" in text and "wrong: UA is short" in text and "r: sequence 7, epoch 2" in text
+
+
+def shown(outcome: dict[str, Any]) -> str:
+    out = StringIO()
+    show(outcome, Console(file=out, width=120))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("options", [{"rows": 999}, {"rows": ALL + 1}, {"replay_s": 0.0}, {"replay_s": 3_601.0}])
+def test_options_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=f"{next(iter(options))} must be from"):
+        DemoOptions(**options)
 
 
 def run_demo(folder: Path, *more: str) -> dict[str, Any]:
@@ -65,35 +119,37 @@ def run_demo(folder: Path, *more: str) -> dict[str, Any]:
     command = [kohort, "demo", "--json", "--output", str(folder), "--rows", str(ROWS)]
     done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "replaying" in done.stderr
+    assert "replaying" in done.stderr and "SIGKILL to bela" in done.stderr
     outcome: dict[str, Any] = json.loads(done.stdout)
+    assert json.loads((folder / "outcome.json").read_text()) == outcome
     return outcome
 
 
 def check(outcome: dict[str, Any]) -> None:
     account = outcome["account"]
-    assert account["faults"] == []
     assert outcome["exact"]
     assert account["counted"] == outcome["flights"] == ROWS
     assert account["written"] == ROWS + account["repeated"]
-    assert account["dropped"] == account["repeated"]
+    assert (account["missing"], account["unknown"], account["faults"]) == (0, 0, [])
     assert outcome["group"]["state"] == "Stable"
     assert outcome["group"]["lag"] == 0
-    assert {partition["owner"] for partition in outcome["group"]["partitions"]} == {"anna"}
+    assert {share["owner"] for share in outcome["group"]["partitions"]} == {"anna"}
     assert outcome["killed"]["member"] == "bela"
     assert outcome["killed"]["processes"] >= 3
-    delays = [airport["dep_mean"] for airport in outcome["worst"]]
+    assert outcome["killed"]["takeover_s"] > 0
+    delays = [connection["dep_mean"] for connection in outcome["worst"]]
     assert delays == sorted(delays, reverse=True)
     assert delays
-    picture = Path(outcome["picture"]).read_bytes()
-    assert picture.startswith(b"\x89PNG")
+    assert Path(outcome["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @LAST_RESORT
 def test_a_member_is_killed_and_every_flight_counts_once(tmp_path: Path) -> None:
-    check(run_demo(tmp_path))
+    outcome = run_demo(tmp_path)
+    check(outcome)
+    assert outcome["region"] == {}
 
 
 @pytest.mark.spark
@@ -102,3 +158,13 @@ def test_a_member_is_killed_and_every_flight_counts_once(tmp_path: Path) -> None
 @LAST_RESORT
 def test_the_same_on_a_real_apache_kafka(tmp_path: Path, apache_kafka: Any) -> None:
     check(run_demo(tmp_path, "--bootstrap-server", apache_kafka.bootstrap_servers))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@LAST_RESORT
+def test_a_member_of_a_region_is_killed_and_every_flight_is_published_once(tmp_path: Path) -> None:
+    outcome = run_demo(tmp_path, "--region")
+    check(outcome)
+    assert outcome["account"]["repeated"] == 0
+    assert outcome["region"]["sequence"] > 1 and outcome["region"]["epoch"] > 1

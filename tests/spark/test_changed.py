@@ -13,7 +13,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.group_offsets import changes
 
 __all__ = ["own_signals", "place"]
@@ -101,7 +101,7 @@ def test_other_topics_are_told(place: Place, caplog: pytest.LogCaptureFixture) -
 
 def test_what_is_as_it_was_is_not_told() -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
-    spans = {place: Span(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned()}
+    spans = {place: OffsetRange(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned()}
     before = BatchOffset("q", 1, 1, spans, {}, "g")
     for more in ({"assign": '{"a": [0]}'}, {"subscribe": "a,b"}, {"subscribePattern": "."}):
         assert changes(parse_options(given | more), before) == []

@@ -18,7 +18,7 @@ from kohort import Broker
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_move import BEFORE, CheckpointLog
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.kafka_offsets import initial_bytes, read_initial
 
 pytestmark = LAST_RESORT
@@ -45,7 +45,7 @@ def write(
 
 
 def ours(batch: int, spans: Mapping[TopicPartition, tuple[int, int]], **more: Any) -> dict[str, Any]:
-    found = {partition: Span(*span) for partition, span in spans.items()}
+    found = {partition: OffsetRange(*span) for partition, span in spans.items()}
     return BatchOffset("q", batch, spans=found, **{"group": "", **more}).to_json()
 
 
@@ -152,7 +152,7 @@ def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) 
     (seen,) = CheckpointLog(folder).seen(1)
     assert (seen.starts, seen.ends) == ({T0: 2}, {T0: 5})
     CheckpointLog(folder).convert("kohort", no_group).write()
-    assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: Span(2, 5)}
+    assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: OffsetRange(2, 5)}
 
 
 def test_the_copy_of_the_original_outlives_a_second_conversion(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_sparks_source_is_written_as_kohorts(tmp_path: Path, don
     last = max(batches)
     CheckpointLog(folder).convert("kohort", no_group).write()
     converted = BatchOffset.from_json(json.loads(source_lines(folder, last)[-1]))
-    assert converted.spans == {T0: Span(5, 5) if done == 1 else Span(3, 5)}
+    assert converted.spans == {T0: OffsetRange(5, 5) if done == 1 else OffsetRange(3, 5)}
     assert converted.from_kafka_source
     with pytest.raises(NotFoundError, match="no source to convert to kohort"):
         CheckpointLog(folder).convert("kohort", no_group)

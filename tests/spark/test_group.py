@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import threading
@@ -17,8 +17,8 @@ from tests.spark.conftest import PARTITIONS, Sink, Stage
 from tests.support.waiting import LAST_RESORT
 
 from kohort.client.group.member import GroupMember
-from kohort.demo.member_settings import MemberSettings
-from kohort.demo.processes import MemberProcess, session_processes
+from kohort.demo.account import read_batches
+from kohort.demo.play import DemoApplication, session_processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), LAST_RESORT]
 CPU_STEP_S = 5.0
@@ -108,102 +108,101 @@ def test_a_batch_that_outlives_the_rebalance_timeout(
     assert set(sink.values()) == set(range(40))
 
 
-class Application:
-    """A Spark application of its own that counts flights; the topic's records need not be any.
+class FlightsApplication(DemoApplication):
+    """The demo's Spark application; the topic's records need not be any flights."""
 
-    Attributes:
-        said: what it has said, oldest first.
-        batches: of what it said, the batches that it wrote.
-    """
-
-    def __init__(self, stage: Stage, name: str, **more: Any) -> None:
-        options = stage.options(**{"kafka.client.id": name, "columns": None} | more)
-        self._events: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-        self.said: list[dict[str, Any]] = []
-        self.process = MemberProcess(MemberSettings(name, str(stage.folder), options, 0.3), self._events)
-        stage.signs[f"said by {name}"] = lambda: len(self.hear())
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.folder = stage.folder / name
+        self.folder.mkdir()
+        names = {"servers": stage.servers, "topic": stage.topic, "group": stage.group}
+        command = ["kohort.demo.group_query", *(word for key, value in names.items() for word in (f"--{key}", value))]
+        super().__init__(name, self.folder, command)
+        stage.signs[f"batches of {name}"] = lambda: len(self.places())
         stage.signs[f"start of {name}"] = self._started
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Everything that it has said, with what is new; fails when it has failed."""
-        while not self._events.empty():
-            _, facts = self._events.get()
-            assert facts["event"] not in ("failed", "ended"), facts
-            self.said.append(facts)
-        return self.said
-
     def _started(self) -> object:
-        """While it says nothing, the CPU time that its processes have used.
+        """Before its first batch, the CPU time that its processes have used, in steps that an idle one takes long for.
 
-        In steps that an idle one takes long for.
+        Fails when it has ended by itself.
         """
-        return "done" if self.said or not self.process.running else int(self.process.cpu_s() / CPU_STEP_S)
+        if self.killed:
+            return "killed"
+        self.check()
+        return "done" if self.places() else int(cpu_s(self.process.pid) / CPU_STEP_S)
 
-    @property
-    def batches(self) -> list[dict[str, Any]]:
-        return [facts for facts in self.hear() if facts["event"] == "batch"]
+    killed = False
 
-    @property
-    def ranges(self) -> list[tuple[int, int, int]]:
-        """Partition, start and end of what it wrote."""
-        return [
-            (offset_range["partition"], offset_range["start"], offset_range["end"])
-            for facts in self.batches
-            for offset_range in facts["ranges"]
-        ]
+    def kill(self) -> int:
+        self.killed = True
+        return super().kill()
+
+    def places(self) -> list[tuple[int, int]]:
+        """Partition and offset of every row that it wrote, in the order of nothing."""
+        rows = read_batches(self.folder)
+        return list(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
 
 
-def java_of(process: MemberProcess) -> int:
-    for pid in session_processes(process.pid):
+def cpu_s(session: int) -> float:
+    """CPU seconds of the living processes of a session; 0 where there is no /proc."""
+    ticks = 0
+    for pid in session_processes(session):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def java_of(session: int) -> int:
+    for pid in session_processes(session):
         if (Path("/proc") / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].endswith(b"java"):
             return pid
     raise AssertionError("the application has no JVM")
 
 
 def test_the_death_of_the_jvm_alone_ends_the_source_and_its_membership(stage: Stage) -> None:
-    application = Application(stage, "lonely")
-    process = application.process
+    application = FlightsApplication(stage, "lonely")
+    session = application.process.pid
     try:
         stage.until(lambda: stage.members().get("lonely") == (0, 1, 2, 3), "it is a member")
-        os.kill(java_of(process), signal.SIGKILL)
+        os.kill(java_of(session), signal.SIGKILL)
         stage.until(lambda: not stage.members(), "the group is told, long before the session's end")
 
         def sources() -> bool:
             listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True, check=True).stdout
             return any(
-                line.split()[0] == str(process.pid) and "python_streaming_source_runner" in line
+                line.split()[0] == str(session) and "python_streaming_source_runner" in line
                 for line in listed.splitlines()
             )
 
         stage.until(lambda: not sources(), "its process ends")
     finally:
-        process.kill()
+        application.kill()
 
 
 def test_a_killed_application_loses_nothing(stage: Stage) -> None:
     """Two applications share the group; one is killed with SIGKILL right after it wrote a batch."""
-    one, two = Application(stage, "one"), Application(stage, "two")
+    one, two = FlightsApplication(stage, "one"), FlightsApplication(stage, "two")
     try:
         stage.until(lambda: sorted(map(len, stage.members().values())) == [2, 2], "both share the group")
         stage.produce(400)
-        stage.until(lambda: two.ranges, "it writes a batch")
-        assert two.process.kill() >= 3
+        stage.until(two.places, "it writes a batch")
+        assert two.kill() >= 3
         stage.produce(400)
         everything = stage.ends()
         stage.until(
             lambda: stage.members().get("one") == (0, 1, 2, 3) and stage.lag() == 0 and reach(one) == everything,
             "the other reads all",
         )
-        covered = {(p, offset) for app in (one, two) for p, low, high in app.ranges for offset in range(low, high)}
-        assert covered == {(p, offset) for p in range(4) for offset in range(200)}
-        mine = [(p, offset) for p, low, high in one.ranges for offset in range(low, high)]
+        mine = one.places()
+        assert {*mine, *two.places()} == {(p, offset) for p in range(4) for offset in range(200)}
         assert len(mine) == len(set(mine))
     finally:
-        for application in (one, two):
-            application.process.end()
+        one.end()
+        two.kill()
     assert json.loads(stage.committed()[0][1])["batch"] > 0
 
 
-def reach(application: Application) -> dict[int, int]:
+def reach(application: FlightsApplication) -> dict[int, int]:
     """How far an application has read each partition."""
-    return {number: max((end for p, _, end in application.ranges if p == number), default=0) for number in range(4)}
+    places = application.places()
+    return {number: max((offset + 1 for p, offset in places if p == number), default=0) for number in range(4)}

@@ -14,7 +14,7 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.errors import CommitFailedError, ErrorCode, NotAuthorizedError
 from kohort.spark.options import parse_options
-from kohort.spark.source.membership import GroupMembership, Limit, advice
+from kohort.spark.source.membership import Limit, SourceMembership, advice
 from kohort.spark.source.offset_coordinator import Held
 from kohort.spark.source.progress import MemberProgress
 
@@ -33,7 +33,7 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
             "group.id": "etl",
             "group.protocol": protocol,
         }
-        place = GroupMembership(parse_options(said))
+        place = SourceMembership(parse_options(said))
         try:
             held = place.held()
             assert len(held.partitions) == 2 and place.still(held)
@@ -63,7 +63,7 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
             "subscribe": "flights",
             "group.id": "etl",
         }
-        place = GroupMembership(parse_options(said))
+        place = SourceMembership(parse_options(said))
         try:
             held = place.held()
             assert len(held.partitions) == 2
@@ -96,7 +96,7 @@ def test_rebalances_are_counted_and_told_as_they_end(protocol: str, caplog: pyte
         }
         join = "JoinGroup" if protocol == "classic" else "ConsumerGroupHeartbeat"
         joins = broker.faults.add(Fault(join, "hold", client_id="counting", times=None))
-        place = GroupMembership(parse_options(said))
+        place = SourceMembership(parse_options(said))
         try:
             joins.wait()
             assert place.standing() == MemberProgress(None, 0, None), "nothing has happened yet"
@@ -134,7 +134,7 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
             admin.create_topics([NewTopic("flights", 2)])
         said = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "flights", "group.id": "etl"}
         joins = broker.faults.add(Fault("JoinGroup", "hold", times=None))
-        place = GroupMembership(parse_options(said))
+        place = SourceMembership(parse_options(said))
         try:
             joins.wait()
             place._ended.set()
@@ -169,7 +169,7 @@ def test_a_rebalance_while_a_batch_runs_is_no_standstill_of_the_query(protocol: 
             broker.bootstrap_servers, "etl", topics=["flights"], heartbeat_interval_ms=50, **settings
         ) as other:
             other.wait_assignment(STILL_S * 1000)
-            place = GroupMembership(parse_options(said))
+            place = SourceMembership(parse_options(said))
             try:
 
                 def shared() -> bool:
@@ -212,7 +212,7 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
             broker.faults.add(Fault(api, "fail", error=ErrorCode.GROUP_AUTHORIZATION_FAILED, times=None))
             for api in ("JoinGroup", "ConsumerGroupHeartbeat")
         ]
-        place = GroupMembership(parse_options(said))
+        place = SourceMembership(parse_options(said))
         try:
             refusals[protocol == "consumer"].wait(1)
             with pytest.raises(NotAuthorizedError):

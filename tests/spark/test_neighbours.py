@@ -17,7 +17,7 @@ from kohort.errors import ErrorCode
 from kohort.spark.options import parse_options
 from kohort.spark.source.membership import (
     DESCRIPTIONS_MAX,
-    GroupMembership,
+    SourceMembership,
     SubscriptionCheck,
     has_subscriptions,
     warning_of,
@@ -35,14 +35,14 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
-def query(broker: Broker, protocol: str, **what: str) -> GroupMembership:
+def query(broker: Broker, protocol: str, **what: str) -> SourceMembership:
     said = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
         "group.id": "etl",
         "group.protocol": protocol,
         "kafka.heartbeat.interval.ms": "50",
     }
-    return GroupMembership(parse_options(said | (what or {"subscribe": "flights"})))
+    return SourceMembership(parse_options(said | (what or {"subscribe": "flights"})))
 
 
 def neighbour(broker: Broker, protocol: str, topic: str) -> GroupMember:
@@ -60,7 +60,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def looked(place: GroupMembership, *others: GroupMember) -> bool:
+def looked(place: SourceMembership, *others: GroupMember) -> bool:
     """Whether the query has looked who else is there; the others let go what is wanted."""
     for entry in others:
         if entry.revocation() is not None:

@@ -10,15 +10,17 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span, Stamp, resume_at
+from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, Stamp, resume_at
 
 A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
 
 
 def test_the_text_does_not_depend_on_the_order_of_making() -> None:
     ids = {"b": UUID(int=2), "a": UUID(int=1)}
-    one = BatchOffset("q", 3, 7, {B1: Span(1, 2), A10: Span(3, 3), A0: Span(0, 9)}, ids)
-    other = BatchOffset("q", 3, 7, {A0: Span(0, 9), A10: Span(3, 3), B1: Span(1, 2)}, dict(sorted(ids.items())))
+    one = BatchOffset("q", 3, 7, {B1: OffsetRange(1, 2), A10: OffsetRange(3, 3), A0: OffsetRange(0, 9)}, ids)
+    other = BatchOffset(
+        "q", 3, 7, {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3), B1: OffsetRange(1, 2)}, dict(sorted(ids.items()))
+    )
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
     assert BatchOffset.from_json(json.loads(json.dumps(one.to_json()))) == one
 
@@ -30,20 +32,20 @@ def test_a_checkpoint_of_another_source_is_refused() -> None:
 
 def test_the_first_form_and_fields_of_later_ones_are_read() -> None:
     first = {"kohort": 1, "query": "q", "batch": 3, "generation": 7, "topics": {"a": {"0": {"start": 0, "end": 9}}}}
-    known = BatchOffset("q", 3, 7, {A0: Span(0, 9)})
+    known = BatchOffset("q", 3, 7, {A0: OffsetRange(0, 9)})
     assert BatchOffset.from_json(first) == known
     later = first | {"kohort": 2, "ids": {"a": str(UUID(int=1))}, "more": [1]}
     assert BatchOffset.from_json(later) == BatchOffset("q", 3, 7, known.spans, {"a": UUID(int=1)})
 
 
 def test_outside_a_region_an_earlier_kohort_reads_what_is_written() -> None:
-    told = BatchOffset("q", 3, 7, {A0: Span(0, 9)}, {}, "g").to_json()
+    told = BatchOffset("q", 3, 7, {A0: OffsetRange(0, 9)}, {}, "g").to_json()
     assert told["kohort"] == 2 and told["topics"] == {"a": {"0": {"start": 0, "end": 9}}}
     assert not {"epoch", "handings"} & told.keys()
 
 
 def test_in_a_region_a_batch_keeps_its_epoch_and_under_which_handing_out_it_had_its_partitions() -> None:
-    spans, handings = {A0: Span(0, 9), A10: Span(3, 3)}, {A0: 12, A10: 4}
+    spans, handings = {A0: OffsetRange(0, 9), A10: OffsetRange(3, 3)}, {A0: 12, A10: 4}
     one = BatchOffset("q", 3, 7, spans, {}, "g", 0, handings)
     told = json.loads(json.dumps(one.to_json()))
     assert (told["kohort"], told["epoch"], told["topics"]["a"]["10"]) == (3, 0, {"start": 3, "end": 3, "handing": 4})

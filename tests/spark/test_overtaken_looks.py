@@ -12,7 +12,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort.client.group.member import GroupMember
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.batch_offset import OffsetRange
 from kohort.spark.source.offset_coordinator import Held
 
 __all__ = ["own_signals", "place", "servers"]
@@ -32,8 +32,8 @@ def test_available_now_ends_with_its_share_read_where_a_member_comes_during_a_lo
     looks: list[Held] = []
     last = 1 if at == "with records to read" else 2
 
-    def slow_look(held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
-        spans: dict[TopicPartition, Span] | None = look(held, limited=limited)
+    def slow_look(held: Held, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
+        spans: dict[TopicPartition, OffsetRange] | None = look(held, limited=limited)
         looks.append(held)
         if len(looks) == last:
             settings: dict[str, Any] = {"group_protocol": protocol, "heartbeat_interval_ms": 100}

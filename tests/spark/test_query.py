@@ -21,7 +21,7 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.membership import Limit, long_batch_warning
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 
 pytestmark = pytest.mark.filterwarnings("default")
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
@@ -45,7 +45,7 @@ class Stage:
     name: str
     sent: int = 0
 
-    def query(self, identity: str = "q1", **more: Any) -> Query:
+    def query(self, identity: str = "q1", **more: Any) -> SourceQuery:
         said = {
             "kafka.bootstrap.servers": self.broker.bootstrap_servers,
             "subscribe": self.name,
@@ -54,7 +54,7 @@ class Stage:
             "kafka.heartbeat.interval.ms": 200,
         }
         given = {key: str(value) for key, value in (said | more).items() if value is not None}
-        return Query(parse_options(given), identity)
+        return SourceQuery(parse_options(given), identity)
 
     def produce(self, each: int) -> None:
         with Producer(self.broker.bootstrap_servers) as producer:
@@ -95,10 +95,10 @@ def stage(broker: Broker) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def closing() -> Iterator[Callable[[Query], Query]]:
-    every: list[Query] = []
+def closing() -> Iterator[Callable[[SourceQuery], SourceQuery]]:
+    every: list[SourceQuery] = []
 
-    def keep(query: Query) -> Query:
+    def keep(query: SourceQuery) -> SourceQuery:
         every.append(query)
         return query
 
@@ -107,7 +107,7 @@ def closing() -> Iterator[Callable[[Query], Query]]:
         query.close()
 
 
-def trigger(query: Query, start: BatchOffset) -> BatchOffset:
+def trigger(query: SourceQuery, start: BatchOffset) -> BatchOffset:
     """A trigger as Spark makes it, until there is a batch: `latestOffset`, then `partitions`."""
     found: list[BatchOffset] = []
 
@@ -123,7 +123,7 @@ def trigger(query: Query, start: BatchOffset) -> BatchOffset:
     return found[0]
 
 
-def idle(query: Query, start: BatchOffset) -> None:
+def idle(query: SourceQuery, start: BatchOffset) -> None:
     """A trigger that has nothing to read."""
     query.finish(start)
     assert query.plan(start, limited=True) is None
@@ -131,7 +131,7 @@ def idle(query: Query, start: BatchOffset) -> None:
 
 @pytest.mark.parametrize("where", ["subscribe", "assign", "no group"])
 def test_the_word_before_the_next_trigger_commits_and_the_trigger_has_nothing_left_to_do(
-    stage: Stage, closing: Callable[[Query], Query], where: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], where: str
 ) -> None:
     stage.produce(10)
     more: dict[str, Any] = {"group.id": None} if where == "no group" else {}
@@ -153,7 +153,9 @@ def test_the_word_before_the_next_trigger_commits_and_the_trigger_has_nothing_le
     assert stage.committed() == done
 
 
-def test_the_word_after_the_next_trigger_ends_nothing(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_the_word_after_the_next_trigger_ends_nothing(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
+) -> None:
     stage.produce(10)
     query = closing(stage.query(maxOffsetsPerTrigger=20))
     first = trigger(query, BatchOffset("q1"))
@@ -166,7 +168,7 @@ def test_the_word_after_the_next_trigger_ends_nothing(stage: Stage, closing: Cal
     assert stage.committed() == [10] * PARTITIONS
 
 
-def test_the_word_of_another_batch_ends_nothing(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_the_word_of_another_batch_ends_nothing(stage: Stage, closing: Callable[[SourceQuery], SourceQuery]) -> None:
     stage.produce(10)
     query = closing(stage.query())
     first = trigger(query, BatchOffset("q1"))
@@ -184,7 +186,7 @@ def test_the_word_of_another_batch_ends_nothing(stage: Stage, closing: Callable[
 
 
 def test_a_batch_of_an_earlier_run_ends_under_the_text_that_spark_has(
-    stage: Stage, closing: Callable[[Query], Query]
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
 ) -> None:
     """Planned before a restart, as another generation: Spark reports it as it was planned."""
     stage.produce(10)
@@ -203,7 +205,7 @@ def test_a_batch_of_an_earlier_run_ends_under_the_text_that_spark_has(
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer", "push"])
 def test_an_idle_query_gives_up_what_is_wanted_at_once_and_is_not_evicted(
-    stage: Stage, closing: Callable[[Query], Query], protocol: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], protocol: str
 ) -> None:
     """The next trigger is beyond max.poll.interval.ms; the other is there before the sink is done, or comes after."""
     stage.produce(10)
@@ -230,7 +232,9 @@ def both(stage: Stage, *members: GroupMember) -> bool:
     return all(1 <= share <= 2 for share in shares) and sum(shares) < PARTITIONS
 
 
-def test_a_revocation_waits_for_the_word_and_no_longer(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_a_revocation_waits_for_the_word_and_no_longer(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
+) -> None:
     stage.produce(10)
     query = closing(stage.query())
     first = trigger(query, BatchOffset("q1"))
@@ -245,7 +249,7 @@ def test_a_revocation_waits_for_the_word_and_no_longer(stage: Stage, closing: Ca
 
 @pytest.mark.parametrize("then", ["fail", "release"])
 def test_partitions_that_were_given_away_before_the_word(
-    stage: Stage, closing: Callable[[Query], Query], then: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], then: str
 ) -> None:
     stage.produce(10)
     query = closing(stage.query(onRevocationTimeout=then, **{"kafka.max.poll.interval.ms": BOUND_MS}))
@@ -277,7 +281,7 @@ def test_partitions_that_were_given_away_before_the_word(
     ],
 )
 def test_partitions_that_were_taken_away_are_told_with_their_cause(
-    stage: Stage, closing: Callable[[Query], Query], by: str, words: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], by: str, words: str
 ) -> None:
     stage.produce(10)
     static = {"kafka.group.instance.id": "one"} if by == "another of its instance id" else {}
@@ -296,7 +300,7 @@ def test_partitions_that_were_taken_away_are_told_with_their_cause(
 
 @pytest.mark.parametrize("by", ["trigger", "close"])
 def test_a_commit_that_nobody_answers_is_tried_again(
-    stage: Stage, closing: Callable[[Query], Query], caplog: pytest.LogCaptureFixture, by: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     stage.produce(10)
     query = closing(stage.query(**{"kafka.default.api.timeout.ms": 1_000, "kafka.request.timeout.ms": 500}))
@@ -314,7 +318,7 @@ def test_a_commit_that_nobody_answers_is_tried_again(
 
 
 def test_a_trigger_while_the_word_is_being_committed_waits_and_commits_nothing_twice(
-    stage: Stage, closing: Callable[[Query], Query]
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
 ) -> None:
     stage.produce(10)
     query = closing(stage.query(maxOffsetsPerTrigger=20))
@@ -337,7 +341,9 @@ def test_a_trigger_while_the_word_is_being_committed_waits_and_commits_nothing_t
     assert query.is_running()
 
 
-def test_the_word_while_a_trigger_commits_the_same_batch(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_the_word_while_a_trigger_commits_the_same_batch(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
+) -> None:
     stage.produce(10)
     query = closing(stage.query(maxOffsetsPerTrigger=20))
     first = trigger(query, BatchOffset("q1"))
@@ -370,7 +376,7 @@ def test_a_query_that_ends_while_the_word_is_being_committed_does_not_hang(stage
 
 
 def test_a_long_batch_is_warned_of_once_and_where_nothing_is_heard_the_trigger_is_named(
-    stage: Stage, closing: Callable[[Query], Query], caplog: pytest.LogCaptureFixture
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage.produce(10)
     query = closing(stage.query(**{"kafka.max.poll.interval.ms": BOUND_MS}))
@@ -393,7 +399,7 @@ def test_the_progress_names_the_group(stage: Stage) -> None:
         query.close()
 
 
-def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[SourceQuery], SourceQuery]) -> None:
     stage.produce(1)
     query = closing(stage.query())
     assert query.report() is None, "nothing is known before the first look"
@@ -410,7 +416,7 @@ def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[Query],
 
 @pytest.mark.parametrize("where", ["assign", "no group"])
 def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
-    stage: Stage, closing: Callable[[Query], Query], where: str
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery], where: str
 ) -> None:
     stage.produce(1)
     more = {"group.id": None} if where == "no group" else {"subscribe": None, "assign": f'{{"{stage.name}": [0, 1]}}'}
@@ -421,7 +427,9 @@ def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
     assert [report[name] for name in ("member", "rebalances", "lastStandstillMs")] == [None, 0, None]
 
 
-def test_few_records_wait_from_the_second_trigger_of_a_run_on(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_few_records_wait_from_the_second_trigger_of_a_run_on(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
+) -> None:
     """The first trigger of a run counts also where it finds nothing, as in Spark's own source."""
     least = {"minOffsetsPerTrigger": 8, "maxTriggerDelay": "1h"}
     query = closing(stage.query(**least))
@@ -441,7 +449,9 @@ def test_few_records_wait_from_the_second_trigger_of_a_run_on(stage: Stage, clos
     idle(again, second)
 
 
-def test_few_records_wait_for_no_longer_than_the_delay(stage: Stage, closing: Callable[[Query], Query]) -> None:
+def test_few_records_wait_for_no_longer_than_the_delay(
+    stage: Stage, closing: Callable[[SourceQuery], SourceQuery]
+) -> None:
     stage.produce(1)
     query = closing(stage.query(minOffsetsPerTrigger=8, maxTriggerDelay="1s"))
     first = trigger(query, BatchOffset("q1"))

@@ -14,7 +14,6 @@ LONG = tuple(
         "peers/churn/test_churn.py",
         "demo/test_demo.py",
         "peers/suites/test_suites.py",
-        "demo/test_region_demo.py",
         "spark/region/test_taken_back.py",
         "spark/everywhere/test_everywhere.py",
         "spark/test_first_trigger.py",

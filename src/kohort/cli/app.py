@@ -46,12 +46,18 @@ class UsageError(Exception):
     """A wrong use of a command; the message says how."""
 
 
+def family(name: str, about: str) -> App:
+    """Return a family of commands, whose options have no negative form (--no-OPTION, --empty-OPTION)."""
+    from cyclopts import App, Parameter
+
+    return App(name=name, help=about, result_action="return_value", default_parameter=Parameter(negative=""))
+
+
 @cache
 def tree() -> App:
     """Return the tree of all commands; a command's module is imported when the command is looked up."""
-    from cyclopts import App
-
-    app = App(name="kohort", help=ABOUT, version=__version__, version_flags=[VERSION], result_action="return_value")
+    app = family("kohort", ABOUT)
+    app.version, app.version_flags = __version__, (VERSION,)
     for name, (target, about) in COMMANDS.items():
         app.command(target, name=name, help=about)
     return app
@@ -157,7 +163,9 @@ def _command_of(tokens: Sequence[str]) -> str:
     return "".join(f"{word} " for word in words)
 
 
-# -- Help pages as plain text, as wide as the terminal, made from the commands' signatures and docstrings
+# -- Help pages as plain text, as wide as the terminal, made from the commands' signatures and docstrings.
+#
+# The pages of cyclopts need rich, which takes 0.2 s more.
 
 _WIDTH_MAX = 120
 _LABEL_MAX = 32
@@ -291,9 +299,7 @@ def _one_line(text: str) -> str:
 
 
 def _page(usage: str, about: str, sections: Sequence[tuple[str, list[tuple[str, str]]]]) -> str:
-    import shutil  # needed only for the page of a command
-
-    width = min(_WIDTH_MAX, max(20, shutil.get_terminal_size().columns))
+    width = min(_WIDTH_MAX, max(20, _terminal_width()))
     lines = [f"Usage: {usage}", ""]
     for paragraph in about.split("\n\n"):
         lines += [*_wrapped(paragraph, width), ""]
@@ -318,6 +324,7 @@ def _row(label: str, text: str, widest: int, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
+    """Break a text into lines; `textwrap` does the same, and takes longer to import than the page to write."""
     lines, line = [], ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > width:
@@ -326,3 +333,14 @@ def _wrapped(text: str, width: int) -> list[str]:
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+def _terminal_width() -> int:
+    """Return the columns of the terminal as `shutil` does, whose import takes longer than the page."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80

@@ -84,7 +84,7 @@ def broker(
     security: SecurityOptions = _OPEN,
     zookeeper: str | None = None,
     metrics_listen: str | None = None,
-    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
     """Serve as a Kafka broker with real consumer groups. Ends cleanly with SIGTERM or Ctrl-C.
 

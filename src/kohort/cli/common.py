@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
-from kohort.errors import InvalidInputError
-from kohort.settings.config import parse_assignments, read_properties
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
+from kohort.settings.config import did_you_mean, parse_assignments, read_properties
 
-if TYPE_CHECKING:  # the client is imported by the commands that need it
+if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
@@ -35,7 +35,7 @@ class Common:
     command_config: Path | None = None
     """A file of Kafka client properties, for security and the like."""
 
-    json: Annotated[bool, Parameter(negative="")] = False
+    json: bool = False
     """Print JSON."""
 
     timeout: int | None = None
@@ -162,3 +162,33 @@ def check_names(kind: str, *names: str) -> None:
     """
     if not all(names):
         raise UsageError(f"a {kind}'s name has at least one character")
+
+
+# -- Suggestions for misspelled names of groups and topics
+
+
+def groups_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+    """Add the nearest group's name to the errors of groups that do not exist."""
+    return _with_nearest(
+        errors, ErrorCode.GROUP_ID_NOT_FOUND, lambda: [group.group_id for group in admin.list_groups()]
+    )
+
+
+def topics_with_nearest(admin: Admin, errors: Mapping[str, KafkaError]) -> dict[str, KafkaError]:
+    """Add the nearest topic's name to the errors of topics that do not exist."""
+    return _with_nearest(
+        errors, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, lambda: [topic.name for topic in admin.list_topics()]
+    )
+
+
+def _with_nearest(
+    errors: Mapping[str, KafkaError], missing: ErrorCode, names: Callable[[], Iterable[str]]
+) -> dict[str, KafkaError]:
+    """Add the nearest of `names()` to errors with the code `missing`; look the names up only if there are any."""
+    there = list(names()) if any(error.code is missing for error in errors.values()) else []
+    return {
+        name: NotFoundError(f"{error.message}{did_you_mean(name, there)}", error.code)
+        if error.code is missing
+        else error
+        for name, error in errors.items()
+    }

@@ -161,7 +161,6 @@ class _Columns(RecordWriter):
 
 _COMMON = Common()
 _POLL_MS = 200
-_Flag = Annotated[bool, Parameter(negative="")]
 
 
 def consume(  # noqa: PLR0913 - one keyword for each option
@@ -169,12 +168,12 @@ def consume(  # noqa: PLR0913 - one keyword for each option
     group: str | None = None,
     format: Format | None = None,
     output: Path | None = None,
-    from_beginning: _Flag = False,
-    until_end: _Flag = False,
+    from_beginning: bool = False,
+    until_end: bool = False,
     max_messages: int | None = None,
     idle_timeout: int | None = None,
-    print_key: _Flag = False,
-    escape: bool | None = None,
+    print_key: bool = False,
+    escape: Annotated[bool | None, Parameter(negative="--no-escape")] = None,
     common: Common = _COMMON,
 ) -> int:
     """Read records. Ends with Ctrl-C, or as --max-messages, --until-end and --idle-timeout say.

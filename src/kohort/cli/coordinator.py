@@ -6,16 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from kohort.cli.app import DONE, UsageError
+from kohort.cli.app import DONE, UsageError, family
 from kohort.cli.common import REACH_MS, Common, assignments
 from kohort.cli.output import show, show_json
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
     from kohort.client.admin.coordinators import ShardStatus
 
-app = App(name="coordinator", help="Serve consumer groups over an existing Apache Kafka cluster.")
+app = family("coordinator", "Serve consumer groups over an existing Apache Kafka cluster.")
 
 _COMMON = Common()
 LISTEN_DEFAULT = "127.0.0.1:9192"
@@ -35,7 +35,7 @@ def coordinator(
     id_: Annotated[int | None, Parameter(name="--id")] = None,
     command_config: Path | None = None,
     metrics_listen: str | None = None,
-    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    set_: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> int:
     """Serve consumer groups over an existing Apache Kafka cluster. Ends cleanly with SIGTERM or Ctrl-C.
 

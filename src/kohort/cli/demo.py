@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from kohort.cli.app import UsageError
 from kohort.cli.common import Common
@@ -20,8 +17,8 @@ def demo(
     rows: int | None = None,
     replay_s: float | None = None,
     least: int = 100,
-    region: Annotated[bool, Parameter(negative="")] = False,
-    keep: Annotated[bool, Parameter(negative="")] = False,
+    region: bool = False,
+    keep: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Replay a year of flights through a group of two Spark queries, kill one, and count every flight once.
@@ -33,8 +30,7 @@ def demo(
         rows: replay only the first so many flights.
         replay_s: over how many seconds they are replayed.
         least: flights that a connection must have to be listed among the worst.
-        region: three queries of two applications write exactly once, through a region, into Parquet files, a Delta
-            table and SQLite; one application is killed and started again, and a sink fails twice.
+        region: the queries are members of a consistent region, which writes exactly once into a Delta table.
         keep: leave the broker running at the end, until Ctrl-C.
     """
     from kohort.client.settings import ConnectionConfig

@@ -15,17 +15,51 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, check_names
+from kohort.cli.common import Common, check_names, groups_with_nearest, topics_with_nearest
 from kohort.cli.group_rows import check_chosen, chosen_groups, tell
-from kohort.cli.nearest import groups_with_nearest, topics_with_nearest
 from kohort.cli.output import confirmed, note, printable, show, show_changes
-from kohort.cli.partitions import chosen_partitions, name_of
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
+
+
+# -- Topics and partitions as arguments name them: TOPIC for all of a topic's partitions, TOPIC:0,1 for some
+
+
+def name_of(text: str) -> str:
+    """Return the topic that an option names."""
+    return text.partition(":")[0]
+
+
+def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
+    """Return the partitions that options name, sorted.
+
+    Args:
+        texts: TOPIC or TOPIC:0,1.
+        there: the partitions that each topic has.
+
+    Raises:
+        UsageError: a partition is not a number.
+        NotFoundError: a partition does not exist.
+    """
+    chosen: set[TopicPartition] = set()
+    for text in texts:
+        name, colon, numbers = text.partition(":")
+        if not colon:
+            chosen |= {TopicPartition(name, number) for number in there.get(name, ())}
+            continue
+        try:
+            wanted = [int(number) for number in numbers.split(",")]
+        except ValueError as error:
+            raise UsageError(f"--topic {text}: partitions are numbers with commas between") from error
+        missing = [number for number in wanted if number not in there.get(name, ())]
+        if missing:
+            raise NotFoundError(f"nothing known of {name} partition {missing[0]}")
+        chosen |= {TopicPartition(name, number) for number in wanted}
+    return sorted(chosen)
 
 
 # -- Target offsets of `kohort groups reset-offsets`
@@ -214,7 +248,6 @@ def plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
 # -- `kohort groups reset-offsets`: new committed offsets, previewed first and set on --execute
 
 _COMMON = Common()
-_Flag = Annotated[bool, Parameter(negative="")]
 _COLUMNS = ("group", "topic", "partition", "committed", "requested", "new", "note")
 
 
@@ -233,19 +266,19 @@ class _Change(NamedTuple):
 
 def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
     *groups: str,
-    all_groups: _Flag = False,
-    topic: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    all_topics: _Flag = False,
-    to_earliest: _Flag = False,
-    to_latest: _Flag = False,
-    to_current: _Flag = False,
+    all_groups: bool = False,
+    topic: tuple[str, ...] = (),
+    all_topics: bool = False,
+    to_earliest: bool = False,
+    to_latest: bool = False,
+    to_current: bool = False,
     to_offset: Annotated[int | None, Parameter(allow_leading_hyphen=True)] = None,
     to_datetime: str | None = None,
     by_duration: str | None = None,
     shift_by: Annotated[int | None, Parameter(allow_leading_hyphen=True)] = None,
     from_file: Path | None = None,
-    execute: _Flag = False,
-    export: _Flag = False,
+    execute: bool = False,
+    export: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Reset the committed offsets of groups. Groups that have members are left as they are, and reported.
@@ -443,11 +476,10 @@ def _set(admin: Admin, group: str, offsets: Mapping[TopicPartition, Any]) -> Map
         return dict.fromkeys(offsets, error)
 
 
-_Topics = Annotated[tuple[str, ...], Parameter(negative="")]
 _OFFSET = ("group", "topic", "partition", "committed")
 
 
-def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, common: Common = _COMMON) -> int:
+def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = False, common: Common = _COMMON) -> int:
     """Delete a group's committed offsets of topics that no member subscribes to.
 
     Args:
@@ -475,7 +507,7 @@ def delete_offsets(group: str, *, topic: _Topics = (), execute: _Flag = False, c
     return tell(results.errors)
 
 
-def delete(*groups: str, all_groups: _Flag = False, execute: _Flag = False, common: Common = _COMMON) -> int:
+def delete(*groups: str, all_groups: bool = False, execute: bool = False, common: Common = _COMMON) -> int:
     """Delete groups that have no members, with all their offsets.
 
     Args:
@@ -510,7 +542,9 @@ def delete(*groups: str, all_groups: _Flag = False, execute: _Flag = False, comm
     return tell({**errors, **results.errors})
 
 
-def clone(source: str, target: str, *, topic: _Topics = (), execute: _Flag = False, common: Common = _COMMON) -> int:
+def clone(
+    source: str, target: str, *, topic: tuple[str, ...] = (), execute: bool = False, common: Common = _COMMON
+) -> int:
     """Give a group the committed offsets of another one. The group that gets them must have no members.
 
     Args:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import check_names
-from kohort.cli.nearest import groups_with_nearest
+from kohort.cli.common import check_names, groups_with_nearest
 from kohort.cli.output import note
 from kohort.errors import KafkaError
 

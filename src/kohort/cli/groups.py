@@ -6,13 +6,11 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import App, Parameter
+from typing import TYPE_CHECKING, Any
 
 from kohort.cli import group_changes
-from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import DEFAULT_CALL_MS, Common
+from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.common import DEFAULT_CALL_MS, Common, groups_with_nearest
 from kohort.cli.group_rows import (
     OF_LAG,
     OF_PARTITION,
@@ -24,7 +22,6 @@ from kohort.cli.group_rows import (
     tell,
     type_name,
 )
-from kohort.cli.nearest import groups_with_nearest
 from kohort.cli.output import note, printable, show, show_json, show_json_line, table_of
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
@@ -41,7 +38,7 @@ _COLUMNS = (*OF_LAG[:-3], "rate", "client_id", "host", *OF_LAG[-3:])
 
 def watch(
     *groups: str,
-    all_groups: Annotated[bool, Parameter(negative="")] = False,
+    all_groups: bool = False,
     interval: int = 2_000,
     common: Common = _COMMON,
 ) -> int:
@@ -141,7 +138,7 @@ def _rows(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for group in sample["groups"] for row in group["partitions"]]
 
 
-app = App(name="groups", help="List and describe groups, their lag, and change their offsets.")
+app = family("groups", "List and describe groups, their lag, and change their offsets.")
 for _name, _command in group_changes.COMMANDS.items():
     app.command(_command, name=_name)
 
@@ -157,9 +154,9 @@ PROTOCOLS = ("consumer", "connect", "share", "streams")
 @app.command(name="list")
 def list_(
     *,
-    state: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    type: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    protocol: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    state: tuple[str, ...] = (),
+    type: tuple[str, ...] = (),
+    protocol: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """List the groups with their state and protocol.
@@ -204,9 +201,7 @@ def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[
 
 
 @app.command
-def describe(
-    *groups: str, all_groups: Annotated[bool, Parameter(negative="")] = False, common: Common = _COMMON
-) -> int:
+def describe(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
     """State of groups, and for each partition the committed offset, the lag and the member that has it.
 
     Args:
@@ -232,7 +227,7 @@ def describe(
 
 
 @app.command
-def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = False, common: Common = _COMMON) -> int:
+def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
     """Members of groups, with what each has.
 
     Args:
@@ -250,7 +245,7 @@ def members(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = 
 
 
 @app.command
-def lag(*groups: str, all_groups: Annotated[bool, Parameter(negative="")] = False, common: Common = _COMMON) -> int:
+def lag(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
     """Lag of groups, by partition.
 
     Args:

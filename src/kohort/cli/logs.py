@@ -6,17 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
-
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.output import note, show, show_json
 
 if TYPE_CHECKING:
     from kohort.log.check import Defect, Progress
 
-app = App(name="log", help="Look at what a stopped broker keeps on the disk.", result_action="return_value")
+app = family("log", "Look at what a stopped broker keeps on the disk.")
 
 _COLUMNS = ("partition", "file", "position", "length", "first_offset", "last_offset", "reason", "set_aside")
 
@@ -25,8 +23,8 @@ _COLUMNS = ("partition", "file", "position", "length", "first_offset", "last_off
 def check(
     directory: Path,
     *,
-    repair: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    repair: bool = False,
+    json: bool = False,
 ) -> int:
     """Check a data folder, checksums included: list what is damaged, and which records are lost.
 

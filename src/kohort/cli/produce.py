@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names
@@ -36,7 +34,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
     format: Literal["text", "json"] = "text",
     key_separator: str | None = None,
     partition: int | None = None,
-    by_key: Annotated[bool, Parameter(negative="")] = False,
+    by_key: bool = False,
     acks: Literal["all", "-1", "0", "1"] | None = None,
     compression: str | None = None,
     common: Common = _COMMON,

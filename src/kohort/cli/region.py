@@ -6,11 +6,9 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
-
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
 from kohort.cli.output import confirmed, note, show, show_json
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
@@ -83,10 +81,9 @@ def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
     return rows
 
 
-app = App(name="region", help="Consistent regions: how they are, and what a person can have them do.")
+app = family("region", "Consistent regions: how they are, and what a person can have them do.")
 
 _COMMON = Common()
-_Flag = Annotated[bool, Parameter(negative="")]
 _OF_REGION = ("region", "state", "term", "epoch", "sequence", "published", "groups")
 _OF_MEMBER = (
     "region", "member", "group", "phase", "epoch", "partitions", "connected", "sink", "dead_letters", "waits_for",
@@ -210,7 +207,7 @@ def _whole(seen: RegionSeen) -> dict[str, Any]:
 
 
 @app.command
-def checkpoint(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+def checkpoint(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Begin a sequence: all members drain and contribute.
 
     Args:
@@ -224,9 +221,9 @@ def checkpoint(name: str, *, execute: _Flag = False, common: Common = _COMMON) -
 def reset(
     name: str,
     *,
-    to_initial: _Flag = False,
-    empty_sinks: _Flag = False,
-    execute: _Flag = False,
+    to_initial: bool = False,
+    empty_sinks: bool = False,
+    execute: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Reset all members to the last complete sequence.
@@ -249,7 +246,7 @@ def reset(
 
 
 @app.command(name="stop-member")
-def stop_member(name: str, member: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+def stop_member(name: str, member: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Make a member leave with the next complete sequence.
 
     Args:
@@ -268,7 +265,7 @@ def stop_member(name: str, member: str, *, execute: _Flag = False, common: Commo
 
 
 @app.command
-def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+def resume(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Resume a stopped region when the cause is mended, even if no application serves it any more.
 
     Args:
@@ -279,7 +276,7 @@ def resume(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> in
 
 
 @app.command
-def adopt(name: str, place: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Continue from the state of a sink that disagrees with the region's topic, or that has another name now.
 
     They disagree when the topic or the sink was restored from an older copy, or the sink was removed or has moved.
@@ -316,7 +313,7 @@ def _compared(region: Region, sink: Sink) -> str:
 
 
 @app.command
-def delete(name: str, *, execute: _Flag = False, common: Common = _COMMON) -> int:
+def delete(name: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Delete a region that nobody serves: its sequences, and its claims of groups. The data in its sinks stays.
 
     Args:

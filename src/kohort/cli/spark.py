@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import App, Parameter
-
-from kohort.cli.app import DONE, FAILED, UsageError
+from kohort.cli.app import DONE, FAILED, UsageError, family
 from kohort.cli.common import Common
 from kohort.cli.output import confirmed, note, show, show_json
 from kohort.errors import InvalidInputError
@@ -17,17 +15,16 @@ from kohort.ids import TopicPartition
 if TYPE_CHECKING:
     from kohort.spark.checkpoint_move import BatchRange, CheckpointLog
 
-app = App(name="spark", help="Checkpoints of Spark queries.", result_action="return_value")
-checkpoint = App(name="checkpoint", help="Show a query's checkpoint, or convert it for the other source.")
+app = family("spark", "Checkpoints of Spark queries.")
+checkpoint = family("checkpoint", "Show a query's checkpoint, or convert it for the other source.")
 app.command(checkpoint)
 
 _COMMON = Common()
-_Flag = Annotated[bool, Parameter(negative="")]
 _COLUMNS = ("batch", "done", "source", "format", "topic", "partition", "start", "end")
 
 
 @checkpoint.command(name="show")
-def show_(directory: Path, *, json: _Flag = False) -> int:
+def show_(directory: Path, *, json: bool = False) -> int:
     """Show which offsets each batch of a query has read, and where its next batch begins.
 
     Checkpoints of format("kohort") and of Spark's own format("kafka") are read. Nothing is changed.
@@ -53,8 +50,8 @@ def convert(
     directory: Path,
     *,
     to: Literal["kafka", "kohort"],
-    topic: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    execute: _Flag = False,
+    topic: tuple[str, ...] = (),
+    execute: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Rewrite the last entry of a stopped query's checkpoint, so that the other source goes on with it.

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import App, Parameter
-
-from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, assignments, check_names
-from kohort.cli.nearest import topics_with_nearest
+from kohort.cli.app import DONE, FAILED, UsageError, family
+from kohort.cli.common import Common, assignments, check_names, topics_with_nearest
 from kohort.cli.output import note, printable, show, show_changes, show_json
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean
 
-app = App(name="topics", help="List, describe, create, delete and alter topics.")
+app = family("topics", "List, describe, create, delete and alter topics.")
 
 _COMMON = Common()
 
 
 @app.command(name="list")
-def list_(*, internal: Annotated[bool, Parameter(negative="")] = False, common: Common = _COMMON) -> int:
+def list_(*, internal: bool = False, common: Common = _COMMON) -> int:
     """List the topics.
 
     Args:
@@ -105,8 +102,8 @@ def create(
     *topics: str,
     partitions: int = -1,
     replication_factor: int = -1,
-    config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    if_not_exists: Annotated[bool, Parameter(negative="")] = False,
+    config: tuple[str, ...] = (),
+    if_not_exists: bool = False,
     common: Common = _COMMON,
 ) -> int:
     """Create topics.
@@ -166,8 +163,8 @@ def alter(
     topic: str,
     *,
     partitions: int | None = None,
-    config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    delete_config: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    config: tuple[str, ...] = (),
+    delete_config: tuple[str, ...] = (),
     common: Common = _COMMON,
 ) -> int:
     """Add partitions to a topic, or set its properties.

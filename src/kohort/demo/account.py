@@ -1,239 +1,218 @@
-"""The final read: it counts every offset once, and reports the offsets that were written more than once.
-
-Each batch of each member left one folder of aggregates. They are split by partition, range of offsets, and the
-generation in which the batch was planned. When a member is killed after it wrote a batch and before it committed,
-its successor writes the same offsets again, in a later generation. Of two writers of an offset, the later generation
-therefore counts.
-"""
+"""The account of a run: every flight counted once from what the programs wrote, shown as tables and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
 
-from kohort.demo.feed import Tally
+from kohort.demo.flights import flights_table
 
-RANGE = ("member", "batch", "partition", "rangeStart", "rangeEnd", "generation")
-GROUPS = ("carrier", "origin", "dest", "hour")
+_KINDS: dict[str, pa.DataType] = {
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "carrier": pa.string(),
+    "origin": pa.string(),
+    "dest": pa.string(),
+    "hour": pa.int32(),
+    "dep_delay": pa.int32(),
+    "arr_delay": pa.int32(),
+}
+SCHEMA = pa.schema(_KINDS)
+"""The columns of a written flight."""
+CONNECTION = ("carrier", "origin", "dest")
 SUMS = ("flights", "dep_known", "dep_minutes", "arr_known", "arr_minutes")
+WORST = 10
+"""The number of connections that are listed."""
+
+# -- What the programs wrote
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BatchRange:
-    """The range of one partition's offsets that one batch covers.
+def read_batches(folder: Path) -> pa.Table:
+    """Read the Parquet files of all finished batches of group_query.py."""
+    files = [file for done in folder.glob("batches/*/*/_SUCCESS") for file in sorted(done.parent.glob("*.parquet"))]
+    return pa.concat_tables([SCHEMA.empty_table(), *(pq.ParquetFile(file).read().cast(SCHEMA) for file in files)])
 
-    Attributes:
-        partition: the partition.
-        start: the first offset.
-        end: the offset after the last.
-        generation: the group's generation in which the batch was planned.
-        member: the member that wrote the batch.
-        batch: the batch's number.
-        rows: the number of flights in its aggregates.
-    """
 
-    partition: int
-    start: int
-    end: int
-    generation: int
-    member: str
-    batch: int
-    rows: int
+def read_delta(folder: Path) -> pa.Table:
+    """Read the Delta table of region_queries.py."""
+    import deltalake
+
+    if not deltalake.DeltaTable.is_deltatable(str(folder / "delta")):
+        return SCHEMA.empty_table()
+    return deltalake.DeltaTable(folder / "delta").to_pyarrow_table(columns=SCHEMA.names).cast(SCHEMA)
+
+
+# -- The count
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The result of the final read.
+    """The result of the count.
 
     Attributes:
-        written: rows in all files.
-        repeated: surplus rows of offsets that more than one batch wrote.
-        dropped: rows that the final read left out.
-        counted: rows that it kept.
-        kept: the ranges that count.
-        left_out: the ranges that do not count.
-        faults: one line for each gap, overlap, or range with a wrong number of rows.
+        written: the number of written rows.
+        repeated: surplus rows of records that are written more than once.
+        missing: records that are not written.
+        unknown: rows of offsets that no record has.
+        once: the flights, each of them once.
     """
 
     written: int
     repeated: int
-    dropped: int
-    counted: int
-    kept: tuple[BatchRange, ...]
-    left_out: tuple[BatchRange, ...]
-    faults: tuple[str, ...]
+    missing: int
+    unknown: int
+    once: pa.Table
 
 
-def settle(written: Iterable[BatchRange], ends: dict[int, int]) -> Account:
-    """Select the ranges so that each offset counts once.
+def settle(rows: pa.Table, ends: Mapping[int, int]) -> Account:
+    """Compare the written rows with the topic.
 
     Args:
-        written: every range of every batch.
+        rows: the written rows.
         ends: the offset after the last record, by partition; partitions start at 0 and offsets have no holes.
     """
-    every = sorted(written)
-    kept: list[BatchRange] = []
-    faults: list[str] = []
-    repeated = 0
-    for partition in sorted({batch_range.partition for batch_range in every} | set(ends)):
-        own = [batch_range for batch_range in every if batch_range.partition == partition]
-        chosen = _latest(own)
-        faults += _faults(partition, chosen, ends.get(partition, 0))
-        kept += chosen
-        repeated += sum(batch_range.end - batch_range.start for batch_range in own) - _covered(own)
-    left_out = [batch_range for batch_range in every if batch_range not in set(kept)]
-    return Account(
-        written=sum(batch_range.rows for batch_range in every),
-        repeated=repeated,
-        dropped=sum(batch_range.rows for batch_range in left_out),
-        counted=sum(batch_range.rows for batch_range in kept),
-        kept=tuple(kept),
-        left_out=tuple(left_out),
-        faults=tuple(faults),
-    )
+    once = rows.group_by(SCHEMA.names).aggregate([])
+    offsets = once.group_by(["partition", "offset"]).aggregate([])
+    known = 0
+    for partition, end in ends.items():
+        own = (pc.field("partition") == partition) & (pc.field("offset") >= 0) & (pc.field("offset") < end)
+        known += offsets.filter(own).num_rows
+    repeated, missing = rows.num_rows - once.num_rows, sum(ends.values()) - known
+    return Account(rows.num_rows, repeated, missing, once.num_rows - known, once)
 
 
-def _latest(ranges: Sequence[BatchRange]) -> list[BatchRange]:
-    """Return the ranges that no later generation wrote again."""
-    return [
-        batch_range
-        for batch_range in ranges
-        if not any(other.generation > batch_range.generation and other.start <= batch_range.start for other in ranges)
-    ]
+def summed(flights: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the number of flights and their delays, by the columns `keys`, in their order."""
+    delays: list[Any] = [(name, how) for name in ("dep_delay", "arr_delay") for how in ("count", "sum")]
+    found = flights.group_by(list(keys)).aggregate([([], "count_all"), *delays])
+    names = ["count_all", *(f"{name}_{how}" for name, how in delays)]
+    sums: list[Any] = [pc.fill_null(found.column(name), pa.scalar(0, pa.int64())) for name in names]
+    table = pa.table([*(found.column(name) for name in keys), *sums], [*keys, *SUMS])
+    return table.sort_by([(name, "ascending") for name in keys])
 
 
-def _faults(partition: int, ranges: Sequence[BatchRange], end: int) -> list[str]:
-    faults: list[str] = []
-    position = 0
-    for covered in sorted(ranges):
-        if covered.start != position:
-            word = "missing" if covered.start > position else "twice"
-            low, high = sorted((covered.start, position))
-            faults.append(f"partition {partition}: offsets {low} to {high - 1} are {word}")
-        if covered.rows != covered.end - covered.start:
-            faults.append(f"partition {partition}: {covered.start} to {covered.end} holds {covered.rows} rows")
-        position = max(position, covered.end)
-    if position != end:
-        faults.append(f"partition {partition}: read up to {position} of {end}")
-    return faults
+def differences(once: pa.Table, rows: int) -> Iterator[str]:
+    """Return a line for each connection and hour whose sums are not those of the first `rows` flights of the data."""
+    keys = [*CONNECTION, "hour"]
+    wanted = {tuple(row[name] for name in keys): row for row in summed(flights_table(rows), keys).to_pylist()}
+    found = {tuple(row[name] for name in keys): row for row in summed(once, keys).to_pylist()}
+    for key in sorted(wanted | found):
+        if wanted.get(key) != found.get(key):
+            yield f"{' '.join(map(str, key))}:00: {found.get(key)} instead of {wanted.get(key)}"
 
 
-def _covered(ranges: Sequence[BatchRange]) -> int:
-    covered = position = 0
-    for batch_range in sorted(ranges):
-        covered += max(0, batch_range.end - max(batch_range.start, position))
-        position = max(position, batch_range.end)
-    return covered
+def worst_connections(once: pa.Table, least: int) -> list[dict[str, Any]]:
+    """Return the connections with the largest mean departure delay, of those with `least` flights or more."""
+    found = []
+    for row in summed(once, CONNECTION).to_pylist():
+        if row["flights"] >= least and row["dep_known"]:
+            means = {f"{end}_mean": row[f"{end}_minutes"] / max(1, row[f"{end}_known"]) for end in ("dep", "arr")}
+            found.append({name: row[name] for name in (*CONNECTION, "flights")} | means)
+    return sorted(found, key=lambda connection: -connection["dep_mean"])[:WORST]
 
 
-def read_batches(folder: Path) -> pa.Table:
-    """Read the aggregates of every finished batch under `folder`, with their member and batch."""
-    tables = []
-    for done in sorted(folder.glob("member=*/batch=*/_SUCCESS")):
-        member = done.parent.parent.name.partition("=")[2]
-        batch = int(done.parent.name.partition("=")[2])
-        for file in sorted(done.parent.glob("*.parquet")):
-            table = pq.ParquetFile(file).read()
-            named = table.append_column("member", pa.repeat(pa.scalar(member), len(table)))
-            tables.append(named.append_column("batch", pa.repeat(pa.scalar(batch), len(table))))
-    return pa.concat_tables(tables) if tables else pa.table({name: [] for name in RANGE + GROUPS + SUMS})
+# -- The tables
 
 
-def ranges_of(batches: pa.Table) -> list[BatchRange]:
-    """Return the ranges that the batches cover."""
-    summed = batches.group_by(list(RANGE)).aggregate([("flights", "sum")]).to_pylist()
-    return [
-        BatchRange(
-            partition=row["partition"],
-            start=row["rangeStart"],
-            end=row["rangeEnd"],
-            generation=row["generation"],
-            member=row["member"],
-            batch=row["batch"],
-            rows=row["flights_sum"],
-        )
-        for row in summed
-    ]
+def show(outcome: Mapping[str, Any], console: Console) -> None:
+    """Print the result of a run as tables."""
+    account, group, killed, region = (outcome[name] for name in ("account", "group", "killed", "region"))
+    title = "The connections that leave latest"
+    _show(console, title, "carrier  from  to  >flights  >leaves late by  >arrives late by", [
+        (late["carrier"], late["origin"], late["dest"], f"{late['flights']:,}", f"{late['dep_mean']:.1f} min",
+         f"{late['arr_mean']:.1f} min")
+        for late in outcome["worst"]
+    ])  # fmt: skip
+    title = "Group {id}: {state}, lag {lag}".format(**group)
+    if region:
+        title += "; region {name}: sequence {sequence}, epoch {epoch}".format(**region)
+    _show(console, title, ">partition  >committed  >log end  >lag  owner", [
+        (str(share["partition"]), f"{share['committed']:,}", f"{share['log_end']:,}", str(share["lag"]), share["owner"])
+        for share in group["partitions"]
+    ])  # fmt: skip
+    how = "published" if region else "counted"
+    verdict = f"[green]every flight {how} once[/green]" if outcome["exact"] else "[red]the account is not right[/red]"
+    again = f"rows of a batch that {killed['member']} wrote and did not commit: written again after its end"
+    _show(console, f"Account: {verdict}", "what  >count  note", [
+        ("replayed", f"{outcome['flights']:,}", "flights the broker acknowledged"),
+        ("written", f"{account['written']:,}", "rows that both applications wrote"),
+        ("repeated", f"{account['repeated']:,}", "rows too many" if region else again),
+        ("missing", f"{account['missing']:,}", "flights in no row"),
+        ("counted", f"{account['counted']:,}", "rows that remain when each offset counts once"),
+        ("takeover", f"{killed['takeover_s']:.1f} s", "from the kill to the first commit of its partitions elsewhere"),
+    ])  # fmt: skip
+    for fault in account["faults"]:
+        console.print(f"[red]wrong:[/red] {fault}")
+    console.print(f"picture: {outcome['picture']}", soft_wrap=True, highlight=False)
 
 
-def count_once(batches: pa.Table, account: Account) -> pa.Table:
-    """Sum the aggregates of the kept ranges by carrier, connection and hour."""
-    names = ["partition", "rangeStart", "generation", "member", "batch"]
-    kept = pa.table(
-        {
-            "partition": pa.array([batch_range.partition for batch_range in account.kept], pa.int32()),
-            "rangeStart": pa.array([batch_range.start for batch_range in account.kept], pa.int64()),
-            "generation": pa.array([batch_range.generation for batch_range in account.kept], pa.int32()),
-            "member": pa.array([batch_range.member for batch_range in account.kept], pa.string()),
-            "batch": pa.array([batch_range.batch for batch_range in account.kept], pa.int64()),
-        }
-    )
-    chosen = batches.join(kept, keys=names, join_type="left semi")
-    summed = chosen.group_by(list(GROUPS)).aggregate([(name, "sum") for name in SUMS])
-    return summed.rename_columns([*GROUPS, *SUMS])
+def _show(console: Console, title: str, columns: str, rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; two blanks separate the names of its columns, and ">" puts a column on the right."""
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    table = Table(box=None, header_style="dim")
+    for name in columns.split("  "):
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, highlight=False)
+    console.print()
 
 
-@dataclass(frozen=True, slots=True)
-class FlightConnection:
-    """One carrier's flights from one airport to another; delays in minutes, means over the flights that have one."""
+# -- The picture
 
-    carrier: str
-    origin: str
-    dest: str
-    flights: int
-    dep_mean: float
-    arr_mean: float
-    worst_hour: int
+INK = "#22303c"
+AIRPORTS = {"EWR": ("Newark", "#d1495b"), "JFK": ("Kennedy", "#2e86ab"), "LGA": ("LaGuardia", "#66a182")}
+FLIGHTS_OF_HOUR_MIN = 50
+"""The fewest flights of an hour that say anything about delay."""
 
 
-def worst_connections(counted: pa.Table, least: int, most: int = 10) -> list[FlightConnection]:
-    """Return the connections with the largest mean departure delay.
+def draw(once: pa.Table, file: Path, how: str) -> None:
+    """Write a PNG: how late flights leave, by the hour they should have left.
 
     Args:
-        counted: the result of `count_once`.
-        least: the number of flights that a connection must have to be listed.
-        most: the number of connections to list.
+        once: the flights, each of them once.
+        file: the file to write.
+        how: how the flights were counted, in words.
     """
-    keys = ["carrier", "origin", "dest"]
-    summed = counted.group_by(keys).aggregate([(name, "sum") for name in SUMS])
-    summed = summed.rename_columns([*keys, *SUMS]).filter(pc.field("flights") >= least)
-    found = []
-    for row in summed.filter(pc.field("dep_known") > 0).to_pylist():
-        hours = counted.filter(
-            (pc.field("carrier") == row["carrier"])
-            & (pc.field("origin") == row["origin"])
-            & (pc.field("dest") == row["dest"])
-            & (pc.field("dep_known") > 0)
-        ).to_pylist()
-        worst = max(hours, key=lambda hour: (hour["dep_minutes"] / hour["dep_known"], hour["hour"]))
-        found.append(
-            FlightConnection(
-                row["carrier"],
-                row["origin"],
-                row["dest"],
-                row["flights"],
-                row["dep_minutes"] / row["dep_known"],
-                row["arr_minutes"] / row["arr_known"] if row["arr_known"] else 0.0,
-                worst["hour"],
-            )
-        )
-    return sorted(found, key=lambda connection: -connection.dep_mean)[:most]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.2), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    hours, flights, means = _by_hour(once)
+    upper.fill_between(hours, means, color="#dfe6ec")
+    upper.plot(hours, means, color=INK, lw=2.5, label="all three airports")
+    for origin, (name, color) in AIRPORTS.items():
+        own_hours, _, own_means = _by_hour(once.filter(pc.field("origin") == origin))
+        upper.plot(own_hours, own_means, color=color, lw=1.6, marker="o", ms=3.5, label=name)
+    upper.set_ylabel("mean delay of departure, minutes", color=INK)
+    upper.legend(frameon=False, loc="upper left", fontsize=9.5)
+    lower.bar(hours, [count / 1000 for count in flights], color="#9fb3c8", width=0.72)
+    lower.set_ylabel("flights, thousands", color=INK)
+    lower.set_xlabel("scheduled hour of departure", color=INK)
+    lower.set_xticks(hours, [f"{hour}:00" for hour in hours], fontsize=8.5)
+    for axes in (upper, lower):
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.grid(axis="y", color="#e8ecf0", lw=0.8)
+        axes.set_axisbelow(True)
+    title = "Late begets late: departure delay grows through the day"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=15, weight="bold", color=INK)
+    source = f"{once.num_rows:,} flights from New York's airports, 2013, {how}"
+    figure.supxlabel(source, x=0.01, ha="left", fontsize=8.5, color="#66727d")
+    figure.savefig(file)
 
 
-def compare(counted: pa.Table, tally: Tally) -> Iterator[str]:
-    """Return the first differences between the counted and the replayed flights."""
-    found = {(row["carrier"], row["origin"], row["dest"], row["hour"]): row for row in counted.to_pylist()}
-    wrong = 0
-    for key in sorted(set(found) | set(tally.flights)):
-        row = found.get(key) or dict.fromkeys(SUMS, 0)
-        expected = (tally.flights[key], tally.dep_minutes[key])
-        if (row["flights"], row["dep_minutes"]) != expected and (wrong := wrong + 1) <= 5:
-            text = f"{row['flights']} flights of {expected[0]}, {row['dep_minutes']} minutes of {expected[1]}"
-            yield f"{' '.join(map(str, key))}:00: {text}"
-    if wrong > 5:
-        yield f"and {wrong - 5} more connections and hours"
+def _by_hour(once: pa.Table) -> tuple[list[int], list[int], list[float]]:
+    """Return hours, flights and mean departure delays in minutes."""
+    rows = [row for row in summed(once, ["hour"]).to_pylist() if row["dep_known"] >= FLIGHTS_OF_HOUR_MIN]
+    means = [row["dep_minutes"] / row["dep_known"] for row in rows]
+    return [row["hour"] for row in rows], [row["flights"] for row in rows], means

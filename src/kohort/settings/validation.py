@@ -8,6 +8,9 @@ A value is accepted unchanged, or refused with a message that names the expected
 A value class (a dataclass, a NamedTuple) is checked by its own annotations. `RANGES` bounds numbers by the name of the
 parameter or field: a name means the same everywhere. Only equivalent values are converted: numbers of other libraries
 become Python's, and collections become lists.
+
+`msgspec.convert` can't replace this module. It takes a string where a list is expected, and an instance with wrong
+fields. It refuses NumPy's numbers, and its messages lack the parameter's name and the form to write.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tests.spark.histories.story import Batch, Story, Tasks
 
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.batch_offset import OffsetRange
 
 CLOCK_MS = 3
 """By how much two clocks of one machine, one of them in whole ms, may differ about one moment."""
@@ -65,7 +65,7 @@ def rows_are_true(story: Story) -> Iterator[str]:
                         yield f"{write.batch}: {partition} at {offset} is there twice"
                     seen.add((partition, offset))
                 planned = write.tasks.ranges.get(partition)
-                if planned != Span(start, end):
+                if planned != OffsetRange(start, end):
                     yield f"{write.batch}: rows of {partition} say {start} to {end}, its offset says {planned}"
 
 

@@ -25,7 +25,7 @@ from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.batch_offset import OffsetRange
 
 BROKER = {
     "auto.create.topics.enable": False,
@@ -147,7 +147,9 @@ class History:
             self._end_all(signal.SIGKILL)
         for living in self._living:
             read_application(story, living.application.name, living.folder)
-        read_journal(story, place.servers, self.prefix, Span(since, place.journal_end()), self.folder / "journal.txt")
+        read_journal(
+            story, place.servers, self.prefix, OffsetRange(since, place.journal_end()), self.folder / "journal.txt"
+        )
         place.admin.delete_topics(list(self._partitions))
         return Outcome(plan.seed, violations(story), time.monotonic() - self._began, self._figures(), str(self.folder))
 

@@ -8,28 +8,28 @@ from typing import Any
 import kohort.spark.source.group_offsets as place_module
 import kohort.spark.source.readers as readers_module
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span
+from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached
 from kohort.spark.source.bounds import ReadBound
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
-from kohort.spark.source.membership import CommitSource, GroupMembership
+from kohort.spark.source.membership import CommitSource, SourceMembership
 from kohort.spark.source.offset_coordinator import Held
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 from kohort.spark.tasks.read import ReadTask
 
 
 def commits_before_the_sink() -> None:
     """A batch is committed when it is planned."""
-    plan = Query.plan
+    plan = SourceQuery.plan
 
-    def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+    def planned(self: SourceQuery, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         batch = plan(self, start, limited=limited)
         if batch is not None:
             group = self._coordinator._group  # type: ignore[attr-defined]
             group.commit(batch.ends(), CommitSource(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
-    Query.plan = planned  # type: ignore[method-assign]
+    SourceQuery.plan = planned  # type: ignore[method-assign]
 
 
 def commits_no_claims() -> None:
@@ -69,21 +69,21 @@ def raises_by_a_batch_that_was_left() -> None:
 
 def releases_inside_a_batch() -> None:
     """Release partitions inside a batch, as soon as the group asks for them."""
-    begin = GroupMembership.begin
+    begin = SourceMembership.begin
 
-    def begun(self: GroupMembership, held: Held) -> bool:
+    def begun(self: SourceMembership, held: Held) -> bool:
         done = begin(self, held)
         self._busy = False
         return done
 
-    GroupMembership.begin = begun  # type: ignore[method-assign]
+    SourceMembership.begin = begun  # type: ignore[method-assign]
 
 
 def drops_a_partition_of_a_repeated_batch() -> None:
     """One partition of a batch that is run again is not read, and committed all the same."""
-    replay = Query.replay
+    replay = SourceQuery.replay
 
-    def replayed(self: Query, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+    def replayed(self: SourceQuery, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
         again = self._running is None
         batch = replay(self, start, planned)
         full = [tp for tp, span in sorted(batch.spans.items()) if span.offsets]
@@ -92,29 +92,31 @@ def drops_a_partition_of_a_repeated_batch() -> None:
         kept = {tp: span for tp, span in batch.spans.items() if tp != full[0]}
         return BatchOffset(batch.query, batch.batch, batch.generation, kept)
 
-    Query.replay = replayed  # type: ignore[method-assign]
+    SourceQuery.replay = replayed  # type: ignore[method-assign]
 
 
 def repeats_with_new_ends() -> None:
     """A batch that is run again reads as far as there are records now."""
-    replay = Query.replay
+    replay = SourceQuery.replay
 
-    def replayed(self: Query, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+    def replayed(self: SourceQuery, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
         again = self._running is None
         batch = replay(self, start, planned)
         if not again:
             return batch
         ends = self._catalog.ends(batch.spans)
-        grown = {tp: Span(span.start, max(span.end, ends[tp])) for tp, span in batch.spans.items()}
+        grown = {tp: OffsetRange(span.start, max(span.end, ends[tp])) for tp, span in batch.spans.items()}
         return BatchOffset(batch.query, batch.batch, batch.generation, grown)
 
-    Query.replay = replayed  # type: ignore[method-assign]
+    SourceQuery.replay = replayed  # type: ignore[method-assign]
 
 
 def repeats_what_others_read() -> None:
     """A batch that is run again has all partitions that are held, whoever has gone on with them."""
 
-    def still_ours(self: GroupOffsets, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
+    def still_ours(
+        self: GroupOffsets, planned: BatchOffset, held: Held, which: str
+    ) -> Mapping[TopicPartition, OffsetRange]:
         return {tp: span for tp, span in planned.spans.items() if tp in held.partitions}
 
     GroupOffsets._still_ours = still_ours  # type: ignore[method-assign]
@@ -127,7 +129,7 @@ def reads_again_what_was_left() -> None:
 
 def ends_on_an_overtaken_look() -> None:
     """Where the group has gone on during a look, the query is told that there is nothing new."""
-    plan, begin = Query.plan, GroupOffsets.begin
+    plan, begin = SourceQuery.plan, GroupOffsets.begin
 
     class Overtaken(Exception):
         pass
@@ -137,7 +139,7 @@ def ends_on_an_overtaken_look() -> None:
             raise Overtaken
         return True
 
-    def planned(self: Query, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+    def planned(self: SourceQuery, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         GroupOffsets.begin = begun  # type: ignore[method-assign]
         try:
             return plan(self, start, limited=limited)
@@ -146,7 +148,7 @@ def ends_on_an_overtaken_look() -> None:
         finally:
             GroupOffsets.begin = begin  # type: ignore[method-assign]
 
-    Query.plan = planned  # type: ignore[method-assign]
+    SourceQuery.plan = planned  # type: ignore[method-assign]
 
 
 def starts_new_partitions_at_their_ends() -> None:
@@ -170,13 +172,13 @@ def starts_new_partitions_at_their_ends() -> None:
 
 def commits_nothing() -> None:
     """Finished batches are not told to the group."""
-    commit = GroupMembership.commit
+    commit = SourceMembership.commit
 
-    def committed(self: GroupMembership, offsets: Any, maker: CommitSource, timeout_ms: float | None = None) -> None:
+    def committed(self: SourceMembership, offsets: Any, maker: CommitSource, timeout_ms: float | None = None) -> None:
         if not self._busy:
             commit(self, offsets, maker, timeout_ms)
 
-    GroupMembership.commit = committed  # type: ignore[method-assign]
+    SourceMembership.commit = committed  # type: ignore[method-assign]
 
 
 def loses_the_last_task() -> None:
@@ -192,16 +194,16 @@ def loses_the_last_task() -> None:
 
 def reads_a_record_too_far() -> None:
     """The next batch begins one record after the end of the one before."""
-    end_running = Query._end_running
+    end_running = SourceQuery._end_running
 
-    def ended(self: Query, timeout_ms: float | None = None) -> None:
+    def ended(self: SourceQuery, timeout_ms: float | None = None) -> None:
         running = self._running
         end_running(self, timeout_ms)
         for tp, span in (running.spans if running is not None else {}).items():
             if span.offsets and self._positions.get(tp) == span.end:
                 self._positions[tp] = span.end + (1 if self._ends.get(tp, 0) > span.end else 0)
 
-    Query._end_running = ended  # type: ignore[method-assign]
+    SourceQuery._end_running = ended  # type: ignore[method-assign]
 
 
 MUTANTS: dict[Callable[[], None], tuple[str, ...]] = {

@@ -31,10 +31,10 @@ from tests.spark.histories.story import JOURNAL, Story, read_journal, read_story
 
 from kohort import Admin, Broker, Producer
 from kohort.client.admin.values import NewTopic
-from kohort.demo.processes import session_processes
+from kohort.demo.play import session_processes
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.batch_offset import OffsetRange
 
 NAMES = ("x", "y", "z")
 PARTITIONS = 6
@@ -185,7 +185,7 @@ class Churn:
             self._producer.close()
         for application in self.applications:
             read_story(self.story, application.name, application.folder, application.lines())
-        span = Span(0, self._admin.list_offsets({JOURNAL: "latest"}).all()[JOURNAL].offset)
+        span = OffsetRange(0, self._admin.list_offsets({JOURNAL: "latest"}).all()[JOURNAL].offset)
         read_journal(self.story, self.servers, GROUP, span, self.folder / "journal.txt")
         self._admin.close()
         return self.story

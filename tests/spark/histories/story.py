@@ -16,7 +16,7 @@ from kohort.client.consumer.range_reader import RangeReader
 from kohort.groups.records import GroupSaved, Kind, OffsetCommitted, Tombstone
 from kohort.ids import TopicPartition
 from kohort.journal.codec import GroupRecordReader
-from kohort.spark.source.batch_offset import Span, Stamp
+from kohort.spark.source.batch_offset import OffsetRange, Stamp
 
 LOST = "lost its partitions"
 """What a member logs that was put out, or must take itself for it, since it has not heard the coordinator."""
@@ -58,7 +58,7 @@ class Tasks:
     at_ns: int
     query: str
     generation: int
-    ranges: dict[TopicPartition, Span]
+    ranges: dict[TopicPartition, OffsetRange]
     repeated: bool
     reads: set[TopicPartition] = field(default_factory=set)
     planned_ranges: str = "owned"
@@ -204,7 +204,7 @@ def read_story(story: Story, name: str, folder: Path, lines: Iterable[dict[str, 
 def _tasks(batch: Batch, said: Mapping[str, Any], repeated: bool) -> Tasks:
     end = said["end"]
     ranges = {
-        TopicPartition(topic, int(number)): Span(span["start"], span["end"])
+        TopicPartition(topic, int(number)): OffsetRange(span["start"], span["end"])
         for topic, numbers in end["topics"].items()
         for number, span in numbers.items()
     }
@@ -234,7 +234,7 @@ def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, i
     return dict(found)
 
 
-def read_journal(story: Story, servers: str, group: str, span: Span, told: Path) -> None:
+def read_journal(story: Story, servers: str, group: str, span: OffsetRange, told: Path) -> None:
     """Adds the group's commits, and who left it when; the journal's records of that span go into a file."""
     lines: list[str] = []
     reader = GroupRecordReader()

@@ -16,9 +16,9 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
-from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost, Seats
+from kohort.spark.region.sessions import Handed, HandedPart, Idle, LostRecords, Seats
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
 
 EPOCH, GENERATION = 5, 3
@@ -46,7 +46,7 @@ class Desk:
         self.silent.set()
         self.begun: list[int] = []
         self.ended: list[int] = []
-        self.lost_parts: list[Lost] = []
+        self.lost_parts: list[LostRecords] = []
         self.waits: list[int] = []
         self.idle: list[Idle | None] = []
         self.before_begin: Callable[[], None] = lambda: None
@@ -111,7 +111,7 @@ class Desk:
                 self.ended.append(batch)
                 self._changed.notify_all()
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRecords) -> None:
         self.lost_parts.append(lost)
 
     def _heed(self) -> None:
@@ -140,28 +140,28 @@ def check_chains(batches: list[BatchOffset], starts: dict[int, int], moved: dict
 
 @dataclass
 class Region:
-    """A source's `Query` in a region of one, over a real channel."""
+    """A source's `SourceQuery` in a region of one, over a real channel."""
 
     place: Place
     desk: Desk
     seats: Seats
     board: Switchboard
-    made: list[tuple[Query, Line]] = field(default_factory=list)
+    made: list[tuple[SourceQuery, Line]] = field(default_factory=list)
     batches: list[BatchOffset] = field(default_factory=list)
     seat: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def query(self, identity: str = "q1", **more: object) -> Query:
+    def query(self, identity: str = "q1", **more: object) -> SourceQuery:
         """A query of the region."""
         options = parse_options(self.place.options(regionSeat=self.seat, **more), streaming=True)
         handlers = {"done": lambda message: None}
         line = Line(self.board.contact, handlers)
         line.drives(identity)
-        query = Query(options, identity, partial(_region_place, line=line, seat=self.seat))
+        query = SourceQuery(options, identity, partial(_region_place, line=line, seat=self.seat))
         self.made.append((query, line))
         line.start()
         return query
 
-    def trigger(self, query: Query, start: BatchOffset) -> BatchOffset | None:
+    def trigger(self, query: SourceQuery, start: BatchOffset) -> BatchOffset | None:
         """A trigger as Spark makes it: `latestOffset`, then `partitions`."""
         query.finish(start)
         planned = query.plan(start, limited=True)
@@ -171,7 +171,7 @@ class Region:
         self.batches.append(planned)
         return planned
 
-    def batch(self, query: Query, start: BatchOffset) -> BatchOffset:
+    def batch(self, query: SourceQuery, start: BatchOffset) -> BatchOffset:
         """Triggers until there is a batch."""
         found: list[BatchOffset] = []
 

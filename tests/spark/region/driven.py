@@ -37,7 +37,7 @@ from kohort.spark.region.query_run import RegionQuery
 from kohort.spark.region.query_thread import QueryThread
 from kohort.spark.region.sessions import SEATS, Handed, HandedPart
 from kohort.spark.region.staging import QueryOutput
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)
@@ -135,7 +135,7 @@ class Run:
         for part in held.parts:
             start = self._reached.get((source, part.handing), part.start)
             self._reached[source, part.handing] = start + rows
-            spans[_tp(part)] = Span(start, start + rows)
+            spans[_tp(part)] = OffsetRange(start, start + rows)
         handings = {_tp(part): part.handing for part in held.parts}
         self._offsets[source] = BatchOffset(
             before.query, before.batch + 1, 1, spans, {"t": TOPIC, "u": TOPIC}, "g", held.epoch, handings

@@ -14,9 +14,8 @@ from kohort.region.messages import RegionSeen
 from kohort.region.records import Position
 from kohort.region.sinks import Sink
 from kohort.spark.region import spark_region as module
-from kohort.spark.region.pinned import query_of
 from kohort.spark.region.query_spec import DeclaredQuery, declare
-from kohort.spark.region.spark_region import caught_up, present_ends
+from kohort.spark.region.spark_region import caught_up, present_ends, query_of
 
 PARTITIONS, END = 6, 10
 

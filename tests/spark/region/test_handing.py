@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.sessions import Handed, Idle, Lost
+from kohort.spark.region.sessions import Handed, Idle, LostRecords
 
 TOPIC = UUID(int=7)
 RUN = 1
@@ -30,7 +30,7 @@ class Seated:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.gone: list[Lost] = []
+        self.gone: list[LostRecords] = []
         self.seat = HandingSeat(lambda: self.told.append("begun"), lambda: self.told.append("done"), self.gone.append)
         self.run = self.seat.start(3)
         self.seat.let("not started")

@@ -9,7 +9,7 @@ import pytest
 from kohort.assignors.shapes import Assignor, MemberSubscription, TopicInfo
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.region.pinned import Pinned, query_of
+from kohort.spark.region.spark_region import Pinned, query_of
 
 NAMES = ("a", "b", "c")
 TOPICS = {"t": TopicInfo(7)}

@@ -25,7 +25,7 @@ from kohort.spark.driver_channel import Line, Switchboard
 from kohort.spark.options import parse_options
 from kohort.spark.region.sessions import Seats
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
 
 __all__ = ["place"]
@@ -57,7 +57,7 @@ class Runner:
         self.line = Line(self.days.board.contact, {})
         self.line.drives(self.name)
         options = parse_options(self.days.place.options(regionSeat=seat, maxOffsetsPerTrigger=7))
-        self.query = Query(options, self.name, partial(RegionOffsets, line=self.line, seat=seat))
+        self.query = SourceQuery(options, self.name, partial(RegionOffsets, line=self.line, seat=seat))
         self.line.start()
 
     planned: BatchOffset | None

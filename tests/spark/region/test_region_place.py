@@ -19,9 +19,9 @@ from kohort.errors import InvalidInputError, KafkaError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark.region import sessions
 from kohort.spark.source import region_offsets
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.catalog import Present
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
 
 __all__ = ["own_signals", "place", "region"]
@@ -182,7 +182,7 @@ def test_a_batch_that_may_not_begin_is_asked_for_again_at_once(region: Region, m
 
 def test_after_a_reset_the_seats_starts_count_and_not_the_folders(region: Region) -> None:
     """A derived folder ends with a batch of the epoch before, which may name what others have now."""
-    old = {tp: Span(0, 9) for tp in region.place.partitions()}
+    old = {tp: OffsetRange(0, 9) for tp in region.place.partitions()}
     start = BatchOffset("q1", 7, 2, old, {region.desk.topic: region.desk.topic_id}, region.place.group, EPOCH - 1, {})
     region.desk.hand({1: 3})
     query = region.query()
@@ -326,6 +326,6 @@ def test_a_seat_without_an_application_is_refused(region: Region) -> None:
 def test_a_seat_is_asked_before_anything_else_of_a_query(region: Region) -> None:
     """The application's refusal comes before brokers are asked for offsets."""
     region.desk.refusal = "the region has stopped"
-    query: Query = region.query(subscribe="no-such-topic")
+    query: SourceQuery = region.query(subscribe="no-such-topic")
     with pytest.raises(InvalidInputError, match="the region has stopped"):
         region.trigger(query, FIRST)

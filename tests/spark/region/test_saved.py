@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kohort.errors import InvalidInputError
 from kohort.spark.region.query_state import SavedQuery, refuse_other

@@ -18,7 +18,7 @@ from tests.spark.region.desk import Desk
 from tests.support.waiting import until
 
 from kohort.spark.driver_channel import Line, Message, Switchboard
-from kohort.spark.region.sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, Seats
+from kohort.spark.region.sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, LostPart, LostRecords, Seats
 
 A = uuid.UUID(int=1)
 
@@ -159,13 +159,13 @@ def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_told(clo
 def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
     handed = Handed(7, 5, 3, (HandedPart("a", A, 0, 10, 1), HandedPart("b", A, 1, 0, 2)))
     assert Handed.from_message(handed.to_message()) == handed
-    lost = Lost("gone", True, (LostPart("a", A, 0, 1, 10, -1),))
-    assert Lost.from_message(lost.to_message("s")) == lost
+    lost = LostRecords("gone", True, (LostPart("a", A, 0, 1, 10, -1),))
+    assert LostRecords.from_message(lost.to_message("s")) == lost
     for wrong in ({}, {"hold": True}, {"version": 1, "epoch": 1, "generation": 1, "parts": [[1]]}):
         with pytest.raises(ValueError, match=r"what is held|unpack"):
             Handed.from_message(wrong)
     with pytest.raises(ValueError, match="lost records"):
-        Lost.from_message({"kind": "lost"})
+        LostRecords.from_message({"kind": "lost"})
 
 
 def ask(seats: Seats, what: str, seat: object = "s", query: str = "q1", **facts: Any) -> Message:
@@ -222,7 +222,7 @@ def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any])
 def test_lost_records_are_told_to_their_seat(caplog: pytest.LogCaptureFixture) -> None:
     seats, desk = Seats(), Desk("a", A)
     seats.add("s", desk)
-    lost = Lost("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
+    lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
     seats.lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
     seats.lost("q1", lost.to_message("t"))
@@ -241,7 +241,7 @@ def test_the_application_of_a_session_answers_for_the_seats_of_its_process(closi
     try:
         question = {"kind": "ask", "seat": "of a test", "what": "held", "wait_ms": 0}
         assert line.ask(question, 60)["epoch"] == desk.epoch
-        assert line.send(Lost("gone", False, ()).to_message("of a test"))
+        assert line.send(LostRecords("gone", False, ()).to_message("of a test"))
         until(lambda: desk.lost_parts, "it is told")
     finally:
         SEATS.remove("of a test")

@@ -31,7 +31,7 @@ def test_keys_of_all_batches_that_no_sequence_has() -> None:
     staged.add(2, Staged((key(2),)))
     assert staged.give(1).keys == (key(0), key(1))
     assert staged.give(2).keys == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
-    staged.counted()
+    staged.forget_contribution()
     assert staged.give(2).keys == ()
     staged.add(3, Staged((key(3),)))
     assert staged.give(3).keys == (key(3),)
@@ -42,7 +42,7 @@ def test_what_came_after_the_contribution_is_for_the_next() -> None:
     staged.add(7, Staged((key(7),)))
     assert staged.give(7).keys == (key(7),)
     staged.add(8, Staged((key(8),)))
-    staged.counted()
+    staged.forget_contribution()
     assert staged.give(8).keys == (key(8),)
     assert staged.ahead(8) == 1
 

@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
-from kohort.spark.region.pinned import query_of
+from kohort.spark.region.spark_region import query_of
 
 __all__ = ["application"]
 pytestmark = [

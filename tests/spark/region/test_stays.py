@@ -19,7 +19,7 @@ from kohort.region.messages import Cut
 from kohort.spark.driver_channel import Message, Switchboard
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.query import Query
+from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import ApplicationChannel, RegionOffsets
 
 STAYS: Message = {"hold": True, "stay": True}
@@ -41,10 +41,10 @@ class Answers:
         return True
 
 
-def query_at(line: ApplicationChannel) -> Query:
+def query_at(line: ApplicationChannel) -> SourceQuery:
     raw = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "group.id": "g"}
     place = partial(RegionOffsets, line=line, seat="s")
-    return Query(parse_options(raw, streaming=True), "i", place)
+    return SourceQuery(parse_options(raw, streaming=True), "i", place)
 
 
 def test_latest_offset_waits_in_pieces_for_as_long_as_it_is_to_stay() -> None:

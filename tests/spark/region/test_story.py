@@ -21,13 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.spark.region.history import History, Step
 from tests.spark.region.trial import Application, Trial, rows_of_all_kinds
+from tests.spark.region.watching import KINDS, Look, Watcher, parts_seen
 from tests.support.waiting import LAST_RESORT, until
 
 from kohort import Broker
-from kohort.demo.history import History, Step
-from kohort.demo.places import KINDS
-from kohort.demo.watching import Look, Watcher, parts_seen
 from kohort.region.records import Contribution
 
 ASKED = "KOHORT_REGION_STORY" in os.environ

@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 from kohort import Admin, Producer
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
-from kohort.demo.processes import session_processes
+from kohort.demo.play import session_processes
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.region.region import Region

@@ -154,9 +154,7 @@ class PositionFinder:
             except RetriableError as error:
                 failures += 1
                 log.debug("could not look positions up yet: %s", error)
-                wait = self._cluster.links.backoff_ms(
-                    failures, self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
-                )
+                wait = self._cluster.backoff_ms(failures)
                 await self._cluster.runtime.first(looked, timeout_ms=wait)
                 continue
             except Exception as error:  # noqa: BLE001 - the application gets any error

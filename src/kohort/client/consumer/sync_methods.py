@@ -8,8 +8,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from kohort.client.consumer.commits import OnCommit
-from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.metrics import ConsumerFigures
+from kohort.client.consumer.core import ConsumerCore, ConsumerFigures
 from kohort.client.consumer.subscription import Position
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceListener, committed_offsets
 from kohort.errors import InvalidInputError

@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterable
 from kohort import consumer_protocol
 from kohort.assignors import Assignor, MemberSubscription, client_assignor
 from kohort.assignors import TopicInfo as AssignableTopic
-from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
-from kohort.client.group.subscription import Subscription
+from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState, Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.log_throttle import fault
 from kohort.client.net.metadata import Metadata
@@ -343,7 +342,7 @@ class ClassicMembership(Membership):
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
             if failures:
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _round(self) -> None:
         """Run one rebalance: revoke, join, sync, take the assignment."""
@@ -460,7 +459,7 @@ class ClassicMembership(Membership):
                 failures += 1
                 if self._fenced is not None or self.cluster.runtime.now_ms > deadline:
                     raise
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _take(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)

@@ -122,7 +122,7 @@ class ConsumerMembership(Membership):
             except RetriableError as error:
                 self._failures += 1
                 self._log_retry(error, self._failures)
-                await self.cluster.runtime.sleep(self._backoff_ms(self._failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(self._failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 await self._fatal(fault(f"group {self.group!r}", error))
 
@@ -242,7 +242,7 @@ class ConsumerMembership(Membership):
         self._sent_fields = NO_FIELDS
         self._failures += 1
         self._log_retry(reason, self._failures)
-        self._due_ms = self.cluster.runtime.now_ms + self._backoff_ms(self._failures)
+        self._due_ms = self.cluster.runtime.now_ms + self.cluster.backoff_ms(self._failures)
         self._move()
 
     def _take_in(self, answer: ConsumerGroupHeartbeatResponse) -> None:
@@ -371,7 +371,7 @@ class ConsumerMembership(Membership):
         except Exception as error:  # noqa: BLE001 - the application gets any error
             self.error = fault(f"topics of group {self.group!r}", error)
         if any(topic not in self.cluster.metadata.topic_names for topic in topics):
-            await self.cluster.runtime.sleep(self._backoff_ms(1))
+            await self.cluster.runtime.sleep(self.cluster.backoff_ms(1))
         self._naming = None
         self._move()
 

@@ -8,9 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from kohort.client.group.membership import LEAVE_MS, Membership
+from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
 from kohort.client.group.protocols import join_group
-from kohort.client.group.subscription import Subscription
 from kohort.client.lookups import Lookups
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import (

@@ -13,23 +13,71 @@ requests).
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, TypeVar
 
 from kohort.client.group.lease import Lease
-from kohort.client.group.subscription import Subscription
 from kohort.client.net.cluster import Between, Cluster, Coordinator
-from kohort.client.net.log_throttle import LogThrottle
+from kohort.client.net.log_throttle import FailureThrottle
+from kohort.client.net.metadata import Metadata
 from kohort.client.net.runtime import Promise, Task
+from kohort.client.net.topic_existence import check_topic_names
 from kohort.client.offsets import Assignment, GroupIdentity, GroupMetadata, Rebalance, Revocation
 from kohort.client.settings import ConsumerConfig
-from kohort.errors import ErrorCode, FencedError, KafkaError, RetriableError
+from kohort.errors import ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.io.processes import CLOCK_MARGIN
 from kohort.wire.message import Message, Request
+
+# -- A member's subscription: topics or a pattern
+
+_MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription to topics by name, or to those that match a regular expression.
+
+    Attributes:
+        topics: Names; empty with a pattern.
+        pattern: Searched for in each topic's name (`^` and `$` anchor it).
+        user_data: The application's data for the assignor.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    user_data: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.topics) == (self.pattern is not None):
+            raise InvalidInputError("subscribe to topics or to a pattern, one of both")
+        check_topic_names(self.topics)
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
+
+    def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
+        """Return the subscribed topics, sorted.
+
+        A pattern skips topics that the metadata lists only as missing, because something asked for them.
+        """
+        if self.pattern is None:
+            return tuple(sorted(set(self.topics)))
+        matches = re.compile(self.pattern).search
+        known = [topic for topic in metadata.topics.values() if topic.error not in _MISSING]
+        return tuple(
+            sorted(topic.name for topic in known if matches(topic.name) and not (topic.internal and exclude_internal))
+        )
+
+
+# -- The membership
 
 R = TypeVar("R", bound=Message)
 
@@ -108,7 +156,7 @@ class Membership(ABC):
         self._unsettled: tuple[float, tuple[TopicPartition, ...]] | None = None  # its begin, partitions before
         self.lapsed = False
         self.lapses = 0
-        self._throttle = LogThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(cluster.runtime)
         self._kept = Lease()
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
@@ -401,9 +449,6 @@ class Membership(ABC):
             log.warning("[group %s] still not done after %d attempts: %s", self.group, failures, why)
         else:
             log.debug("[group %s] %s", self.group, why)
-
-    def _backoff_ms(self, failures: int) -> float:
-        return self.cluster.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
 
     def _unsettle(self) -> None:
         """Begin a rebalance, if none is under way."""

@@ -33,7 +33,7 @@ from kohort.client.group.lease import Lease
 from kohort.client.group.membership import LEAVE_MS, SESSION_EXPIRED, Membership, MemberState
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import Address, ConnectionFailed, RawConnection
-from kohort.client.net.log_throttle import LogThrottle, fault
+from kohort.client.net.log_throttle import FailureThrottle, fault
 from kohort.client.net.runtime import Task
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError, error_for
@@ -77,7 +77,7 @@ class PushCoordinator:
         self._mute = 0
         self._reached = False
         self._lane = f"push:{group}"
-        self._throttle = LogThrottle(cluster.runtime)
+        self._throttle = FailureThrottle(cluster.runtime)
 
     async def register(
         self, registration: RegisterConsumerRequest, now: Callable[[], float]
@@ -125,9 +125,8 @@ class PushCoordinator:
                 refused += self._reached
             if failures % len(bootstrap) == 0:
                 self._log_unavailable(failed)
-                config = self._cluster.config
                 rounds = -(-refused // len(bootstrap))
-                wait = self._cluster.links.backoff_ms(rounds, config.retry_backoff_ms, config.retry_backoff_max_ms)
+                wait = self._cluster.backoff_ms(rounds)
                 await self._cluster.runtime.sleep(wait)
 
     def _log_unavailable(self, failed: dict[Address, str]) -> None:
@@ -347,7 +346,7 @@ class PushMembership(Membership):
             except RetriableError as error:
                 failures += 1
                 self._log_retry(error, failures)
-                await self.cluster.runtime.sleep(self._backoff_ms(failures))
+                await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
             except Exception as error:  # noqa: BLE001 - the application gets any error
                 self.error = fault(f"registration in group {self.group!r}", error)
                 self._move()

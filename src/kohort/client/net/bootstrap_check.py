@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kohort.client.net.log_throttle import LogThrottle
+from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.runtime import Runtime
 from kohort.client.settings import ConnectionConfig
 
@@ -51,7 +51,7 @@ class ReachabilityLog:
     """Log of addresses that can't be reached, and of their return."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._throttle = LogThrottle(runtime)
+        self._throttle = FailureThrottle(runtime)
 
     def failed(
         self, address: Hashable, reason: str, *, stood: bool, named_by: Hashable | None = None, final: bool = False

@@ -411,6 +411,10 @@ class Cluster:
         body, version = fitting(link, message if isinstance(message, Between) else Between(message))
         self.links.post(link, body, version)
 
+    def backoff_ms(self, failures: int) -> float:
+        """Return the wait after this many failures in a row, within retry.backoff.ms and retry.backoff.max.ms."""
+        return self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+
     async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
 
@@ -438,7 +442,7 @@ class Cluster:
                 failures += 1
                 if not (isinstance(error, TimedOutError) and self.runtime.now_ms >= deadline and last is not None):
                     last = error
-                wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                wait = self.backoff_ms(failures)
                 if self.runtime.now_ms + wait >= deadline:
                     reason = self.unreachable() or str(last)
                     raise TimedOutError(f"{what}: gave up after {limit:.0f} ms: {reason}") from error
@@ -694,7 +698,7 @@ class Cluster:
                 return await self._ask_metadata(topics, patience)
             except RetriableError:
                 failures += 1
-                wait = self.links.backoff_ms(failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
+                wait = self.backoff_ms(failures)
                 await self.runtime.sleep(wait)
 
     def _resolve_after(self, again: Promise[None]) -> None:

@@ -24,7 +24,7 @@ async def reach(cluster: Cluster, timeout_ms: float) -> None:
             return
         except RetriableError:
             failures += 1
-        wait = cluster.links.backoff_ms(failures, cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
+        wait = cluster.backoff_ms(failures)
         await cluster.runtime.sleep(max(1.0, min(wait, deadline - cluster.runtime.now_ms)))
     reason = cluster.unreachable() or f"no answer from {', '.join(map(str, cluster.bootstrap))}"
     raise TimedOutError(f"gave up after {timeout_ms:.0f} ms: {reason}")

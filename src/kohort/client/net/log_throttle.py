@@ -25,7 +25,7 @@ class _Throttled:
     pause_ms: float = FIRST_PAUSE_MS
 
 
-class LogThrottle:
+class FailureThrottle:
     """Throttle by kind of failure."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -56,7 +56,7 @@ class FailureLog:
     """Log of tasks whose error no one awaits."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._throttle = LogThrottle(runtime)
+        self._throttle = FailureThrottle(runtime)
 
     def __call__(self, task: Steppable, error: Exception) -> None:
         """Log a failed task."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from kohort.client.net.cluster import Cluster
-from kohort.client.net.log_throttle import LogThrottle
+from kohort.client.net.log_throttle import FailureThrottle
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Runtime
 from kohort.errors import ErrorCode, InvalidInputError, error_for
@@ -69,7 +69,7 @@ class MissingTopics:
     """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._throttle = LogThrottle(runtime)
+        self._throttle = FailureThrottle(runtime)
 
     def look(self, metadata: Metadata, subscribed: Iterable[str], partitions: Iterable[TopicPartition]) -> None:
         """Compare the topics and partitions to read with the latest metadata."""

@@ -16,8 +16,7 @@ from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
-from kohort.client.producer.sender import ProducerFigures
+from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
@@ -36,7 +35,7 @@ log = logging.getLogger("kohort.client")
 
 @checked
 @documented(ProducerConfig)
-class AsyncProducer:
+class AsyncProducer(ProducerProperties):
     """A producer of records on the running event loop; used from that loop only.
 
     Settings and methods are those of `Producer`. `send` returns once the record is accepted: at once, unless the memory
@@ -97,16 +96,6 @@ class AsyncProducer:
 
     partitions_for = awaiting(ProducerCore.partitions_for)
     flush = awaiting(ProducerCore.flush)
-
-    @property
-    def figures(self) -> ProducerFigures:
-        """Return the metrics."""
-        return self._core.sender.figures
-
-    @property
-    def epoch(self) -> int:
-        """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
-        return self._core.sender.identity.epoch
 
     # Transactions.
 

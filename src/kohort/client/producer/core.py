@@ -21,7 +21,7 @@ from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import OVERHEAD, Accumulator, WouldBlock, monotonic_ms, sized
 from kohort.client.producer.batches import Batch, Delivery, RecordMetadata, TableDelivery
-from kohort.client.producer.sender import Sender
+from kohort.client.producer.sender import ProducerFigures, Sender
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
@@ -447,3 +447,19 @@ def column_names(
         return columns
     missing = key == "key" and key not in batch.schema.names
     return ColumnNames(None if missing else key, value, partition)
+
+
+class ProducerProperties:
+    """The properties of both facades."""
+
+    _core: ProducerCore
+
+    @property
+    def figures(self) -> ProducerFigures:
+        """Return the metrics."""
+        return self._core.sender.figures
+
+    @property
+    def epoch(self) -> int:
+        """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
+        return self._core.sender.identity.epoch

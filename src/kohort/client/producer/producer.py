@@ -39,8 +39,7 @@ from kohort.client.net.runtime import Work
 from kohort.client.net.thread_driver import ClientClosed, ThreadClient
 from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
-from kohort.client.producer.core import OnDelivery, ProducerCore, column_names, producer_config
-from kohort.client.producer.sender import ProducerFigures
+from kohort.client.producer.core import OnDelivery, ProducerCore, ProducerProperties, column_names, producer_config
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.setting_types import ProducerSettings
 from kohort.client.settings import Servers
@@ -61,7 +60,7 @@ _GOODBYE_MS = 5_000
 
 @checked
 @documented(ProducerConfig)
-class Producer:
+class Producer(ProducerProperties):
     """A producer of records. Safe to share between threads; not across a fork.
 
     Args:
@@ -156,16 +155,6 @@ class Producer:
 
     partitions_for = blocking(ProducerCore.partitions_for)
     flush = blocking(ProducerCore.flush)
-
-    @property
-    def figures(self) -> ProducerFigures:
-        """Return the metrics."""
-        return self._core.sender.figures
-
-    @property
-    def epoch(self) -> int:
-        """The producer epoch from the broker; -1 before `init_transactions` or the first record."""
-        return self._core.sender.identity.epoch
 
     # Transactions.
 

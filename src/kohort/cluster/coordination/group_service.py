@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Cluster, Coordinator
-from kohort.client.net.log_throttle import LogThrottle, fault
+from kohort.client.net.log_throttle import FailureThrottle, fault
 from kohort.client.net.runtime import Promise, Task
 from kohort.client.offsets import LOST_COORDINATOR
 from kohort.client.settings import ConnectionConfig
@@ -117,7 +117,7 @@ class GroupCoordination:
         self._told, self._refused = JoinMetadata(me, shards), ""
         self.placement = self._joined_as = self._failure = None
         self._client = client = await AsyncClient.open(self._config)
-        self._sparingly = LogThrottle(client.cluster.runtime)
+        self._sparingly = FailureThrottle(client.cluster.runtime)
         try:
             await client.call(self._make_room(client.cluster, me))
             self._life = client.cluster.runtime.spawn(self._live(client.cluster), f"place in {self._group}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.region.sessions import Handed, HandedPart, Idle, Lost
+from kohort.spark.region.sessions import Handed, HandedPart, Idle, LostRecords
 
 
 class HandingSeat:
@@ -21,7 +21,9 @@ class HandingSeat:
     A batch that runs is never changed. `hold` keeps further ones from beginning, for one of several reasons at a time.
     """
 
-    def __init__(self, begun: Callable[[], None], done: Callable[[], None], lost: Callable[[Lost], None]) -> None:
+    def __init__(
+        self, begun: Callable[[], None], done: Callable[[], None], lost: Callable[[LostRecords], None]
+    ) -> None:
         """Begin without partitions.
 
         Args:
@@ -198,5 +200,5 @@ class RunSeat:
     def end(self, batch: int) -> None:
         self.seat.end(batch, self.run)
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRecords) -> None:
         self.seat.lost(lost)

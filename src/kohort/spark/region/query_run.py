@@ -203,12 +203,12 @@ class RegionQuery:
     # -- Requests of the members' threads
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Implement `query_thread.Query.begin`."""
+        """Implement `query_thread.MemberQuery.begin`."""
         self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
     def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
-        """Implement `query_thread.Query.go_back`."""
+        """Implement `query_thread.MemberQuery.go_back`."""
         self._set_state(member, state)
 
         def back() -> None:
@@ -227,7 +227,7 @@ class RegionQuery:
                 self._state, self._given = state, None
 
     def ended(self, member: int, error: BaseException | None) -> None:
-        """Implement `query_thread.Query.ended`."""
+        """Implement `query_thread.MemberQuery.ended`."""
 
         def end() -> None:
             if error is not None and error.__cause__ is None:
@@ -244,13 +244,13 @@ class RegionQuery:
         self._posted.put(end)
 
     def is_idle(self) -> bool:
-        """Implement `query_thread.Query.is_idle`."""
+        """Implement `query_thread.MemberQuery.is_idle`."""
         return all(member.seat.running() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: Cut, names: tuple[str, ...]
     ) -> tuple[dict[TopicPartition, Position], Staged, bytes]:
-        """Implement `query_thread.Query.contribute`."""
+        """Implement `query_thread.MemberQuery.contribute`."""
         own = self._members()[member]
         with self._lock:
             key = own.machine.term, cut
@@ -303,14 +303,14 @@ class RegionQuery:
         return None if found is None else BatchOffset.from_json(found)
 
     def counted(self, member: int) -> int:
-        """Implement `query_thread.Query.counted`."""
+        """Implement `query_thread.MemberQuery.counted`."""
         if member != LEAD:
             return 0
         with self._lock:
             given, self._given = self._given, None
             if given is None:
                 return 0
-            dead_letters = given.run.staged.counted()
+            dead_letters = given.run.staged.forget_contribution()
             before, self._saved, self._state = self._saved, given.saved, given.state
             if given.saved.batch != given.run.began:
                 self._unplanned = self._slow = 0
@@ -319,7 +319,7 @@ class RegionQuery:
         return dead_letters
 
     def settled(self, member: int) -> None:
-        """Implement `query_thread.Query.settled`."""
+        """Implement `query_thread.MemberQuery.settled`."""
         run, batch = self._run, self._members()[member].seat.running()
         if run is None or batch is None:
             return

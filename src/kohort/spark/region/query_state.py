@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import msgspec
 
 from kohort.errors import InvalidInputError
 
 FORM = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SavedQuery:
+class _Form(msgspec.Struct):
+    """The form alone, which every release can read."""
+
+    form: int = msgspec.field(name="kohort-spark")
+
+
+class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM):
     """The state of a query: its position in its Spark checkpoint, and the query's definition at that time.
 
     Attributes:
@@ -30,15 +34,7 @@ class SavedQuery:
 
     def to_bytes(self) -> bytes:
         """Encode the state for a region checkpoint."""
-        fields = {
-            "kohort-spark": FORM,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "output": self.output,
-            "operators": self.operators,
-            "sources": self.sources,
-        }
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return msgspec.json.encode(self)
 
     @classmethod
     def from_bytes(cls, state: bytes) -> SavedQuery:
@@ -48,17 +44,10 @@ class SavedQuery:
             InvalidInputError: the state is another member's, or a newer kohort wrote it.
         """
         try:
-            found = json.loads(state)
-            form = int(found["kohort-spark"])
+            form = msgspec.json.decode(state, type=_Form).form
             if form <= FORM:
-                return cls(
-                    int(found["epoch"]),
-                    None if found["batch"] is None else int(found["batch"]),
-                    str(found["output"]),
-                    tuple(found["operators"]),
-                    tuple(found["sources"]),
-                )
-        except (KeyError, TypeError, ValueError) as error:
+                return msgspec.json.decode(state, type=cls)
+        except msgspec.DecodeError as error:
             raise InvalidInputError(
                 "the region's last sequence has a member of this name that is no Spark query: choose another name"
             ) from error

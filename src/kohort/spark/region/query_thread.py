@@ -33,7 +33,7 @@ from kohort.region.parts import Part
 from kohort.region.records import Position
 from kohort.region.staged import Staged
 from kohort.spark.region.handing import HandingSeat
-from kohort.spark.region.sessions import Lost
+from kohort.spark.region.sessions import LostRecords
 
 log = logging.getLogger("kohort.spark")
 
@@ -47,7 +47,7 @@ RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", 
 """Reasons to keep batches from beginning."""
 
 
-class Query(Protocol):
+class MemberQuery(Protocol):
     """A query as its sources' members see it; any thread may call."""
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
@@ -92,7 +92,7 @@ class QueryThread(MemberThread):
         consumer: Consumer,
         publishers: Sequence[Publisher],
         config: MemberConfig,
-        query: Query,
+        query: MemberQuery,
         number: int,
     ) -> None:
         """Set up the thread of source `number` of the query; `start` starts it."""
@@ -123,7 +123,7 @@ class QueryThread(MemberThread):
             self._ask_again_s = time.monotonic() + REQUEST_INTERVAL_S
             self.post(happens.CheckpointWanted())
 
-    def _lost(self, lost: Lost) -> None:
+    def _lost(self, lost: LostRecords) -> None:
         """Report a failure if lost records end the query."""
         if lost.fatal:
             remedy = "set failOnDataLoss=false, which leaves them out, or reset the region to its initial state"

@@ -123,7 +123,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class LostPart:
-    """Lost records of a partition, as the source found in the log.
+    """LostRecords records of a partition, as the source found in the log.
 
     Attributes:
         topic: the topic's name.
@@ -143,8 +143,8 @@ class LostPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Lost records that the query was to read.
+class LostRecords:
+    """LostRecords records that the query was to read.
 
     Attributes:
         text: a description of the loss.
@@ -161,7 +161,7 @@ class Lost:
         return {"kind": "lost", "seat": seat, "text": self.text, "fatal": self.fatal, "parts": parts}
 
     @classmethod
-    def from_message(cls, message: Message) -> Lost:
+    def from_message(cls, message: Message) -> LostRecords:
         """Decode the message of `to_message`.
 
         Raises:
@@ -210,7 +210,7 @@ class Seat(Protocol):
     def end(self, batch: int) -> None:
         """End a batch: its sink is done, and it is in `commits/`; a batch that is not running is ignored."""
 
-    def lost(self, lost: Lost) -> None:
+    def lost(self, lost: LostRecords) -> None:
         """Report lost records, before the batch that begins behind them, or before the query ends."""
 
 
@@ -253,7 +253,7 @@ class Seats:
 
     def lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; only log it if that has ended."""
-        lost = Lost.from_message(message)
+        lost = LostRecords.from_message(message)
         log.warning("%s", lost.text)
         try:
             seat = self._seat(query, message.get("seat"))

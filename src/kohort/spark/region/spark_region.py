@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +14,14 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from uuid import UUID, uuid4
 
+import msgspec
+
+from kohort.assignors.claims import believed
+from kohort.assignors.shapes import Assignment, MemberSubscription, Stateless, TopicInfo
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
 from kohort.errors import InvalidInputError, TimedOutError
+from kohort.ids import MemberId, TopicPartition
 from kohort.region.admission import Applicant
 from kohort.region.consuming.publishing import Publisher
 from kohort.region.consuming.settings import MemberConfig
@@ -26,7 +32,6 @@ from kohort.region.region import Region
 from kohort.region.sinks import Sink, place_of
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.folders import check_place
-from kohort.spark.region.pinned import Pinned, query_of
 from kohort.spark.region.query_factory import Build, BuiltQuery, look
 from kohort.spark.region.query_run import LEAD, RegionQuery
 from kohort.spark.region.query_spec import (
@@ -45,6 +50,77 @@ from kohort.spark.source.catalog import TopicCatalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# -- An assignor for queries whose state belongs to their partitions: a partition has the same query for ever.
+#
+# The names of a group's queries never change, and a partition's number determines its query. So nothing has to be
+# remembered, and an added partition does not move the earlier ones. The partitions of an absent query wait for it.
+#
+# Source: spec 3.3, 6.2.
+
+
+class _PinnedQuery(msgspec.Struct):
+    """A member's own data: its query, and all queries of the group."""
+
+    query: str
+    queries: tuple[str, ...]
+
+
+class Pinned(Stateless):
+    """An assignor that gives each partition to its fixed query, or to nobody."""
+
+    name = "kohort-pinned"
+    cooperative = True
+
+    def __init__(self, query: str, queries: Sequence[str]) -> None:
+        """Set up the assignor of the member that runs `query`, one of all `queries` of the group."""
+        self._query, self._queries = query, tuple(sorted(queries))
+
+    def subscription_user_data(self, topics: Sequence[str]) -> bytes | None:
+        """Return the member's query and the list of all queries, as JSON."""
+        return msgspec.json.encode(_PinnedQuery(self._query, self._queries))
+
+    def assign(self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, TopicInfo]) -> Assignment:
+        """Assign each partition to the member that runs its query.
+
+        Of two members with the same query, as after a crash, the one with the greater id gets nothing.
+
+        Raises:
+            InvalidInputError: the members do not agree on the queries.
+        """
+        named = self._by_query(members)
+        held = {partition: member for member, parts in believed(members, topics).items() for partition in parts}
+        result: Assignment = {member: [] for member in sorted(members)}
+        for topic, info in sorted(topics.items()):
+            for number in range(info.partitions):
+                member = named.get(query_of(topic, number, self._queries))
+                if member is None or topic not in members[member].topics:
+                    continue
+                partition = TopicPartition(topic, number)
+                if held.get(partition, member) == member:  # otherwise its owner releases it first
+                    result[member].append(partition)
+        return result
+
+    def _by_query(self, members: Mapping[MemberId, MemberSubscription]) -> dict[str, MemberId]:
+        found: dict[str, MemberId] = {}
+        for member in sorted(members):
+            try:
+                pinned = msgspec.json.decode(members[member].user_data or b"", type=_PinnedQuery)
+            except msgspec.DecodeError as error:
+                raise InvalidInputError(f"member {member} of the group is no query that is pinned") from error
+            if pinned.queries != self._queries:
+                raise InvalidInputError(
+                    f"the queries of the group do not agree on who there is: {self._query} says "
+                    f"{', '.join(self._queries)}, and {pinned.query} says {', '.join(pinned.queries)}"
+                )
+            found.setdefault(pinned.query, member)
+        return found
+
+
+def query_of(topic: str, partition: int, queries: Sequence[str]) -> str:
+    """Return the query of a partition, from the sorted names."""
+    return queries[(zlib.crc32(topic.encode()) + partition) % len(queries)]
 
 
 # -- Stop signals: SIGINT (Ctrl-C) and SIGTERM

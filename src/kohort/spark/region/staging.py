@@ -164,7 +164,7 @@ class StagedBatches:
                 raise CorruptDataError(f"batch {missing[0]} is in the checkpoint's log, and nothing of it is staged")
             return together(self._batches[number] for number in wanted)
 
-    def counted(self) -> int:
+    def forget_contribution(self) -> int:
         """Forget the last contribution, which a complete checkpoint includes; return its number of dead letters."""
         with self._lock:
             done = [self._batches.pop(number) for number in sorted(self._batches) if number <= self._given]

@@ -25,7 +25,7 @@ OUTSIDE_FORM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetRange:
     """A range of offsets from `start` up to, but without, `end`."""
 
     start: int
@@ -55,7 +55,7 @@ class BatchOffset:
     query: str
     batch: int = 0
     generation: int = -1
-    spans: Mapping[TopicPartition, Span] = field(default_factory=dict)
+    spans: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
     ids: Mapping[str, TopicId] = field(default_factory=dict)
     group: str | None = None
     epoch: int = -1
@@ -109,7 +109,7 @@ class BatchOffset:
             for topic, numbers in found["topics"].items()
             for number, span in numbers.items()
         }
-        spans = {tp: Span(int(span["start"]), int(span["end"])) for tp, span in partitions.items()}
+        spans = {tp: OffsetRange(int(span["start"]), int(span["end"])) for tp, span in partitions.items()}
         handings = {tp: int(span["handing"]) for tp, span in partitions.items() if "handing" in span}
         ids = {topic: UUID(text) for topic, text in found.get("ids", {}).items()}
         return cls(
@@ -124,7 +124,7 @@ class BatchOffset:
             found.get("from") == "kafka",
         )
 
-    def of(self, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
+    def of(self, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
         """Return a copy of the batch with other offsets."""
         return replace(self, spans=spans)
 

@@ -15,10 +15,30 @@ from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 from kohort.spark.source.batch_offset import Stamp
 from kohort.spark.source.bounds import ReadBound
-from kohort.spark.source.data_loss import lose
 from kohort.spark.source.topic_pattern import as_glob, topic_pattern
 
+# -- The choice of `failOnDataLoss`: an error or a warning
+
 log = logging.getLogger("kohort.spark")
+
+
+def lose(text: str, remedy: str, *, strict: bool) -> None:
+    """Report that records are lost, or may be, as an error or a warning.
+
+    Args:
+        text: the loss.
+        remedy: what `failOnDataLoss=false` does about it, as a verb with its object.
+        strict: the value of the option.
+
+    Raises:
+        OffsetError: the option makes the loss an error.
+    """
+    if strict:
+        raise OffsetError(f"{text}; failOnDataLoss=false {remedy}")
+    log.warning("%s; failOnDataLoss=false %s", text, remedy)
+
+
+# -- The catalog of topics
 
 SAMPLE_RECORDS = 256
 """Records that are read to estimate the size of records."""

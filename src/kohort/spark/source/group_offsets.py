@@ -10,11 +10,10 @@ from dataclasses import replace
 from kohort.errors import CommitFailedError, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
-from kohort.spark.source.batch_offset import BatchOffset, Committed, Reached, Span, resume_at
+from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, resume_at
 from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog
-from kohort.spark.source.data_loss import lose
-from kohort.spark.source.membership import CommitSource, GroupMembership, InGroup, OffsetKeeper, partitions_lost
+from kohort.spark.source.catalog import TopicCatalog, lose
+from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
 from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
@@ -364,7 +363,7 @@ class GroupOffsets:
         self._look()  # a missing topic is an error before joining
         if self._options.assign is not None:
             return OffsetKeeper(self._options)
-        return GroupMembership(self._options, self._heard)
+        return SourceMembership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
         now = time.monotonic()
@@ -590,7 +589,7 @@ class GroupOffsets:
             {**at, **{tp: span.end for tp, span in ours.items()}},
         )
 
-    def _readable(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
+    def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of an earlier run's batch that still exist."""
         spans = self._topics.spans_of(planned)
         ends = self._catalog.ends(spans)
@@ -603,7 +602,7 @@ class GroupOffsets:
                 del spans[tp]
         return spans
 
-    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, Span], held: Held) -> bool:
+    def _mark_left(self, planned: BatchOffset, kept: Mapping[TopicPartition, OffsetRange], held: Held) -> bool:
         """Commit for the partitions that a repeated batch leaves out, because the checkpoint can't be changed any more.
 
         The checkpoint's offset says to every later run that those partitions were read up to the batch's ends. A new
@@ -632,7 +631,7 @@ class GroupOffsets:
             return False
         return True
 
-    def _still_ours(self, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, Span]:
+    def _still_ours(self, planned: BatchOffset, held: Held, which: str) -> Mapping[TopicPartition, OffsetRange]:
         """Return the planned ranges to read again: by default those of partitions that no other member has had since.
 
         Args:

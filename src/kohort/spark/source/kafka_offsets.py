@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 
 FINISHED: Final = 1
 """The batch number that stands for everything Spark's source has read; kohort's first batch follows."""
@@ -88,7 +88,7 @@ def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
         end: the end in Spark's form.
         query: the identity that this run has chosen for the query.
     """
-    spans = {partition: Span(offset, offset) for partition, offset in positions_of(end).items()}
+    spans = {partition: OffsetRange(offset, offset) for partition, offset in positions_of(end).items()}
     return BatchOffset(query, FINISHED, spans=spans, group="", from_kafka_source=True)
 
 
@@ -102,7 +102,7 @@ def unfinished(
         end: the end in Spark's form.
         query: the identity that this run has chosen for the query.
     """
-    before = {partition: Span(offset, offset) for partition, offset in start.items()}
-    spans = {partition: Span(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}
+    before = {partition: OffsetRange(offset, offset) for partition, offset in start.items()}
+    spans = {partition: OffsetRange(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}
     batch = BatchOffset(query, FINISHED, group="", from_kafka_source=True)
     return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.of(spans)

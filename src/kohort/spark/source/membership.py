@@ -257,7 +257,7 @@ class InGroup(Protocol):
         """Leave the group."""
 
 
-class GroupMembership:
+class SourceMembership:
     """A member of a group that joins with the first use and answers revocations when no batch is running.
 
     The planning thread begins a batch. It ends the batch too, or the thread that learns of the sink's end does. Another

@@ -134,7 +134,7 @@ class OffsetCoordinator(Protocol):
 
         Return False if the batch was abandoned and must be planned again.
 
-        A batch that waits for this call waits for other sources of its query; see `GroupMembership`.
+        A batch that waits for this call waits for other sources of its query; see `SourceMembership`.
         """
 
     def finish(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:

@@ -17,7 +17,7 @@ from kohort.errors import CommitFailedError, KafkaError
 from kohort.ids import TopicId, TopicPartition
 from kohort.settings.validation import duration_ms
 from kohort.spark.options import SourceOptions
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
 from kohort.spark.source.offset_coordinator import AssignmentRetry, Held, OffsetCoordinator
@@ -141,7 +141,7 @@ LAST_COMMIT_MS = 1_000
 """Timeout of the last commit of a query that ends: Spark does not wait for its process."""
 
 
-class Query:
+class SourceQuery:
     """The state of a running query.
 
     A batch is *running* from its plan until its sink is known to be done and the checkpoint has it. The query learns
@@ -272,7 +272,7 @@ class Query:
                     return None
             again.wait()  # the assignment has changed, or a topic was deleted, since the lookup
 
-    def _plan_ranges(self, held: Held, *, limited: bool) -> dict[TopicPartition, Span] | None:
+    def _plan_ranges(self, held: Held, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""
         self._ends = self._catalog.ends(held.partitions)
         if len(self._ends) != len(held.partitions):
@@ -280,9 +280,9 @@ class Query:
         self._positions = self._coordinator.settle(held, self._positions, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
-        return {tp: Span(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
+        return {tp: OffsetRange(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
 
-    def _batch_of(self, held: Held, start: BatchOffset, spans: Mapping[TopicPartition, Span]) -> BatchOffset:
+    def _batch_of(self, held: Held, start: BatchOffset, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
         """Begin and return the batch."""
         self._positions.update({tp: span.end for tp, span in spans.items()})
         planned = BatchOffset(

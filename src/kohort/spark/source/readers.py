@@ -34,10 +34,9 @@ from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
-from kohort.spark.source.batch_offset import BatchOffset, Span
+from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import TopicCatalog, lose
 from kohort.spark.source.error_frames import reason_first, reason_first_each
 from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished
 from kohort.spark.tasks.read import ReadTask, TaskRange, cut
@@ -47,10 +46,10 @@ if TYPE_CHECKING:
     from kohort.spark.driver_channel import Contact, SinkDoneReceiver
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
-    from kohort.spark.source.query import Query
+    from kohort.spark.source.query import SourceQuery
     from kohort.spark.source.single_reader_lock import Load, SoleReader
-    from kohort.spark.values.columns import Column
     from kohort.spark.values.decoding import Values
+    from kohort.spark.values.types import Column
 
 
 # -- The work of a Spark task: reading its ranges as Arrow batches. Runs in Spark's Python workers, so imports stay few
@@ -290,7 +289,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
     ids = catalog.present({tp.topic for tp in every}).ids
     starts, ends = catalog.resolve(starting, every), catalog.resolve(ending, every)
     first, last = catalog.beginnings(every), catalog.ends(every)
-    spans: dict[TopicPartition, Span] = {}
+    spans: dict[TopicPartition, OffsetRange] = {}
     for tp in every:
         if not all(tp in found for found in (starts, ends, first, last)):
             raise NotFoundError(f"{tp} was deleted while the read was planned")
@@ -304,7 +303,7 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
             raise InvalidInputError(f"startingOffsets asks for {start} of {tp}, endingOffsets for {end}, which is less")
         if start < first[tp] < end:
             lose(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
-        spans[tp] = Span(max(start, first[tp]), max(start, first[tp], end))
+        spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))
     return BatchOffset("", spans=spans, ids=ids)
 
 
@@ -317,7 +316,7 @@ def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | 
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one streaming query; `Query` holds its state.
+    """The reader of one streaming query; `SourceQuery` holds its state.
 
     Spark's calls come from one thread. The application's messages about the query come from another: `sink_done`.
     """
@@ -346,7 +345,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._load_lock: SoleReader | None = None
         self._reading = _reading(options, columns, values)
         self._identity = ""
-        self._query: Query | None = None
+        self._query: SourceQuery | None = None
         self._watch: ParentWatch | None = None
         self._ending: Ending | None = None
         self._contact = contact
@@ -356,11 +355,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         own = ("_query", "_watch", "_ending", "_contact", "_receiver", "_load_lock")
         return {**self.__dict__, **dict.fromkeys(own)}
 
-    def _driver(self, identity: str | None = None) -> Query:
+    def _driver(self, identity: str | None = None) -> SourceQuery:
         """Return the query's state, made with the first call: only one process with this object drives it."""
         if self._query is None:
             from kohort.spark.driver_channel import SinkDoneReceiver
-            from kohort.spark.source.query import Query
+            from kohort.spark.source.query import SourceQuery
 
             self._ending = Ending()
             self._ending.install()
@@ -369,7 +368,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claim()
             if self._contact is not None:
                 self._receiver = SinkDoneReceiver(self._contact, self.sink_done)
-            self._query = Query(self._options, identity or self._identity, self._make_coordinator)
+            self._query = SourceQuery(self._options, identity or self._identity, self._make_coordinator)
         if identity is not None:
             self._query.identity = identity
             if self._receiver is not None:

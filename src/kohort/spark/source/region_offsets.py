@@ -11,10 +11,18 @@ from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
-from kohort.spark.region.sessions import IDLE_MS, WAIT_MS_MAX, Handed, HandedPart, Idle, Lost, LostPart, topic_ids
+from kohort.spark.region.sessions import (
+    IDLE_MS,
+    WAIT_MS_MAX,
+    Handed,
+    HandedPart,
+    Idle,
+    LostPart,
+    LostRecords,
+    topic_ids,
+)
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import Present, TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.catalog import Present, TopicCatalog, lose
 from kohort.spark.source.offset_coordinator import Held, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_pattern import INTERNAL_TOPICS
@@ -175,7 +183,7 @@ class RegionOffsets:
 
     def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
-        self._send(Lost(text, strict, tuple(parts)).to_message(self._seat))
+        self._send(LostRecords(text, strict, tuple(parts)).to_message(self._seat))
         lose(text, remedy, strict=strict)
 
     def settle(

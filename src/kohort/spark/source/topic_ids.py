@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, Span
-from kohort.spark.source.catalog import Present, TopicCatalog
-from kohort.spark.source.data_loss import lose
+from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
+from kohort.spark.source.catalog import Present, TopicCatalog, lose
 
 
 class TopicIds:
@@ -126,7 +125,7 @@ class TopicIds:
         """Return the ids of these partitions' topics, as far as they are known."""
         return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
 
-    def spans_of(self, planned: BatchOffset) -> dict[TopicPartition, Span]:
+    def spans_of(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of an earlier run's batch whose topics are still the same."""
         return {
             tp: span

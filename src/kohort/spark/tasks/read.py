@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pyspark.sql.datasource import InputPartition
 
 from kohort.ids import TopicId, TopicPartition
-from kohort.spark.source.batch_offset import Span
+from kohort.spark.source.batch_offset import OffsetRange
 
 SMALL_TASK = 5_000
 """Partitions with fewer records share a task: starting a task costs about 20 ms, and reading these costs less."""
@@ -29,8 +29,8 @@ class TaskRange:
     """
 
     partition: TopicPartition
-    span: Span
-    whole: Span
+    span: OffsetRange
+    whole: OffsetRange
     generation: int
     topic_id: TopicId | None = None
 
@@ -43,7 +43,7 @@ class ReadTask(InputPartition):
 
 
 def cut(
-    spans: Iterable[tuple[TopicPartition, Span]],
+    spans: Iterable[tuple[TopicPartition, OffsetRange]],
     generation: int,
     *,
     ids: Mapping[str, TopicId] = MappingProxyType({}),
@@ -68,10 +68,10 @@ def cut(
     return _shared(slices)
 
 
-def _pieces(span: Span, piece: int) -> list[Span]:
+def _pieces(span: OffsetRange, piece: int) -> list[OffsetRange]:
     count = -(-span.offsets // piece)
     edges = [span.start + span.offsets * index // count for index in range(count + 1)]
-    return [Span(low, high) for low, high in pairwise(edges)]
+    return [OffsetRange(low, high) for low, high in pairwise(edges)]
 
 
 def _shared(slices: list[TaskRange]) -> list[ReadTask]:

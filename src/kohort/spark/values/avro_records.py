@@ -31,8 +31,8 @@ from kohort.spark.values.avro_schema import (
     schema_of,
     without_logical,
 )
-from kohort.spark.values.columns import Column, Kind
 from kohort.spark.values.isolate import REFUSALS, Parts, check_size
+from kohort.spark.values.types import Column, Kind
 
 _PREFIX = 5
 _SCHEMAS = 1_000

@@ -11,10 +11,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError
-from kohort.spark.values.columns import Column, Kind
 from kohort.spark.values.isolate import Parts, convert_in_parts
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.moments import zone_named
+from kohort.spark.values.types import Column, Kind
 
 # -- `valueFormat=string`: values that are UTF-8
 

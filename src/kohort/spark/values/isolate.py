@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from kohort.spark.values.columns import Column, Kind
+from kohort.spark.values.types import Column, Kind
 
 REFUSALS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, ValueError, OverflowError)
 """Errors of a conversion about values that it can't take; ArrowMemoryError and KeyboardInterrupt are not among them."""

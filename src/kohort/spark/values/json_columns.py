@@ -17,11 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from kohort.spark.values.columns import Column, Kind, read_json
-from kohort.spark.values.columns import compute as pc
 from kohort.spark.values.isolate import REFUSALS, VALUE_BYTES, Parts, convert_in_parts
 from kohort.spark.values.json_records import DEPTH, JsonRecords, binary_of
-from kohort.spark.values.types import check_required, has_required
+from kohort.spark.values.types import Column, Kind, check_required, has_required, read_json
+from kohort.spark.values.types import compute as pc
 
 CHUNK_BYTES = 1 << 20
 """Bytes of values that are parsed together: a bad value repeats the work for its chunk, and a chunk fits the cache."""

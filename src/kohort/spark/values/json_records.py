@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from kohort.spark.values.columns import Kind
 from kohort.spark.values.isolate import check_size
 from kohort.spark.values.moments import days_of_date, micros_of_time
+from kohort.spark.values.types import Kind
 
 DEPTH = 500
 """Most levels of objects and arrays in a value: Python's parser needs one of its 1,000 frames for each."""

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import pyarrow as pa
+import pyarrow.compute
+import pyarrow.json
 from pyspark.sql import types as spark
 
 from kohort.errors import InvalidInputError
-from kohort.spark.values.columns import Column, Kind
-from kohort.spark.values.columns import compute as pc
+
+# -- Type aliases for Arrow's arrays and types of any kind, and for functions that take them.
+#
+# The stubs of pyarrow have a class for each type, with only that type's attributes. Code that works with any type, and
+# branches on what it is, can use none of them.
+
+Column: TypeAlias = Any
+"""A pyarrow.Array."""
+Kind: TypeAlias = Any
+"""A pyarrow.DataType."""
+
+compute: Any = pyarrow.compute
+"""The module pyarrow.compute; the stubs accept only strings or scalars for most of its functions."""
+read_json: Any = pyarrow.json.read_json
+"""Arrow's JSON reader; the stubs accept only paths and files."""
+
+# -- Arrow types of Spark types
 
 _PLAIN: dict[type[spark.DataType], Kind] = {
     spark.ByteType: pa.int8(),
@@ -93,7 +112,7 @@ def check_required(array: Column, path: str = "value") -> None:
                 raise ValueError(f"{path}.{field.name} is null, and was declared NOT NULL")
             check_required(merged, f"{path}.{field.name}")
     elif pa.types.is_list(kind) or pa.types.is_map(kind):
-        items = pc.list_flatten(array) if pa.types.is_list(kind) else array.items
+        items = compute.list_flatten(array) if pa.types.is_list(kind) else array.items
         field = kind.value_field if pa.types.is_list(kind) else kind.item_field
         if not field.nullable and items.null_count:
             raise ValueError(f"{path} has an element that is null, and was declared without")

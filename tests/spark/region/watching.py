@@ -1,26 +1,24 @@
-"""The places that the region's demo writes to: each has a sink for a query, and methods for a reader.
+"""A reader that polls the places of a story's sinks all the time, as a dashboard or the next job would.
 
-Another kind of place is a class with these three methods and a line in `KINDS`. `region_story` assigns queries to
-places.
+Another kind of place is a class with these three methods and a line in `KINDS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
-from uuid import UUID
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.spark.region.history import Step
 
 from kohort.region import ParquetFolder, Sink, SqlTable
-from kohort.region.sinks import Keep
-from kohort.region.staged import StagedKey
 
 COLUMNS = ("partition", "offset", "carrier", "origin", "dest", "hour", "dep_delay", "arr_delay")
 
@@ -144,57 +142,85 @@ def summed(offsets: pa.Table) -> Sums:
     return frozenset((row["partition"], row["offset_count"], row["offset_sum"]) for row in sums)
 
 
-class Faltering:
-    """A sink that fails once with a missing permission whenever a marker file exists; it deletes the file.
+LOOK_S = 0.5
 
-    A full disk would not do: the region waits for free space instead of a reset.
-    """
 
-    def __init__(self, sink: Sink, omen: Path) -> None:
-        self._sink, self._omen = sink, omen
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One reading of a place: the number of rows of each partition, and the sum of their offsets."""
+
+    place: str
+    seen: Sums
 
     @property
-    def place(self) -> str:
-        """The name of the wrapped sink's place."""
-        return self._sink.place
-
-    def bind(self, region: str, region_id: UUID) -> Self:
-        """Bind the wrapped sink to a region."""
-        return type(self)(self._sink.bind(region, region_id), self._omen)
-
-    def check(self, schema: pa.Schema) -> None:
-        """Check the schema with the wrapped sink."""
-        self._sink.check(schema)
-
-    def stage(self, key: StagedKey, table: pa.Table) -> None:
-        """Stage rows, or fail once if the marker file exists."""
-        with contextlib.suppress(FileNotFoundError):
-            if table.num_rows:
-                self._omen.unlink()
-                raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)}, as the demo has it", self.place)
-        self._sink.stage(key, table)
-
-    def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
-        """Publish a sequence with the wrapped sink."""
-        self._sink.publish(sequence, keys)
-
-    def empty(self, sequence: int, floor: int) -> None:
-        """Empty the wrapped sink."""
-        self._sink.empty(sequence, floor)
-
-    def published(self) -> int:
-        """Return the last sequence that the wrapped sink has published."""
-        return self._sink.published()
-
-    def adopt(self) -> str:
-        """Adopt the place under this sink's name, and return what the wrapped sink returns."""
-        return self._sink.adopt()
-
-    def sweep(self, keep: Keep) -> None:
-        """Delete staged rows that are not needed any more, with the wrapped sink."""
-        self._sink.sweep(keep)
+    def rows(self) -> int:
+        return sum(rows for _, rows, _ in self.seen)
 
 
-def omen(folder: Path) -> Path:
-    """The file that makes a faltering sink fail once."""
-    return folder / "the-rights-are-gone"
+class Watcher:
+    """The reader's thread."""
+
+    def __init__(self, places: Mapping[str, SinkPlace]) -> None:
+        self._places = places
+        self.looks: list[Look] = []
+        self.count = 0
+        self.error: Exception | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        """Read the places until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after a last reading."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                last = self._ended.wait(LOOK_S)
+                for name, place in self._places.items():
+                    look = Look(name, place.sums())
+                    self.count += 1
+                    if look not in self.looks[-len(self._places) :]:
+                        self.looks.append(look)
+                if last:
+                    return
+        except Exception as error:  # noqa: BLE001 - reported at the end: a reader that can't read is a fault
+            self.error = error
+
+
+def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
+    """Return the valid readings of each place: nothing, or all rows up to some sequence.
+
+    Args:
+        steps: the region's sequences.
+        kinds: the place of each member.
+    """
+    so_far: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+    found: dict[str, list[Sums]] = {name: [frozenset()] for name in kinds.values()}
+    for step in steps:
+        for given in step.contributions:
+            sums = so_far[kinds[given.member]]
+            for span in given.spans:
+                rows, total = sums.get(span.partition, (0, 0))
+                count = span.end - span.begin
+                sums[span.partition] = rows + count, total + (span.begin + span.end - 1) * count // 2
+        for name in found:
+            found[name].append(frozenset((at, rows, total) for at, (rows, total) in so_far[name].items() if rows))
+    return found
+
+
+def parts_seen(looks: Sequence[Look], steps: Sequence[Step], kinds: Mapping[str, str]) -> Iterator[str]:
+    """Return the invalid readings: a part of a sequence, or fewer rows than before."""
+    allowed = whole(steps, kinds)
+    before: dict[str, int] = {}
+    for look in looks:
+        if look.seen not in allowed[look.place]:
+            yield f"a reader of {look.place} saw {look.rows:,} rows, which is not what any sequence ends with"
+        if look.rows < before.get(look.place, 0):
+            yield f"a reader of {look.place} saw {look.rows:,} rows after {before[look.place]:,}"
+        before[look.place] = look.rows
