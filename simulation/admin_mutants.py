@@ -14,6 +14,7 @@ from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.handlers import named
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
@@ -28,7 +29,6 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
-from kohort.groups.step import Context
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.property import Checker
 from simulation.share_checkers import ClassicEvennessChecker

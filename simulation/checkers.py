@@ -7,7 +7,6 @@ from typing import Any
 
 from kohort.coordinator.shard import Phase
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
@@ -22,6 +21,7 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
 from kohort.groups.records import MemberSaved, OffsetCommitted, Record
 from kohort.ids import TopicPartition
+from simulation import invariants
 from simulation.admin_checkers import DeletionChecker, DescriptionChecker
 from simulation.away_checker import AwayChecker
 from simulation.epoch_checker import StaleEpochChecker

@@ -14,6 +14,7 @@ from kohort.groups.consumer import assignment, handlers
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer import members as membership
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.context import Context
 from kohort.groups.effects import Meter, Now, Outcome, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
@@ -28,7 +29,6 @@ from kohort.groups.migration import conversion
 from kohort.groups.migration.conversion import Converted
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved
-from kohort.groups.step import Context
 from simulation.epoch_checker import StaleEpochChecker
 from simulation.property import Checker
 from simulation.swapped import Swapped

@@ -11,6 +11,7 @@ from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer import assignment, handlers, members, suspicion
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.context import Context
 from kohort.groups.effects import Outcome
 from kohort.groups.events import (
     ConnectionLost,
@@ -19,7 +20,6 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import classic_members as mixed
 from kohort.groups.pairs import Pairs
-from kohort.groups.step import Context
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker

@@ -10,6 +10,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
+from kohort.groups.context import Context
 from kohort.groups.effects import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.events import (
     ConsumerGroupHeartbeat,
@@ -23,7 +24,6 @@ from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import group_routing
 from kohort.groups.records import EpochBumped, GenerationStarted, MemberAssigned, OffsetCommitted, TargetEpochSet
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Deadlines, Timer
 from simulation.admin_mutants import ADMIN_MUTANTS
 from simulation.away_checker import AwayChecker

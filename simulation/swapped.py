@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from kohort.groups.effects import Now, Outcome
 from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.machine import GroupMachine
+from kohort.groups.table import Table
 
 
 @contextmanager
@@ -36,6 +37,14 @@ def rewired(protocol: ProtocolHandlers[Any], real: Any, other: Any) -> ProtocolH
     return replace(protocol, **changed)
 
 
+def with_handler(table: Table, real: Any, other: Any) -> Table:
+    """Return a group's table with another method wherever it has the real one."""
+    return {
+        trigger: {state: replace(entry, do=other) if entry.do is real else entry for state, entry in reactions.items()}
+        for trigger, reactions in table.items()
+    }
+
+
 class Swapped(GroupMachine):
     """A coordinator with one function replaced, by `swap(real)`."""
 
@@ -54,7 +63,10 @@ class Swapped(GroupMachine):
         other = self.swap(real)
         self.context.protocols = {kind: rewired(row, real, other) for kind, row in protocols.items()}
         try:
-            with swapped(self.module, self.name, other):
+            with ExitStack() as stack:
+                for kind in protocols:
+                    stack.enter_context(swapped(kind, "table", with_handler(kind.table, real, other)))
+                stack.enter_context(swapped(self.module, self.name, other))
                 yield
         finally:
             self.context.protocols = protocols

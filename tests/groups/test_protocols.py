@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedGroup,
     DescribedMember,
@@ -48,10 +48,10 @@ from kohort.groups.group import GroupMembership
 from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
 from kohort.groups.machine import PROTOCOLS, GroupMachine
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 from kohort.ids import TopicPartition
+from simulation import invariants
 from tests.groups.trial import CLIENT, Trial, protocols
 
 SESSION_MS = 10_000

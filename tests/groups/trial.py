@@ -10,7 +10,6 @@ from typing import Any
 
 from kohort.consumer_protocol import write_assignment
 from kohort.errors import ErrorCode
-from kohort.groups import invariants
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer import assignment
@@ -52,6 +51,7 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.push import rebalance
 from kohort.groups.records import ClassicProtocol, Record, TopicPartitions
 from kohort.ids import TopicPartition
+from simulation import invariants
 
 CLIENT = Client("client", "/127.0.0.1")
 CHECKED_REQUESTS = 300

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from kohort.groups.context import Context
 from kohort.groups.effects import Meter
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
 from kohort.groups.group import GroupMembership
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 # -- Sessions that began before this owner's term
@@ -73,7 +73,7 @@ def on_connection_lost(context: Context, event: ConnectionLost) -> None:
     for group_id, member_id in context.connections.pop(event.connection, {}):
         group = context.find(group_id)
         if group is not None:
-            context.protocol(group).connection_lost(context, group.membership, member_id, event)
+            context.react(group, ConnectionLost, member_id, event)
 
 
 def grace_end_ms(context: Context, event: ConnectionLost, heard_ms: int | None, interval_ms: int) -> int:

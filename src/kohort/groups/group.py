@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from kohort.groups.effects import GroupState
 from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
+from kohort.groups.table import Table
 
 Partition = tuple[str, int]
 Takes: TypeAlias = Mapping[type, Callable[[Any, Any], None]]
@@ -24,6 +25,7 @@ class GroupMembership(ABC):
     A membership answers from its own state. The protocol's behaviour is in its row (`handlers.ProtocolHandlers`).
 
     Attributes:
+        table: what the group does with an event in each of its states.
         takes: how each kind of record changes the membership; only the ledger calls these.
         is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
     """
@@ -34,6 +36,7 @@ class GroupMembership(ABC):
 
     group_id: str
     takes: ClassVar[Takes]
+    table: ClassVar[Table] = {}
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias
 
 from kohort.errors import ErrorCode
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     ConsumerGroupHeartbeatReply,
     DescribedConsumerGroup,
@@ -37,7 +38,6 @@ from kohort.groups.events import (
 from kohort.groups.failure_detector import CAREFUL, DetectorSettings, MonitoredMember
 from kohort.groups.group import GroupMembership, M, Partition
 from kohort.groups.long_polling import Release
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.groups.topics import ImageChange
 
@@ -83,6 +83,15 @@ def no_error(*arguments: object) -> ErrorCode:
 def unknown_interval(*arguments: object) -> int:
     """Return 0: the protocol has no usual interval. Only a reply or the heartbeats themselves show a member's."""
     return 0
+
+
+def method(name: str) -> Callable[..., Any]:
+    """Return a handler that calls the group's own method."""
+
+    def call(step: Context, group: Any, *arguments: Any) -> Any:
+        return getattr(group, name)(step, *arguments)
+
+    return call
 
 
 def none_broken(*arguments: object) -> Iterator[str]:

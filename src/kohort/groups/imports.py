@@ -24,8 +24,8 @@ from kohort.errors import ErrorCode
 from kohort.groups.effects import ImportGroup, Level
 
 if TYPE_CHECKING:
+    from kohort.groups.context import Context
     from kohort.groups.events import GroupImported
-    from kohort.groups.step import Context
 
 UNDER_WAY_MAX = 1_000
 """Groups of a shard that are looked up at the same time: bounds memory for made-up names. Others retry."""

@@ -24,9 +24,9 @@ from kohort.groups.effects import Meter
 from kohort.groups.timers import Deadline, Timer
 
 if TYPE_CHECKING:
+    from kohort.groups.context import Context
     from kohort.groups.failure_detector import Holdable, MonitoredMember
     from kohort.groups.group import GroupMembership
-    from kohort.groups.step import Context
 
 SESSION_PARTS = 3
 """A response is held for at most 1/3 of the session timeout, so that there is time for another heartbeat."""

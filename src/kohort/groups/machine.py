@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kohort.errors import ErrorCode
 from kohort.groups import failure_detector, offsets
@@ -22,6 +22,7 @@ from kohort.groups import offsets as offset_requests
 from kohort.groups.classic.handlers import CLASSIC
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.handlers import CONSUMER
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     ConsumerGroupDescribeReply,
     DeleteGroupsReply,
@@ -38,6 +39,7 @@ from kohort.groups.effects import (
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
+    ConsumerAnswered,
     ConsumerGroupDescribe,
     ConsumerGroupHeartbeat,
     DeleteGroups,
@@ -53,7 +55,11 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
+    OffsetsFound,
+    OwnersMissing,
+    PartitionsDivided,
     RegexesResolved,
+    RegisterConsumer,
     ReleaseHeld,
     SyncGroup,
     Tick,
@@ -68,7 +74,6 @@ from kohort.groups.handlers import AnyProtocol
 from kohort.groups.migration import group_routing
 from kohort.groups.push.handlers import PUSH
 from kohort.groups.records import Record
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange
 
@@ -158,6 +163,16 @@ PROTOCOLS: Final[tuple[AnyProtocol, ...]] = (CLASSIC, CONSUMER, PUSH)
 
 
 Handler = Callable[[Context, Any], None]
+GroupEvent: TypeAlias = (
+    AssignmentComputed
+    | RegexesResolved
+    | GroupSettingsChanged
+    | ConsumerAnswered
+    | PartitionsDivided
+    | OffsetsFound
+    | OwnersMissing
+)
+"""An event that concerns one group, if that exists."""
 
 
 def on_topics_changed(context: Context, event: TopicsChanged) -> None:
@@ -165,7 +180,7 @@ def on_topics_changed(context: Context, event: TopicsChanged) -> None:
     before, context.image = context.image, event.image
     change = ImageChange.between(before, event.image)
     for group in list(context.ledger.groups.values()):
-        context.protocol(group).topics_changed(context, group.membership, change)
+        context.react(group, TopicsChanged, change)
 
 
 def on_release(context: Context, event: ReleaseHeld) -> None:
@@ -179,13 +194,11 @@ def on_settings(context: Context, event: GroupSettingsChanged) -> None:
     on_result(context, event)
 
 
-def on_result(context: Context, event: AssignmentComputed | RegexesResolved | GroupSettingsChanged) -> None:
+def on_result(context: Context, event: GroupEvent) -> None:
     """Pass a result to its group, if that exists and its protocol handles it."""
     group = context.find(event.group_id)
     if group is not None:
-        take = context.protocol(group).results.get(type(event))
-        if take is not None:
-            take(context, group.membership, event)
+        context.react(group, type(event), event)
 
 
 HANDLERS: dict[type, Handler] = {
@@ -209,6 +222,11 @@ HANDLERS: dict[type, Handler] = {
     AssignmentComputed: on_result,
     GroupImported: offsets.on_imported,
     RegexesResolved: on_result,
+    RegisterConsumer: group_routing.register,
+    ConsumerAnswered: on_result,
+    PartitionsDivided: on_result,
+    OffsetsFound: on_result,
+    OwnersMissing: on_result,
     GroupSettingsChanged: on_settings,
     ReleaseHeld: on_release,
 }
@@ -304,6 +322,4 @@ class GroupMachine:
             return
         if timer.kind is Deadline.SESSION and failure_detector.extend_session(self.context, group.membership, timer):
             return
-        due = self.context.protocol(group).due.get(timer.kind)
-        if due is not None:
-            due(self.context, group.membership, timer.subject)
+        self.context.react(group, timer.kind, timer.subject)

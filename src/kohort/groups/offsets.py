@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kohort.errors import ErrorCode
 from kohort.groups import imports, sizes
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     FetchedOffset,
     GroupState,
@@ -35,7 +36,6 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group, Partition
 from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
-from kohort.groups.step import Context
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 METADATA: Final = itemgetter(4)

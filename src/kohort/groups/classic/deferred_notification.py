@@ -30,7 +30,7 @@ from kohort.groups.effects import GroupState, HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
 from kohort.groups.failure_detector import LATE_MS, DetectorSettings, is_silent
 from kohort.groups.long_polling import Release
-from kohort.groups.step import Context
+from kohort.groups.context import Context
 from kohort.groups.timers import Deadline, Timer
 
 HELD_TENTHS = 9
@@ -59,7 +59,7 @@ def heard(context: Context, classic: ClassicGroup, member: ClassicMember, event:
     member.bears_hold = event.hold_ms > 0
     deferral = classic.deferral
     if deferral is not None and member.member_id in deferral.silent:
-        forget_awaited(deferral, member.member_id)
+        deferral.forget(member.member_id)
         tell_if_all_held(context, classic)
 
 
@@ -75,7 +75,7 @@ def hold(context: Context, classic: ClassicGroup, member: ClassicMember, event: 
     if not context.held.keep(context, classic, member, event, member.interval_ms * HELD_TENTHS // 10):
         return False
     if classic.deferral is not None:
-        forget_awaited(classic.deferral, member.member_id)
+        classic.deferral.forget(member.member_id)
         tell_if_all_held(context, classic)
     return True
 
@@ -104,7 +104,7 @@ def answer_held(context: Context, classic: ClassicGroup, member: ClassicMember, 
     tell_if_all_held(context, classic)
 
 
-def refuse_held(context: Context, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
+def refuse_held(context: Context, classic: ClassicGroup, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
     """Answer a delayed heartbeat with an error."""
     context.reply(event.request, HeartbeatReply(error))
 
@@ -213,7 +213,7 @@ def forget(context: Context, classic: ClassicGroup, member: ClassicMember, error
     """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
     context.held.refuse(context, classic, member, error)
     if classic.deferral is not None:
-        forget_awaited(classic.deferral, member.member_id)
+        classic.deferral.forget(member.member_id)
 
 
 def forget_awaited(deferral: DeferredNotification, member_id: str) -> None:

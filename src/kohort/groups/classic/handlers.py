@@ -13,7 +13,7 @@ from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState, G
 from kohort.groups.events import NO_CONNECTION, ConnectionLost, OffsetCommit, TxnOffsetCommit
 from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import group_routing
-from kohort.groups.step import Context
+from kohort.groups.context import Context
 from kohort.groups.timers import Deadline
 
 # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
@@ -150,7 +150,7 @@ def committed(context: Context, classic: ClassicGroup, event: OffsetCommit) -> N
     """Count a member's commit as a sign of life."""
     member = classic.members.get(event.member_id)
     if member is not None and classic.state is not GroupState.COMPLETING_REBALANCE:
-        rebalance.alive(context, member)
+        member.restart_session(context)
 
 
 def describe(context: Context, classic: ClassicGroup) -> DescribedGroup:

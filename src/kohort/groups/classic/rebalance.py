@@ -19,7 +19,7 @@ from kohort.groups.classic import deferred_notification
 from kohort.groups.classic.group import ClassicGroup, ClassicMember
 from kohort.groups.effects import GroupState, JoinedMember, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.records import GenerationStarted, GroupSaved
-from kohort.groups.step import Context
+from kohort.groups.context import Context
 from kohort.groups.topics import ImageChange, metadata_hash
 
 LEAST_WAIT_MS = 1_000
@@ -79,7 +79,7 @@ def remove_member(context: Context, classic: ClassicGroup, member_id: str) -> No
         classic.count(member, -1)
         deferred_notification.forget(context, classic, member, ErrorCode.UNKNOWN_MEMBER_ID)
         answer_join(context, classic, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
-        answer_sync(context, member, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
+        member.answer_sync(context, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
         if member.instance_id is not None:
             classic.static_ids.pop(member.instance_id, None)
         member.session.cancel()
@@ -105,7 +105,7 @@ def heard(context: Context, member: ClassicMember, connection: int) -> None:
     if connection != member.connection:
         member.bind(context, connection)
     if member.lost:
-        alive(context, member)
+        member.restart_session(context)
 
 
 def alive(context: Context, member: ClassicMember) -> None:
@@ -128,7 +128,7 @@ def prepare(context: Context, classic: ClassicGroup, reason: str) -> None:
     if classic.state is GroupState.COMPLETING_REBALANCE:
         for member in classic.members.values():
             forget_assignment(classic, member)
-            if answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
+            if member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
                 member.touch(context, member.session_timeout_ms)
     classic.pending_sync.clear()
     classic.sync_phase.cancel()

@@ -21,7 +21,7 @@ from kohort.groups.effects import (
 )
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.records import GroupSaved
-from kohort.groups.step import Context
+from kohort.groups.context import Context
 from kohort.groups.timers import Deadline, Timer
 
 
@@ -174,7 +174,7 @@ def join_again(context: Context, classic: ClassicGroup, event: JoinGroup) -> Err
     if error is not ErrorCode.NONE:
         return error
     member = classic.members[event.member_id]
-    rebalance.heard(context, member, event.connection)
+    member.was_heard(context, event.connection)
     unchanged = member.protocols == event.protocols
     leads = classic.is_leader(event.member_id)
     settled = classic.state is GroupState.COMPLETING_REBALANCE or (classic.state is GroupState.STABLE and not leads)
@@ -207,7 +207,7 @@ def replace_static(context: Context, classic: ClassicGroup, old: ClassicMember, 
     new.assignment = old.assignment
     fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
     rebalance.answer_join(context, classic, old, fenced)
-    rebalance.answer_sync(context, old, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+    old.answer_sync(context, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
     deferred_notification.forget(context, classic, old, ErrorCode.FENCED_INSTANCE_ID)
     classic.count(old, -1)
     old.session.cancel()
@@ -299,7 +299,7 @@ def sync_or_error(context: Context, classic: ClassicGroup, event: SyncGroup) -> 
     error = validate(classic, event.member_id, event.instance_id)
     if error is not ErrorCode.NONE:
         return error
-    rebalance.heard(context, classic.members[event.member_id], event.connection)
+    classic.members[event.member_id].was_heard(context, event.connection)
     if not is_current(classic, event.generation):
         return ErrorCode.ILLEGAL_GENERATION
     if differs(event.protocol_type, classic.protocol_type) or differs(event.protocol_name, classic.protocol):
@@ -345,7 +345,7 @@ def complete_sync(context: Context, classic: ClassicGroup, assignments: dict[str
     classic.leader_unaware, classic.left_out = False, None
     rebalance.settled(context, classic)
     for member in classic.members.values():
-        if rebalance.answer_sync(context, member, assigned(classic, member)):
+        if member.answer_sync(context, assigned(classic, member)):
             member.touch(context, member.session_timeout_ms)
 
 
@@ -360,7 +360,7 @@ def refuse_generation(context: Context, classic: ClassicGroup) -> None:
     classic.refused_generation = classic.generation
     for member in classic.members.values():
         rebalance.forget_assignment(classic, member)
-        rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        member.answer_sync(context, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
 
 
 def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None:
@@ -371,7 +371,7 @@ def heartbeat(context: Context, classic: ClassicGroup, event: Heartbeat) -> None
             rebalance.look(context, classic)
         member = classic.members[event.member_id]
         if member.connection != event.connection or member.lost:
-            rebalance.heard(context, member, event.connection)
+            member.was_heard(context, event.connection)
         deferred_notification.heard(context, classic, member, event)
         member.touch(context, member.session_timeout_ms)
         if deferred_notification.hold(context, classic, member, event):

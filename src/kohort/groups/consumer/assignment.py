@@ -6,12 +6,13 @@ newest epoch is computed. Otherwise a group would never get a target while membe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
-from kohort.assignors import MemberSubscription, TopicInfo, server_assignor
+from kohort.assignors import MemberSubscription, server_assignor
 from kohort.groups.consumer import suspicion
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.context import Context
 from kohort.groups.effects import ComputeAssignment, Level, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic
 from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
@@ -23,8 +24,7 @@ from kohort.groups.records import (
     TargetEpochSet,
     Tombstone,
 )
-from kohort.groups.step import Context
-from kohort.groups.topics import ImageChange, metadata_hash
+from kohort.groups.topics import ImageChange, metadata_hash, topic_info
 from kohort.ids import TopicPartition
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
@@ -186,11 +186,6 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
         for member_id in members
     }
     return AssignmentComputed(work.group_id, work.ticket, work.epoch, {**shares, **work.excluded})
-
-
-def topic_info(topic: Topic, left: Sequence[int]) -> TopicInfo:
-    """Describe some partitions of a topic for the assignors, numbered from 0."""
-    return TopicInfo(len(left), tuple(frozenset(topic.racks[number]) for number in left if number < len(topic.racks)))
 
 
 def resolve(work: ResolveRegexes, matcher: Matcher) -> RegexesResolved:

@@ -10,6 +10,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.consumer import assignment, heartbeat, members, suspicion
 from kohort.groups.consumer.group import ConsumerGroup, Presence
 from kohort.groups.consumer.members import heartbeat_interval_ms, preferred_assignor, session_timeout_ms
+from kohort.groups.context import Context
 from kohort.groups.effects import DescribedConsumer, DescribedConsumerGroup, GroupType, NamedPartitions
 from kohort.groups.events import (
     AssignmentComputed,
@@ -24,7 +25,6 @@ from kohort.groups.handlers import ProtocolHandlers
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.records import MemberState
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline
 from kohort.ids import TopicId
 

@@ -14,13 +14,13 @@ from kohort.groups import client_quirks, sizes
 from kohort.groups.consumer import assignment, members, suspicion
 from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence
 from kohort.groups.consumer.members import Refusal
+from kohort.groups.context import Context
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.long_polling import Release
 from kohort.groups.migration import classic_members, conversion
 from kohort.groups.pairs import pack, unpack
 from kohort.groups.records import MemberSaved, MemberState
-from kohort.groups.step import Context
 
 LEAVES = -1
 SPREAD_FROM = 500

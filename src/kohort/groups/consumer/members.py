@@ -8,11 +8,11 @@ from typing import NamedTuple
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment, Presence
 from kohort.groups.consumer.reconcile import next_step
+from kohort.groups.context import Context
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, JoinGroupReply
 from kohort.groups.events import ConsumerGroupHeartbeat
 from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import Kind, MemberState, TargetAssigned, Tombstone
-from kohort.groups.step import Context
 
 
 class Refusal(NamedTuple):

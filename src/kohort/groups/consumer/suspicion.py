@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from kohort.groups import failure_detector
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import preferred_assignor
+from kohort.groups.context import Context
 from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import Pairs
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 SLACK_MS = 500

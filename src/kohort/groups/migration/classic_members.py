@@ -14,12 +14,12 @@ from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer import assignment, members
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.reconcile import waits_for_others
+from kohort.groups.context import Context
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.migration import conversion
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberSaved, MemberState
-from kohort.groups.step import Context
 from kohort.groups.timers import Deadline, Timer
 
 

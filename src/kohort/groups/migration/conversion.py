@@ -24,6 +24,7 @@ from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup, ClassicMember
 from kohort.groups.consumer import assignment, members
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.context import Context
 from kohort.groups.effects import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
@@ -37,7 +38,6 @@ from kohort.groups.records import (
     TargetAssigned,
     TargetEpochSet,
 )
-from kohort.groups.step import Context
 from kohort.groups.timers import Timer
 from kohort.ids import TopicId, TopicPartition
 

@@ -7,23 +7,26 @@ Everything else is up to the handlers of the group's protocol.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports
+from kohort.groups import imports, sizes
 from kohort.groups.classic import requests
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer.members import Refusal, refuse
+from kohort.groups.context import Context
 from kohort.groups.effects import (
     GroupState,
     HeartbeatReply,
     JoinGroupReply,
     LeaveGroupReply,
     LeftMember,
+    RegisterConsumerReply,
     SyncGroupReply,
 )
-from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from kohort.groups.events import ConsumerGroupHeartbeat, Heartbeat, JoinGroup, LeaveGroup, RegisterConsumer, SyncGroup
 from kohort.groups.group import Group
 from kohort.groups.migration import conversion
-from kohort.groups.step import Context
+from kohort.groups.push.group import PushGroup
+from kohort.groups.records import PushGroupSaved
 
 
 def join(context: Context, event: JoinGroup) -> None:
@@ -34,7 +37,7 @@ def join(context: Context, event: JoinGroup) -> None:
         return
     membership = group.membership
     if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
-        context.protocol(group).join(context, membership, event)
+        context.react(group, JoinGroup, event)
     else:
         join_empty(context, group, event)
 
@@ -55,7 +58,7 @@ def sync(context: Context, event: SyncGroup) -> None:
     if group is None or not event.group_id:
         context.reply(event.request, SyncGroupReply(missing(event.group_id)))
     else:
-        context.protocol(group).sync(context, group.membership, event)
+        context.react(group, SyncGroup, event)
 
 
 def heartbeat(context: Context, event: Heartbeat) -> None:
@@ -64,7 +67,7 @@ def heartbeat(context: Context, event: Heartbeat) -> None:
     if group is None:
         context.reply(event.request, HeartbeatReply(missing(event.group_id)))
     else:
-        context.protocols[type(group.membership)].heartbeat(context, group.membership, event)
+        context.react(group, Heartbeat, event)
 
 
 def leave(context: Context, event: LeaveGroup) -> None:
@@ -78,7 +81,7 @@ def leave(context: Context, event: LeaveGroup) -> None:
         )
         context.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(strangers)))
     else:
-        context.protocol(group).leave(context, group.membership, event)
+        context.react(group, LeaveGroup, event)
 
 
 def missing(group_id: str) -> ErrorCode:
@@ -101,7 +104,7 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     if refusal is not None:
         refuse(context, event, refusal)
     elif group is not None:
-        context.protocols[type(group.membership)].consumer_heartbeat(context, group.membership, event)
+        context.react(group, ConsumerGroupHeartbeat, event)
 
 
 def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
@@ -113,3 +116,42 @@ def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGrou
     else:
         text = f"Group {event.group_id} is not a consumer group."
         refuse(context, event, Refusal(ErrorCode.GROUP_ID_NOT_FOUND, text))
+
+
+def register(context: Context, event: RegisterConsumer) -> None:
+    """Route the registration of a push consumer, which creates the group or takes an empty one of another protocol."""
+    error = check_registration(context, event) or make_push_group(context, event.group_id)
+    if error is ErrorCode.NONE:
+        context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
+    else:
+        context.reply(event.request, RegisterConsumerReply(error))
+
+
+def check_registration(context: Context, event: RegisterConsumer) -> ErrorCode:
+    """Return the error in a registration itself, whatever the group."""
+    config = context.config
+    if "push" not in config.rebalance_protocols:
+        return ErrorCode.UNSUPPORTED_VERSION
+    if not event.group_id or not sizes.fits(event.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not event.member_id or not sizes.fits(event.member_id, event.regex, *event.topics):
+        return ErrorCode.INVALID_REQUEST
+    if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
+        return ErrorCode.INVALID_SESSION_TIMEOUT
+    return ErrorCode.NONE
+
+
+def make_push_group(context: Context, group_id: str) -> ErrorCode:
+    """Create the push group of this name if necessary; return the error that prevents it."""
+    group = context.find(group_id)
+    if group is not None:
+        membership = group.membership
+        if isinstance(membership, PushGroup):
+            return ErrorCode.NONE
+        if membership.group_state() is not GroupState.EMPTY:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        conversion.release_protocol(context, group)
+    elif len(context.ledger.groups) >= context.config.groups_max:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    context.emit(PushGroupSaved(group_id, context.now.wall_ms))
+    return ErrorCode.NONE

@@ -1,250 +1,219 @@
-"""The state of a push group: its members, the owner of each partition, and each member's unanswered request.
+"""A push group: its table, its permission to commit, and how it is described and published.
 
-Only the ledger writes the hard state: the members, and their partitions. A member owns partitions from before its Start
-until its Stop is answered and its last positions have arrived, or until it is evicted.
+The chapters below it hold the behaviour, each knowing only those before: `members` (state), `requests` (Ping, Stop,
+Start), `rebalance`, `registration`, `answers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
-from kohort.groups.effects import GroupState
-from kohort.groups.events import PushRequestKind, RegisterConsumer
-from kohort.groups.failure_detector import MonitoredMember
-from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.pairs import NOTHING, Pair, Pairs, pack, unpack
-from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
-from kohort.groups.timers import Deadline, Timer
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, write_assignment, write_subscription
+from kohort.errors import ErrorCode
+from kohort.groups.context import Context
+from kohort.groups.effects import (
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    ShownPushGroup,
+    ShowPushGroupsReply,
+)
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerAnswered,
+    LeaveGroup,
+    OffsetCommit,
+    OffsetsFound,
+    OwnersMissing,
+    PartitionsDivided,
+    RegisterConsumer,
+    ShowPushGroups,
+    TopicsChanged,
+    TxnOffsetCommit,
+)
+from kohort.groups.group import Partition
+from kohort.groups.pairs import Pairs
+from kohort.groups.push.answers import PushAnswers
+from kohort.groups.records import PushMemberSaved
+from kohort.groups.step import Step
+from kohort.groups.table import Table, ignored, reaction
+from kohort.groups.timers import Deadline
+from kohort.ids import TopicPartition
+
+EMPTY, PREPARING, STABLE = GroupState.EMPTY, GroupState.PREPARING_REBALANCE, GroupState.STABLE
+
+PUSH_PROTOCOL: Final = "push"
+"""The chosen protocol that DescribeGroups shows for a push group."""
+
+_NO_MEMBERS = ignored("the group has no members")
+_NO_REBALANCE = ignored("no rebalance is under way")
+
+TABLE: Table = {
+    RegisterConsumer: {
+        EMPTY: reaction("a first member: a rebalance begins", PushAnswers.register, PREPARING),
+        PREPARING: reaction("a new member takes part in the next rebalance", PushAnswers.register),
+        STABLE: reaction("a new member, or one that reads other topics: a rebalance", PushAnswers.register, PREPARING),
+    },
+    LeaveGroup: {
+        EMPTY: reaction("refused: the group has no members", PushAnswers.leave),
+        PREPARING: reaction("the last member leaves, or the last one awaited", PushAnswers.leave, EMPTY, STABLE),
+        STABLE: reaction("a member leaves or is removed: the others rebalance", PushAnswers.leave, PREPARING, EMPTY),
+    },
+    ConnectionLost: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the member's process has ended: it was the last one, or the last one awaited",
+                            PushAnswers.on_connection_lost, EMPTY, STABLE),
+        STABLE: reaction("the member's process has ended: the others rebalance; a replacement may read other topics",
+                         PushAnswers.on_connection_lost, PREPARING, EMPTY),
+    },
+    Deadline.SESSION: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("a session timed out: of the last member, or of the last one awaited",
+                            PushAnswers.on_session_end, EMPTY, STABLE),
+        STABLE: reaction("a session timed out: the others rebalance", PushAnswers.on_session_end, PREPARING, EMPTY),
+    },
+    Deadline.PING: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the member is pinged, or replaced by a conflicting registration", PushAnswers.on_ping_due),
+        STABLE: reaction("the member is pinged; a conflicting registration that replaces it may read other topics",
+                         PushAnswers.on_ping_due, PREPARING),
+    },
+    ConsumerAnswered: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the last awaited member has been started", PushAnswers.on_answered, STABLE),
+        STABLE: reaction("a member that may read other partitions is stopped", PushAnswers.on_answered, PREPARING),
+    },
+    PartitionsDivided: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("members are moved; without any to move the rebalance is complete",
+                            PushAnswers.on_partitions_divided, STABLE),
+        STABLE: _NO_REBALANCE,
+    },
+    OffsetsFound: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("the positions are written, and the member is started", PushAnswers.on_offsets_found),
+        STABLE: reaction("the positions are written, and the member is started", PushAnswers.on_offsets_found),
+    },
+    Deadline.ATTEMPT: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("the rebalance is retried after a pause, or fails", PushAnswers.on_attempt_end),
+        STABLE: _NO_REBALANCE,
+    },
+    Deadline.BACKOFF: {
+        EMPTY: _NO_REBALANCE,
+        PREPARING: reaction("the next attempt begins", PushAnswers.on_backoff_end),
+        STABLE: reaction("the rebalance begins that waited for the pause", PushAnswers.on_backoff_end, PREPARING),
+    },
+    TopicsChanged: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("another rebalance follows", PushAnswers.on_topics_changed),
+        STABLE: reaction("topics changed that members read, or may", PushAnswers.on_topics_changed, PREPARING),
+    },
+    OwnersMissing: {
+        EMPTY: _NO_MEMBERS,
+        PREPARING: reaction("another rebalance follows", PushAnswers.on_owners_missing),
+        STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owners_missing, PREPARING),
+    },
+}  # fmt: skip
+"""What a push group does with an event in each state."""
 
 
-class PushMember(MonitoredMember):
-    """A consumer of a push group, with its unanswered requests.
+class PushGroup(PushAnswers):
+    """A group under the push protocol."""
 
-    Attributes:
-        process: the process that it registered from, "" if unknown.
-        asked: the kind of the unanswered request, None: none.
-        out: the number of unanswered frames: one, plus the repetitions of a Ping.
-        ping: the timer of the next Ping, or of a late answer.
-        stopped: its fetchers are known to be stopped: the member is new, or has answered a Stop.
-        told: the partitions of its last confirmed Start on this connection; None: none.
-        ending: it has answered a Stop, but not yet the Ping for its last positions.
-        back: it has registered again, and has not been pinged since.
-        refusals: how often in a row it answered a Stop or a Start with an error.
-        still_ms: since when its partitions are not read, None: they are.
-        finding: the ticket of the offsets that it waits for, -1: none.
-        claim: a conflicting registration of its id on another connection, which waits for this member's answer.
-        proves: it was pinged after the conflicting registration, so an answer shows that it is still alive.
-    """
+    table: ClassVar[Table] = TABLE
 
-    __slots__ = (
-        "asked",
-        "back",
-        "claim",
-        "ending",
-        "finding",
-        "out",
-        "ping",
-        "process",
-        "proves",
-        "refusals",
-        "still_ms",
-        "stopped",
-        "told",
-    )
-
-    def __init__(self, group_id: str, member_id: str) -> None:
-        super().__init__(group_id, member_id)
-        self.process = ""
-        self.asked: PushRequestKind | None = None
-        self.out = 0
-        self.ping = Timer(Deadline.PING, group_id, member_id)
-        self.stopped = False
-        self.told: Pairs | None = None
-        self.ending = False
-        self.back = False
-        self.refusals = 0
-        self.still_ms: int | None = None
-        self.finding = -1
-        self.claim: RegisterConsumer | None = None
-        self.proves = False
-
-
-class PushGroup(GroupMembership):
-    """The membership of a push group.
-
-    Attributes:
-        saved: the group's record; None before it is written.
-        members: the registrations, by member id.
-        owned: each member's partitions; members without partitions are left out.
-        holders: the owner of each partition.
-        present: the members' soft state.
-        rebalancing: a rebalance is under way or will be retried (the bit of spec 4.9).
-        again: something changed during the rebalance, so another one follows (the second mark of spec 4.9).
-        attempt: the attempt of the current rebalance, from 0.
-        began_ms: when the change that caused it came; None without one.
-        dividing: the ticket of the awaited assignment, -1: none.
-        moving: members that still have to be started in this rebalance, with their partitions.
-        takers: the next owner of each partition in `moving`.
-        still: the downtimes of members that have been started again, in ms.
-        attempts: the timer of an attempt.
-        backoff: the timer of the pause before the next attempt or rebalance.
-        loaded: the group existed when its shard was loaded.
-        unregistered: members to stop and start without another change: their owner nodes in ZooKeeper were deleted.
-        matched: the matching topics by regular expression and whether the expression excludes.
-    """
-
-    is_shown = True
-    __slots__ = (
-        "again",
-        "attempt",
-        "attempts",
-        "backoff",
-        "began_ms",
-        "dividing",
-        "holders",
-        "loaded",
-        "matched",
-        "members",
-        "moving",
-        "owned",
-        "present",
-        "rebalancing",
-        "saved",
-        "still",
-        "takers",
-        "unregistered",
-    )
-
-    def __init__(self, group_id: str) -> None:
-        super().__init__(group_id)
-        self.saved: PushGroupSaved | None = None
-        self.members: dict[str, PushMemberSaved] = {}
-        self.owned: dict[str, Pairs] = {}
-        self.holders: dict[Pair, str] = {}
-        self.present: dict[str, PushMember] = {}
-        self.rebalancing = False
-        self.again = False
-        self.attempt = 0
-        self.began_ms: int | None = None
-        self.dividing = -1
-        self.moving: dict[str, Pairs] = {}
-        self.takers: dict[Pair, str] = {}
-        self.still: list[int] = []
-        self.attempts = Timer(Deadline.ATTEMPT, group_id)
-        self.backoff = Timer(Deadline.BACKOFF, group_id)
-        self.loaded = False
-        self.unregistered: dict[str, None] = {}
-        self.matched: Mapping[tuple[str, bool], frozenset[str]] = {}
-
-    # -- interface of every membership
-
-    def group_state(self) -> GroupState:
-        """Return Empty, PreparingRebalance during a rebalance, else Stable."""
-        if not self.members:
-            return GroupState.EMPTY
-        return GroupState.PREPARING_REBALANCE if self.rebalancing else GroupState.STABLE
-
-    def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member reads a topic, by name or expression; an unresolved expression may match any."""
-        return any(self.reads(member, topic) for member in self.members.values())
-
-    def reads(self, member: PushMemberSaved, topic: str) -> bool:
-        """Return whether this member reads the topic, or may."""
-        if member.regex is None:
-            return any(name == topic for name, _ in member.topics)
-        matched = self.matched.get((member.regex, member.excluding))
-        return matched is None or topic in matched
-
-    def records(self) -> Iterator[Record]:
-        """Yield the records of the group, its members, and their partitions."""
-        if self.saved is not None:
-            yield self.saved
-        yield from self.members.values()
+    def partition_owners(self, step: Step) -> Mapping[TopicPartition, str]:
+        """Return each partition's owner as consumer and stream."""
+        found: dict[TopicPartition, str] = {}
         for member_id, pairs in self.owned.items():
-            yield PushOwned(self.group_id, member_id, pack(pairs))
+            found.update(self.deal_to_streams(step, self.members[member_id], pairs))
+        return found
 
-    def has_records(self) -> bool:
-        """Return whether the group's record was written."""
-        return self.saved is not None
+    def deal_to_streams(self, step: Step, saved: PushMemberSaved, pairs: Pairs) -> Mapping[TopicPartition, str]:
+        """Deal a consumer's partitions to its streams in order, as `rebalance.split` counts them."""
+        of_topic = dict(saved.topics)
+        dealt: dict[str, int] = {}
+        found: dict[TopicPartition, str] = {}
+        for part in self.named_pairs(step, pairs):
+            stream = dealt.get(part.topic, 0)
+            dealt[part.topic] = stream + 1
+            count = of_topic.get(part.topic, saved.streams if saved.regex is not None else 1)
+            found[part] = f"{saved.member_id}-{stream % max(1, count)}"
+        return found
 
-    def tombstones(self) -> Iterator[RecordKey]:
-        """Yield the keys of partitions, members, and last the group."""
-        yield from ((Kind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
-        yield from ((Kind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
-        if self.saved is not None:
-            yield self.saved.key
+    # -- Permission to commit manually in a push group
+    #
+    # A member may commit its own partitions until its Stop is answered. For other partitions a member may repeat the
+    # committed position with its own metadata. For a partition without an owner it may also commit a first offset.
+    # Neither moves another member.
 
-    def cancel(self) -> None:
-        """Stop all timers of the group."""
-        for member in self.present.values():
-            member.session.cancel()
-            member.ping.cancel()
-        self.attempts.cancel()
-        self.backoff.cancel()
+    def may_commit(self, step: Step, event: OffsetCommit) -> ErrorCode:
+        """Return whether a commit is accepted: a member's, or anyone's if the group is empty."""
+        if not self.members and event.generation < 0:
+            return ErrorCode.NONE
+        return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def places(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield each member's id, its connection, and whether that has ended."""
-        return ((member_id, member.connection, member.is_gone) for member_id, member in self.present.items())
+    def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
+        """Return the partitions that a commit would move although the member does not own them, or has revoked them."""
+        member = self.present.get(event.member_id)
+        if member is None:
+            return {}
+        topics, holders = step.image.topics, self.holders
+        known = step.offsets_of(self.group_id)
+        refused = {}
+        for offset in event.offsets:
+            part = (offset.topic, offset.partition)
+            topic, at = topics.get(offset.topic), known.get(part)
+            if topic is None or offset.partition >= topic.partitions:
+                refused[part] = ErrorCode.ILLEGAL_GENERATION
+                continue
+            holder = holders.get((topic.id, offset.partition))
+            moves = holder is not None if at is None else at.offset != offset.offset
+            if moves and (member.ending or holder != event.member_id):
+                refused[part] = ErrorCode.ILLEGAL_GENERATION
+        return refused
 
-    def empty_since_ms(self) -> int:
-        """Return since when the group is empty; -1 if it has members."""
-        return -1 if self.members or self.saved is None else self.saved.state_ms
+    def may_commit_in_transaction(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
+        """Refuse transactional commits in a group with members, which have no epoch to check the transaction by."""
+        return ErrorCode.NONE if not self.members else ErrorCode.ILLEGAL_GENERATION
 
-    # -- changes by the ledger
+    def describe(self, step: Step) -> DescribedGroup:
+        """Describe a push group like a classic one, with assignments that every tool can read."""
+        members = tuple(
+            DescribedMember(
+                member_id=member_id,
+                instance_id=None,
+                client_id=saved.client_id,
+                client_host=saved.client_host,
+                metadata=write_subscription(Subscription(1, self.known_topics(saved))),
+                assignment=write_assignment(1, self.named_pairs(step, self.owned_by(member_id))),
+            )
+            for member_id, saved in self.members.items()
+        )
+        protocol = PUSH_PROTOCOL if members else ""
+        return DescribedGroup(self.group_id, self.group_state(), CONSUMER_PROTOCOL_TYPE, protocol, members)
 
-    def _take_group(self, record: PushGroupSaved) -> None:
-        self.saved = record
+    def known_topics(self, saved: PushMemberSaved) -> tuple[str, ...]:
+        """Return the topics that a member reads, as far as they are known."""
+        if saved.regex is None:
+            return tuple(topic for topic, _ in saved.topics)
+        return tuple(sorted(self.matched.get((saved.regex, saved.excluding), ())))
 
-    def _take_member(self, record: PushMemberSaved) -> None:
-        self.members[record.member_id] = record
 
-    def _take_owned(self, record: PushOwned) -> None:
-        self._release(record.member_id)
-        pairs = unpack(record.partitions)
-        if pairs:
-            self.owned[record.member_id] = pairs
-            self.holders.update(dict.fromkeys(pairs, record.member_id))
-
-    def _release(self, member_id: str) -> None:
-        for pair in self.owned.pop(member_id, NOTHING):
-            if self.holders.get(pair) == member_id:
-                del self.holders[pair]
-
-    def drop(self, kind: Kind, names: list[str]) -> bool:
-        """Apply the removal of a record. For the ledger."""
-        if kind is Kind.PUSH_OWNED:
-            self._release(names[0])
-        elif kind is Kind.PUSH_MEMBER:
-            self.members.pop(names[0], None)
-        elif kind is Kind.PUSH_GROUP:
-            self.saved = None
-            return True
-        return False
-
-    takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
-
-    # -- queries of the handlers
-
-    def owned_by(self, member_id: str) -> Pairs:
-        """Return a member's partitions."""
-        return self.owned.get(member_id, NOTHING)
-
-    def is_free_for(self, member_id: str, pairs: Pairs) -> bool:
-        """Return whether no other member owns any of these partitions."""
-        return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
-
-    def waiting_for(self, pairs: Iterable[Pair]) -> list[str]:
-        """Return the members that are to be started with one of these partitions."""
-        return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
-
-    def to_move(self, moving: Mapping[str, Pairs]) -> None:
-        """Set the members that have to be started in this rebalance, with their partitions."""
-        self.moving = dict(moving)
-        self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
-
-    def moved(self, member_id: str) -> None:
-        """Remove a member that has been started, or is gone, from `moving`."""
-        for pair in self.moving.pop(member_id, NOTHING):
-            if self.takers.get(pair) == member_id:
-                del self.takers[pair]
+def show(context: Context, event: ShowPushGroups) -> None:
+    """Return the push groups of the shard, either all of them or those that have changed."""
+    ledger = context.ledger
+    changed, ledger.changed = ledger.changed, {}
+    names = None if event.whole else changed
+    found, gone = [], []
+    for group_id in ledger.groups if names is None else names:
+        group = ledger.groups.get(group_id)
+        push = None if group is None else group.under(PushGroup)
+        if group is not None and push is not None:
+            settled, offsets = not push.rebalancing, dict(group.offsets)
+            found.append(ShownPushGroup(group_id, settled, push.partition_owners(context), offsets, push.loaded))
+        elif names is not None:
+            gone.append(group_id)
+    context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))

@@ -1,0 +1,120 @@
+"""The state of one shard, which the machine's handlers share: its groups, and the step under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kohort.groups.config import GroupConfig
+from kohort.groups.effects import Level
+from kohort.groups.events import (
+    ConnectionLost,
+    ConsumerGroupHeartbeat,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    SyncGroup,
+    TopicsChanged,
+)
+from kohort.groups.group import Group
+from kohort.groups.imports import Imports
+from kohort.groups.ledger import Ledger
+from kohort.groups.records import GroupSaved, OffsetCommitted, Record, Tombstone
+from kohort.groups.step import Step
+from kohort.groups.table import Trigger, UnexpectedTransitionError
+from kohort.groups.timers import Deadline, Timer
+
+if TYPE_CHECKING:
+    from kohort.groups.handlers import AnyProtocol
+
+
+class Context(Step):
+    """The state of one shard and its current step.
+
+    Attributes:
+        protocols: the protocol handlers by the class of a group's membership.
+        ledger: the hard state.
+        imports: the groups whose earlier coordinator is being asked.
+        expiring: groups that the current offset expiration has still to look at.
+    """
+
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol]) -> None:
+        super().__init__(config)
+        self.protocols = {protocol.membership: protocol for protocol in protocols}
+        self.ledger = Ledger(list(self.protocols))
+        self.imports = Imports()
+        self.expiring: list[str] = []
+        self.expiry = Timer(Deadline.EXPIRY)
+
+    def emit(self, record: Record) -> None:
+        """Apply a record to the hard state now, and append it with the step's effects."""
+        self.ledger.apply(record)
+        self.out.records.append(record)
+
+    def offsets_of(self, group_id: str) -> Mapping[tuple[str, int], OffsetCommitted]:
+        """Return the committed offsets of an existing group, by topic and partition."""
+        return self.ledger.groups[group_id].offsets
+
+    def mark_changed(self, group_id: str) -> None:
+        """Mark a published group as changed, because soft state that it shows has changed."""
+        self.ledger.mark_changed(self.ledger.groups[group_id].membership)
+
+    def find(self, group_id: str) -> Group | None:
+        """Return a group; None if there is none."""
+        return self.ledger.groups.get(group_id)
+
+    def protocol(self, group: Group) -> AnyProtocol:
+        """Return the handlers of a group's protocol, whose functions take its membership."""
+        return self.protocols[type(group.membership)]
+
+    def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
+        """Let a group handle an event, by its table.
+
+        Raises:
+            UnexpectedTransitionError: the handler led to a state that the table does not name.
+        """
+        membership = group.membership
+        if not membership.table:
+            self._by_row(group, trigger, *arguments)
+            return
+        reactions = membership.table.get(trigger)
+        if reactions is None:
+            self._by_row(group, trigger, *arguments)
+            return
+        before = membership.group_state()
+        entry = reactions[before]
+        if entry.do is not None:
+            entry.do(membership, self, *arguments)
+            after = membership.group_state() if group.membership is membership else self.protocol(group).name
+            if after is not before and after not in entry.to:
+                raise UnexpectedTransitionError(f"{group.group_id}: {trigger} led from {before} to {after}")
+
+    def _by_row(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
+        row = self.protocol(group)
+        known: dict[Any, Any] = {
+            JoinGroup: row.join,
+            SyncGroup: row.sync,
+            Heartbeat: row.heartbeat,
+            LeaveGroup: row.leave,
+            ConsumerGroupHeartbeat: row.consumer_heartbeat,
+            ConnectionLost: row.connection_lost,
+            TopicsChanged: row.topics_changed,
+            **row.due,
+            **row.results,
+        }
+        handler = known.get(trigger)
+        if handler is not None:
+            handler(self, group.membership, *arguments)
+
+    def remove(self, group: Group) -> None:
+        """Write tombstones for all records of a group's membership; its offsets stay."""
+        for key in list(group.membership.tombstones()):
+            self.emit(Tombstone(key))
+
+    def create(self, group_id: str) -> Group | None:
+        """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
+        if len(self.ledger.groups) >= self.config.groups_max:
+            self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
+            return None
+        self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))
+        return self.ledger.groups[group_id]
