@@ -10,8 +10,8 @@ from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups import machine
 from kohort.groups import offsets as offsets
-from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.handlers import named
 from kohort.groups.context import Context
@@ -154,7 +154,7 @@ class ListsAllAsStable(Swapped):
 class TellsLeadersOfFewer(Swapped):
     """A coordinator that leaves the last of three or more members out of what the leader is told."""
 
-    module, name = rebalance, "all_members"
+    module, name = ClassicRebalance, "all_members"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

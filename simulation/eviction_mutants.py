@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kohort.coordinator.shard import Shard
-from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.consumer import assignment, handlers, members, suspicion
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
 from kohort.groups.context import Context
@@ -20,6 +20,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.migration import classic_members as mixed
 from kohort.groups.pairs import Pairs
+from kohort.groups.step import Step
 from simulation.eviction_checker import EvictionChecker
 from simulation.property import Checker
 from simulation.soft_state_checker import SoftStateChecker
@@ -88,33 +89,33 @@ class PutsOutTheStatic(Swapped):
 class HurriesJoiners(Swapped):
     """A coordinator that ends a join phase after a fifth of the time that members said they need."""
 
-    module, name = rebalance, "prepare"
+    module, name = ClassicRebalance, "prepare_rebalance"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A round with a shorter join phase."""
 
-        def prepare(context: Context, group: ClassicGroup, reason: str) -> None:
-            real(context, group, reason)
-            timer, now_ms = group.join_phase, context.now.mono_ms
+        def prepare_rebalance(group: ClassicGroup, step: Step, reason: str) -> None:
+            real(group, step, reason)
+            timer, now_ms = group.join_phase, step.now.mono_ms
             if timer.due_ms is not None:
-                context.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+                step.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
 
-        return prepare
+        return prepare_rebalance
 
 
 class ForgetsThatItWaits(Swapped):
     """A coordinator that takes a member for silent that waits for the answer to its join."""
 
-    module, name = rebalance, "on_session_end"
+    module, name = ClassicRebalance, "on_session_end"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """The end of a session, whatever its member waits for."""
 
-        def ended(context: Context, group: ClassicGroup, member_id: str) -> None:
+        def ended(group: ClassicGroup, step: Step, member_id: str) -> None:
             if member_id in group.members:
-                rebalance.evict(context, group, member_id, "silent")
+                group.evict_member(step, member_id, "silent")
 
         return ended
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.classic.group import ClassicMember
+from kohort.groups.classic.members import ClassicMember
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import LogLine
 from kohort.groups.events import Client, ConnectionLost

@@ -9,7 +9,6 @@ from __future__ import annotations
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, Subscription, read_subscription
 from kohort.errors import ErrorCode
 from kohort.groups import sizes
-from kohort.groups.classic import rebalance
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer import assignment, members
 from kohort.groups.consumer.group import ConsumerGroup
@@ -100,8 +99,8 @@ def is_known(consumer: ConsumerGroup, member_id: str) -> bool:
 
 def join_classic(context: Context, classic: ClassicGroup, event: JoinGroup, member_id: str) -> None:
     """Let the member that made the group classic again wait for the join phase like the others."""
-    rebalance.await_join(context, classic, classic.members[member_id], event.request)
-    rebalance.complete_if_all_joined(context, classic)
+    classic.await_join(context, classic.members[member_id], event.request)
+    classic.complete_if_all_joined(context)
 
 
 def supports(consumer: ConsumerGroup, event: JoinGroup) -> bool:

@@ -20,8 +20,8 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups.classic import rebalance
-from kohort.groups.classic.group import ClassicGroup, ClassicMember
+from kohort.groups.classic.group import ClassicGroup
+from kohort.groups.classic.members import ClassicMember
 from kohort.groups.consumer import assignment, members
 from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
 from kohort.groups.context import Context
@@ -98,12 +98,12 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     if why:
         context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
         return False
-    unsettled = classic.state is not GroupState.STABLE or rebalance.leaves_out(context, classic)
+    unsettled = classic.state is not GroupState.STABLE or classic.has_unowned_partitions(context)
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
-        rebalance.answer_join(context, classic, member, again)
+        classic.answer_join(context, member, again)
         context.held.refuse(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
-        rebalance.answer_sync(context, member, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))
     context.log(group.group_id, f"converted to a consumer group at generation {generation}")
@@ -266,9 +266,9 @@ def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str |
         member.touch(context, member.session_timeout_ms)
         continue_session(context, member.session, ends_ms.get(member.member_id))
         if (event := joining.get(member.member_id)) is not None:
-            rebalance.await_join(context, classic, member, event.request)
+            classic.await_join(context, member, event.request)
     context.log(group_id, f"converted to a classic group at generation {epoch}")
-    rebalance.prepare(context, classic, "the last member of the consumer protocol left")
+    classic.prepare_rebalance(context, "the last member of the consumer protocol left")
     return classic
 
 

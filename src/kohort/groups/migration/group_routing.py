@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from kohort.errors import ErrorCode
 from kohort.groups import imports, sizes
-from kohort.groups.classic import requests
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer import heartbeat as consumer
 from kohort.groups.consumer.members import Refusal, refuse
@@ -33,7 +32,7 @@ def join(context: Context, event: JoinGroup) -> None:
     """Route a JoinGroup: create a missing group, and turn an empty one of another protocol into a classic group."""
     group = context.find(event.group_id)
     if group is None:
-        requests.join_first(context, event)
+        join_first(context, event)
         return
     membership = group.membership
     if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
@@ -42,9 +41,28 @@ def join(context: Context, event: JoinGroup) -> None:
         join_empty(context, group, event)
 
 
+def join_first(context: Context, event: JoinGroup) -> None:
+    """Join a group that does not exist: create it if an empty group would accept the member."""
+    error = check_first(context, event) or imports.admit(context, event.group_id).error
+    if error is ErrorCode.NONE and context.create(event.group_id) is None:
+        error = ErrorCode.POLICY_VIOLATION
+    if error is ErrorCode.NONE:
+        context.react(context.ledger.groups[event.group_id], JoinGroup, event)
+    else:
+        context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
+
+
+def check_first(context: Context, event: JoinGroup) -> ErrorCode:
+    """Return whether an empty group, which knows no member ids, would accept a member."""
+    error = sizes.check_join(context.config, event)
+    if error is ErrorCode.NONE and event.member_id:
+        error = ErrorCode.UNKNOWN_MEMBER_ID
+    return error or ClassicGroup(event.group_id).protocol_error(context, event)
+
+
 def join_empty(context: Context, group: Group, event: JoinGroup) -> None:
     """Join an empty group of another protocol, which turns classic if an empty classic group would take the member."""
-    error = requests.check_first(context, event)
+    error = check_first(context, event)
     if error is ErrorCode.NONE:
         conversion.release_protocol(context, group)
         join(context, event)
@@ -105,17 +123,6 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
         refuse(context, event, refusal)
     elif group is not None:
         context.react(group, ConsumerGroupHeartbeat, event)
-
-
-def refuse_consumer(context: Context, classic: ClassicGroup, event: ConsumerGroupHeartbeat) -> None:
-    """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""
-    holder = classic.static_ids.get(event.instance_id)
-    if holder is not None and holder != event.member_id:
-        text = f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
-        refuse(context, event, Refusal(ErrorCode.FENCED_INSTANCE_ID, text))
-    else:
-        text = f"Group {event.group_id} is not a consumer group."
-        refuse(context, event, Refusal(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
 
 def register(context: Context, event: RegisterConsumer) -> None:
