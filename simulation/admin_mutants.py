@@ -12,8 +12,7 @@ from kohort.groups import machine
 from kohort.groups import offsets as offsets
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.rebalance import ClassicRebalance
-from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.handlers import named
+from kohort.groups.consumer.group import ConsumerGroup, named
 from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedConsumerGroup,

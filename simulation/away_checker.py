@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import LEFT_FOR_A_WHILE
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine

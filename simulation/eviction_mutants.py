@@ -9,16 +9,19 @@ from typing import Any
 from kohort.coordinator.shard import Shard
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.rebalance import ClassicRebalance
-from kohort.groups.consumer import assignment, handlers, members, suspicion
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
-from kohort.groups.context import Context
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.heartbeat import ConsumerHeartbeat
+from kohort.groups.consumer.members import CurrentAssignment
+from kohort.groups.consumer.reconcile import ConsumerReconciliation
+from kohort.groups.consumer.suspicion import ConsumerSuspicion
 from kohort.groups.effects import Outcome
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.migration import classic_members as mixed
 from kohort.groups.pairs import Pairs
 from kohort.groups.step import Step
 from simulation.eviction_checker import EvictionChecker
@@ -30,38 +33,38 @@ from simulation.swapped import Swapped
 class NeverStopsRevocations(Swapped):
     """A coordinator that lets the time that a member has to give up run on when it has."""
 
-    module, name = members, "step"
+    module, name = ConsumerReconciliation, "reconcile_member"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A step that leaves the deadline as it was."""
 
-        def step(context: Context, group: ConsumerGroup, member_id: str, owned: Pairs | None) -> CurrentAssignment:
+        def reconcile(group: ConsumerGroup, step: Step, member_id: str, owned: Pairs | None) -> CurrentAssignment:
             due_ms = group.presence(member_id).revocation.due_ms
-            after: CurrentAssignment = real(context, group, member_id, owned)
+            after: CurrentAssignment = real(group, step, member_id, owned)
             timer = group.presence(member_id).revocation
             if due_ms is not None and timer.due_ms is None:
-                context.deadlines.set(timer, due_ms)
+                step.deadlines.set(timer, due_ms)
             return after
 
-        return step
+        return reconcile
 
 
 class NeverStopsJoinPhases(Swapped):
     """A coordinator that lets the time that a classic member of a consumer group has to join run on when it has."""
 
-    module, name = mixed, "wait"
+    module, name = ConsumerClassicMembers, "await_target"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """A join that leaves the deadline as it was."""
 
-        def wait(context: Context, group: ConsumerGroup, event: JoinGroup, member_id: str) -> None:
+        def wait(group: ConsumerGroup, step: Step, event: JoinGroup, member_id: str) -> None:
             timer = group.presence(member_id).join_phase
             due_ms = timer.due_ms
-            real(context, group, event, member_id)
+            real(group, step, event, member_id)
             if due_ms is not None:
-                context.deadlines.set(timer, due_ms)
+                step.deadlines.set(timer, due_ms)
 
         return wait
 
@@ -69,17 +72,17 @@ class NeverStopsJoinPhases(Swapped):
 class PutsOutTheStatic(Swapped):
     """A coordinator that lets a static member's session end early when its connection has ended."""
 
-    module, name = handlers, "on_connection_lost"
+    module, name = ConsumerHeartbeat, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that treats a static member as a dynamic one."""
 
-        def lose(context: Context, group: ConsumerGroup, member_id: str, event: ConnectionLost) -> None:
+        def lose(group: ConsumerGroup, step: Step, member_id: str, event: ConnectionLost) -> None:
             member = group.members.get(member_id)
             if member is not None:
                 group.members[member_id] = replace(member, instance_id=None)
-            real(context, group, member_id, event)
+            real(group, step, member_id, event)
             if member is not None and member_id in group.members:
                 group.members[member_id] = member
 
@@ -149,15 +152,15 @@ class AsksForNoTargetAfterRestart(GroupMachine):
 class LooksAtNoTopicsAfterRestart(Swapped):
     """A coordinator that does not notice at a restart that topics came or went."""
 
-    module, name = assignment, "look_at_topics"
+    module, name = ConsumerAssignment, "check_topics"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Nothing is compared before the first request."""
 
-        def look(context: Context, group: ConsumerGroup) -> None:
+        def look(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(context, group)
+                real(group, step)
 
         return look
 
@@ -165,15 +168,15 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 class WatchesNoOneAfterRestart(Swapped):
     """A coordinator that does not look after a restart whether those are silent that must move."""
 
-    module, name = suspicion, "watch"
+    module, name = ConsumerSuspicion, "watch_unmoved"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """No one is watched before the first request."""
 
-        def watch(context: Context, group: ConsumerGroup) -> None:
+        def watch(group: ConsumerGroup, step: Step) -> None:
             if any(presence.connection >= 0 for presence in group.presences.values()):
-                real(context, group)
+                real(group, step)
 
         return watch
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import preferred_assignor
 from kohort.groups.effects import ComputeAssignment, Outcome
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import PushMemberSaved
@@ -77,7 +76,7 @@ class EvennessChecker(Checker):
         context = self._machine.context
         for group_id, group in context.ledger.groups.items():
             consumer = group.under(ConsumerGroup)
-            if consumer is None or preferred_assignor(context, consumer) != "uniform":
+            if consumer is None or consumer.preferred_assignor(context) != "uniform":
                 continue
             if self._assignors.get(group_id) != "uniform":
                 continue

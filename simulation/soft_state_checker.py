@@ -7,7 +7,8 @@ from typing import Any
 
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.group import ConsumerGroup, Presence
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import Presence
 from kohort.groups.effects import Computation, ComputeAssignment, GroupState, Now, Outcome, ResolveRegexes
 from kohort.groups.events import Topic
 from kohort.groups.machine import GroupMachine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Level
@@ -28,23 +28,29 @@ if TYPE_CHECKING:
     from kohort.groups.handlers import AnyProtocol
 
 
+Downgrade: TypeAlias = "Callable[[Context, str, str | None, tuple[JoinGroup, str] | None], bool]"
+"""The conversion of a consumer group to a classic one, which stands above the protocols."""
+
+
 class Context(Step):
     """The state of one shard and its current step.
 
     Attributes:
         protocols: the protocol handlers by the class of a group's membership.
         ledger: the hard state.
+        downgrade: the conversion of a consumer group to a classic one (`migration.conversion`).
         imports: the groups whose earlier coordinator is being asked.
         expiring: groups that the current offset expiration has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol]) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol], downgrade: Downgrade) -> None:
         super().__init__(config)
         self.protocols = {protocol.membership: protocol for protocol in protocols}
         self.ledger = Ledger(list(self.protocols))
         self.imports = Imports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
+        self.downgrade = downgrade
 
     def emit(self, record: Record) -> None:
         """Apply a record to the hard state now, and append it with the step's effects."""
@@ -54,6 +60,12 @@ class Context(Step):
     def offsets_of(self, group_id: str) -> Mapping[tuple[str, int], OffsetCommitted]:
         """Return the committed offsets of an existing group, by topic and partition."""
         return self.ledger.groups[group_id].offsets
+
+    def turn_classic(
+        self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
+    ) -> bool:
+        """Convert a consumer group to a classic one if only classic members are left and the policy permits it."""
+        return self.downgrade(self, group_id, leaving, joining)
 
     def mark_changed(self, group_id: str) -> None:
         """Mark a published group as changed, because soft state that it shows has changed."""

@@ -71,7 +71,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import Group
 from kohort.groups.handlers import AnyProtocol
-from kohort.groups.migration import group_routing
+from kohort.groups.migration import conversion, group_routing
 from kohort.groups.push.handlers import PUSH
 from kohort.groups.records import Record
 from kohort.groups.timers import Deadline, Timer
@@ -236,7 +236,7 @@ class GroupMachine:
     """The state machine of all groups of one shard."""
 
     def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol] = PROTOCOLS) -> None:
-        self.context = Context(config, protocols)
+        self.context = Context(config, protocols, conversion.turn_classic)
         self._handlers: dict[type, Handler] = {**HANDLERS, Tick: lambda context, event: self._tick()}
         for protocol in protocols:
             self._handlers.update(protocol.events)

@@ -23,7 +23,7 @@ from kohort.groups.effects import (
     ReplyValue,
     Work,
 )
-from kohort.groups.events import NO_CONNECTION, GroupSettings, Topic, TopicImage
+from kohort.groups.events import NO_CONNECTION, GroupSettings, JoinGroup, Topic, TopicImage
 from kohort.groups.long_polling import HeldReplies
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.groups.timers import Deadlines, Timer
@@ -73,6 +73,18 @@ class Step(ABC):
     @abstractmethod
     def mark_changed(self, group_id: str) -> None:
         """Mark a published group as changed, because soft state that it shows has changed."""
+
+    @abstractmethod
+    def turn_classic(
+        self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
+    ) -> bool:
+        """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
+
+        Args:
+            group_id: a consumer group.
+            leaving: a member that leaves with the conversion.
+            joining: a JoinGroup that waits for the first rebalance, with its member's id in the group.
+        """
 
     def reply(self, request: int, value: ReplyValue) -> None:
         """Answer a request as soon as the records so far are durable."""
@@ -139,3 +151,7 @@ class Step(ABC):
             self._ids_of = self.image
             self._by_id = {topic.id: topic for topic in self.image.topics.values()}
         return self._by_id
+
+    def topic_names(self) -> dict[TopicId, str]:
+        """Return the names of the image's topics by id."""
+        return {topic.id: topic.name for topic in self.image.topics.values()}

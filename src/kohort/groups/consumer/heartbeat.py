@@ -10,142 +10,21 @@ from dataclasses import replace
 from zlib import crc32
 
 from kohort.errors import ErrorCode
-from kohort.groups import client_quirks, sizes
-from kohort.groups.consumer import assignment, members, suspicion
-from kohort.groups.consumer.group import LEFT_FOR_A_WHILE, ConsumerGroup, CurrentAssignment, Presence
-from kohort.groups.consumer.members import Refusal
-from kohort.groups.context import Context
+from kohort.groups import client_quirks
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.members import LEFT_FOR_A_WHILE, CurrentAssignment, Presence
+from kohort.groups.consumer.membership import Refusal
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Level
-from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, GroupSettingsChanged
+from kohort.groups.events import AssignmentComputed, ConnectionLost, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.long_polling import Release
-from kohort.groups.migration import classic_members, conversion
 from kohort.groups.pairs import pack, unpack
 from kohort.groups.records import MemberSaved, MemberState
+from kohort.groups.step import Step
 
-LEAVES = -1
 SPREAD_FROM = 500
 """From this group size on, the first full interval is shortened at random, so that heartbeats do not come at once."""
 MEMBERS_PER_MS = 5
 """The number of unsettled members that may send heartbeats in one ms, which bounds the cost of their short interval."""
-
-
-def heartbeat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> None:
-    """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
-    refusal = leave(context, consumer, event) if event.member_epoch < 0 else beat(context, consumer, event)
-    if refusal is not None:
-        members.log_fenced(context, consumer, event, refusal)
-        members.refuse(context, event, refusal)
-
-
-def check(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Return the error in a request itself, None if there is none."""
-    message = None
-    if "consumer" not in context.config.rebalance_protocols:
-        return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
-    if (event.member_epoch > 0 or event.member_epoch == LEAVES) and is_blank(event.member_id):
-        message = "MemberId can't be empty."
-    elif is_blank(event.group_id):
-        message = "GroupId can't be empty."
-    elif is_blank(event.instance_id):
-        message = "InstanceId can't be empty."
-    elif is_blank(event.rack_id):
-        message = "RackId can't be empty."
-    elif event.member_epoch == 0:
-        message = check_join(event)
-    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
-        message = "InstanceId can't be null."
-    elif event.member_epoch < LEFT_FOR_A_WHILE:
-        message = "MemberEpoch is invalid."
-    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
-        message = check_sizes(context, event)
-    if message is not None:
-        return Refusal(ErrorCode.INVALID_REQUEST, message)
-    if event.server_assignor is not None and event.server_assignor not in context.config.consumer_assignors:
-        offered = ", ".join(context.config.consumer_assignors)
-        text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
-        return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
-    return None
-
-
-def is_blank(name: str | None) -> bool:
-    """Return whether a name is given but blank."""
-    return name is not None and not name.strip()
-
-
-def check_sizes(context: Context, event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why no record could hold the request's texts, None if one can."""
-    if not sizes.fits(event.group_id):
-        return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
-    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
-        return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
-    limit = context.config.group_record_bytes_max
-    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
-        return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
-    return None
-
-
-def check_join(event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why a join is incomplete, None if it is complete."""
-    if event.rebalance_timeout_ms == -1:
-        return "RebalanceTimeoutMs must be provided in first request."
-    if event.owned is None or event.owned:
-        return "TopicPartitions must be empty when (re-)joining."
-    if event.subscribed_topics is None and event.subscribed_regex is None:
-        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
-    return None
-
-
-def beat(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Process a join or a regular heartbeat."""
-    member_id = event.member_id or event.new_member_id
-    refusal = admit(context, consumer, event, member_id)
-    if refusal is not None:
-        return refusal
-    back = suspicion.heard(context, consumer, member_id)
-    joins, before = event.member_epoch == 0, consumer.members.get(member_id)
-    if joins:
-        members.rejoin(context, consumer, member_id)
-    if save(context, consumer, event, member_id):
-        assignment.bump(context, consumer, f"member {member_id} joined or changed its subscription")
-    elif back:
-        assignment.bump(context, consumer, f"suspected member {member_id} is heard again")
-    presence = members.heard(context, consumer, member_id, event.connection)
-    presence.overdue = presence.fenced = False
-    if joins:
-        presence.process = event.client.process
-    if before is not None and before.classic_protocols is not None:
-        members.change_protocol(context, consumer, presence, member_id)
-    answer_waiting(context, consumer, member_id)
-    if consumer.epoch > consumer.target_epoch:
-        assignment.request(context, consumer)
-        if joins:
-            presence.waiting, presence.waits_for = event, consumer.epoch
-            return None
-    answer(context, consumer, event, member_id)
-    return None
-
-
-def admit(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
-    """Check a member and its epoch; let a returning static member take its predecessor's place."""
-    joins = event.member_epoch == 0
-    known = member_id in consumer.members
-    if event.instance_id is not None:
-        holder = consumer.static_ids.get(event.instance_id)
-        if holder is not None and holder != member_id:
-            return replace_static(context, consumer, event, holder, member_id)
-        if holder is None and not joins:
-            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
-    if joins:
-        if not known and len(consumer.members) >= context.config.consumer_max_size:
-            text = f"The consumer group has reached its maximum capacity of {context.config.consumer_max_size} members."
-            return Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-        return None
-    if not known:
-        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
-    if consumer.presence(member_id).overdue:
-        text = f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
-        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
-    return check_epoch(consumer.current_assignment(member_id), event)
 
 
 def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
@@ -169,58 +48,6 @@ def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Re
     )
 
 
-def replace_static(
-    context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, old_id: str, new_id: str
-) -> Refusal | None:
-    """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
-    if event.member_epoch != 0:
-        text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
-        return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
-    old = consumer.members[old_id]
-    if old.classic_protocols is None and not consumer.current_assignment(old_id).is_away:
-        text = (
-            f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the instance "
-            f"id is owned by {old_id} member."
-        )
-        return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
-    members.take_place(context, consumer, old_id, new_id)
-    return None
-
-
-def save(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
-    """Write a member's metadata if it is new; True if the group needs a new epoch for it.
-
-    A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
-    """
-    old = consumer.members.get(member_id)
-    if old is not None and says_nothing_new(old, event):
-        return False
-    base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
-    topics, regex = base.subscribed_topics, base.subscribed_regex
-    new = MemberSaved(
-        group_id=event.group_id,
-        member_id=member_id,
-        instance_id=base.instance_id if event.instance_id is None else event.instance_id,
-        rack_id=base.rack_id if event.rack_id is None else event.rack_id,
-        client_id=event.client.id,
-        client_host=event.client.host,
-        subscribed_topics=topics if event.subscribed_topics is None else tuple(sorted(set(event.subscribed_topics))),
-        subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
-        rebalance_timeout_ms=base.rebalance_timeout_ms
-        if event.rebalance_timeout_ms == -1
-        else event.rebalance_timeout_ms,
-        server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
-    )
-    if new == old:
-        return False
-    wishes_otherwise = old is not None and new.server_assignor != old.server_assignor
-    preferred = members.preferred_assignor(context, consumer) if wishes_otherwise else ""
-    context.emit(new)
-    if old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex):
-        return True
-    return wishes_otherwise and members.preferred_assignor(context, consumer) != preferred
-
-
 def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
     """Return whether a heartbeat has only its member's id and epoch, as nearly every one does."""
     unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
@@ -230,48 +57,10 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
     return unsaid and same
 
 
-def answer(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, member_id: str) -> None:
-    """Move a member one step and send it the news, or delay the reply while there is none."""
-    before = consumer.current_assignment(member_id)
-    owned = None if event.owned is None else unpack(event.owned)
-    after = members.step(context, consumer, member_id, owned)
-    told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
-    settled = after.is_reconciled_to(consumer.epoch)
-    presence = consumer.presence(member_id)
-    if settled and not told and event.owned is None and event.hold_ms > 0 and hold(context, consumer, event, presence):
-        return
-    interval = members.heartbeat_interval_ms(context, consumer)
-    if not settled:
-        interval = unsettled_interval_ms(context, consumer, interval)
-    elif event.short_interval:
-        interval = min(interval, context.config.unsettled_interval_ms)
-    elif presence.interval_ms < interval // 2 and len(consumer.members) >= SPREAD_FROM:
-        interval = spread(interval, member_id)
-    presence.interval_ms = interval
-    context.reply(
-        event.request,
-        ConsumerGroupHeartbeatReply(
-            ErrorCode.NONE,
-            None,
-            member_id,
-            after.member_epoch,
-            interval,
-            pack(after.assigned) if told else None,
-        ),
-    )
-
-
 def says_everything(event: ConsumerGroupHeartbeat) -> bool:
     """Return whether a heartbeat is a join, or a full one that a client sends after it missed a reply."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
-
-
-def unsettled_interval_ms(context: Context, consumer: ConsumerGroup, settled_ms: int) -> int:
-    """Return the interval of members that wait or must revoke: short, but longer in large groups."""
-    if context.config.notify_at_once == "off":
-        return settled_ms
-    return min(settled_ms, max(context.config.unsettled_interval_ms, len(consumer.members) // MEMBERS_PER_MS))
 
 
 def spread(interval_ms: int, member_id: str) -> int:
@@ -283,175 +72,346 @@ def spread(interval_ms: int, member_id: str) -> int:
     return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
 
 
-def hold(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
-    """Delay the reply until something changes; False if it must be sent now."""
-    limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
-    return context.held.keep(context, consumer, presence, event, limit)
+class ConsumerHeartbeat(ConsumerClassicMembers):
+    """The heartbeats of a consumer group's members, and the deadlines of its members."""
 
+    def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
+        refusal = (
+            self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
+        )
+        if refusal is not None:
+            self.log_fenced(step, event, refusal)
+            refusal.answer(step, event)
 
-def answer_held(
-    context: Context, consumer: ConsumerGroup, presence: Presence, event: ConsumerGroupHeartbeat, why: Release
-) -> None:
-    """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
-    answer(context, consumer, replace(event, hold_ms=0), presence.session.subject)
+    def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a join or a regular heartbeat."""
+        member_id = event.member_id or event.new_member_id
+        refusal = self.check_member(step, event, member_id)
+        if refusal is not None:
+            return refusal
+        back = self.clear_suspicion(step, member_id)
+        joins, before = event.member_epoch == 0, self.members.get(member_id)
+        if joins:
+            self.rejoin_member(step, member_id)
+        if self.write_member(step, event, member_id):
+            self.begin_epoch(step, f"member {member_id} joined or changed its subscription")
+        elif back:
+            self.begin_epoch(step, f"suspected member {member_id} is heard again")
+        presence = self.member_heard(step, member_id, event.connection)
+        presence.overdue = presence.fenced = False
+        if joins:
+            presence.process = event.client.process
+        if before is not None and before.classic_protocols is not None:
+            self.member_changed_protocol(step, presence, member_id)
+        self.answer_waiting(step, member_id)
+        if self.epoch > self.target_epoch:
+            self.request_target(step)
+            if joins:
+                presence.waiting, presence.waits_for = event, self.epoch
+                return None
+        self.answer_heartbeat(step, event, member_id)
+        return None
 
+    def check_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
+        """Check a member and its epoch; let a returning static member take its predecessor's place."""
+        joins = event.member_epoch == 0
+        known = member_id in self.members
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is not None and holder != member_id:
+                return self.replace_static(step, event, holder, member_id)
+            if holder is None and not joins:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if joins:
+            if not known and len(self.members) >= step.config.consumer_max_size:
+                text = (
+                    f"The consumer group has reached its maximum capacity of {step.config.consumer_max_size} members."
+                )
+                return Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+            return None
+        if not known:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if self.presence(member_id).overdue:
+            text = (
+                f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
+            )
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        return check_epoch(self.current_assignment(member_id), event)
 
-def refuse_held(context: Context, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None) -> None:
-    """Answer a delayed heartbeat with an error."""
-    members.refuse(context, event, Refusal(error, message or error.text))
-
-
-def answer_waiting(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
-    presence = consumer.presences.get(member_id)
-    if presence is None:
-        return
-    event, presence.waiting = presence.waiting, None
-    if event is not None:
-        members.touch(context, consumer, presence, member_id)
-        answer(context, consumer, replace(event, hold_ms=0), member_id)
-    context.held.release(context, consumer, presence)
-
-
-def release_all(context: Context, consumer: ConsumerGroup) -> None:
-    """Answer every delayed heartbeat, so that all members move now."""
-    for presence in list(consumer.presences.values()):
-        context.held.release(context, consumer, presence)
-
-
-def on_computed(context: Context, consumer: ConsumerGroup, event: AssignmentComputed) -> None:
-    """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
-    taken = assignment.take(context, consumer, event)
-    for member_id, presence in list(consumer.presences.items()):
-        if presence.waiting is None:
-            continue
-        if event.failure is not None and consumer.computing < 0:
-            members.refuse(context, presence.waiting, Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure))
-            presence.waiting = None
-        elif presence.waits_for <= consumer.target_epoch:
-            answer_waiting(context, consumer, member_id)
-    classic_members.on_target(context, consumer, event.failure)
-    if taken:
-        release_all(context, consumer)
-        suspicion.watch(context, consumer)
-        assignment.request(context, consumer)
-
-
-def leave(context: Context, consumer: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Process a leave, permanent or, for a static member, temporary."""
-    member_id = event.member_id
-    if event.instance_id is not None:
-        holder = consumer.static_ids.get(event.instance_id)
-        if holder is None:
-            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
-        if holder != member_id:
-            text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+    def replace_static(self, step: Step, event: ConsumerGroupHeartbeat, old_id: str, new_id: str) -> Refusal | None:
+        """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
+        if event.member_epoch != 0:
+            text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
             return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
-    elif member_id not in consumer.members:
-        return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}.")
-    if event.member_epoch == LEFT_FOR_A_WHILE:
-        members.leave_for_a_while(context, consumer, member_id)
-    else:
-        evict(context, consumer, member_id, f"member {member_id} left")
-    context.reply(
-        event.request, ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch)
-    )
-    return None
+        old = self.members[old_id]
+        if old.classic_protocols is None and not self.current_assignment(old_id).is_away:
+            text = (
+                f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the "
+                f"instance id is owned by {old_id} member."
+            )
+            return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+        self.replace_member(step, old_id, new_id)
+        return None
 
+    def write_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+        """Write a member's metadata if it is new; True if the group needs a new epoch for it.
 
-def evict(context: Context, consumer: ConsumerGroup, member_id: str, reason: str) -> None:
-    """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
-    if member_id not in consumer.members:
-        return
-    context.log(consumer.group_id, reason)
-    is_of_consumer_protocol = consumer.members[member_id].classic_protocols is None
-    if is_of_consumer_protocol and conversion.turns_classic(context, consumer, leaving=member_id):
-        members.dismiss(context, consumer, member_id)
-        conversion.make_classic_group(context, consumer, leaving=member_id)
-        return
-    members.remove(context, consumer, member_id)
-    assignment.bump(context, consumer, reason)
+        A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
+        """
+        old = self.members.get(member_id)
+        if old is not None and says_nothing_new(old, event):
+            return False
+        base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
+        topics, regex = base.subscribed_topics, base.subscribed_regex
+        new = MemberSaved(
+            group_id=event.group_id,
+            member_id=member_id,
+            instance_id=base.instance_id if event.instance_id is None else event.instance_id,
+            rack_id=base.rack_id if event.rack_id is None else event.rack_id,
+            client_id=event.client.id,
+            client_host=event.client.host,
+            subscribed_topics=topics
+            if event.subscribed_topics is None
+            else tuple(sorted(set(event.subscribed_topics))),
+            subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
+            rebalance_timeout_ms=base.rebalance_timeout_ms
+            if event.rebalance_timeout_ms == -1
+            else event.rebalance_timeout_ms,
+            server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
+        )
+        if new == old:
+            return False
+        wishes_otherwise = old is not None and new.server_assignor != old.server_assignor
+        preferred = self.preferred_assignor(step) if wishes_otherwise else ""
+        step.emit(new)
+        if old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex):
+            return True
+        return wishes_otherwise and self.preferred_assignor(step) != preferred
 
+    def answer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+        """Move a member one step and send it the news, or delay the reply while there is none."""
+        before = self.current_assignment(member_id)
+        owned = None if event.owned is None else unpack(event.owned)
+        after = self.reconcile_member(step, member_id, owned)
+        told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+        settled = after.is_reconciled_to(self.epoch)
+        presence = self.presence(member_id)
+        if (
+            settled
+            and not told
+            and event.owned is None
+            and event.hold_ms > 0
+            and self.delay_heartbeat(step, event, presence)
+        ):
+            return
+        interval = self.heartbeat_interval_ms(step)
+        if not settled:
+            interval = self.unsettled_interval_ms(step, interval)
+        elif event.short_interval:
+            interval = min(interval, step.config.unsettled_interval_ms)
+        elif presence.interval_ms < interval // 2 and len(self.members) >= SPREAD_FROM:
+            interval = spread(interval, member_id)
+        presence.interval_ms = interval
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(
+                ErrorCode.NONE,
+                None,
+                member_id,
+                after.member_epoch,
+                interval,
+                pack(after.assigned) if told else None,
+            ),
+        )
 
-def on_session_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Evict a member after its session timeout or grace period."""
-    presence = consumer.presences.get(member_id)
-    if presence is None or member_id not in consumer.members:
-        return
-    if presence.overdue:
-        reason = "evicted: did not revoke, join or sync in time, and did not join again"
-    elif presence.lost:
-        reason = "evicted: did not reconnect after its connection ended"
-    else:
-        reason = f"evicted: session timed out after {members.session_timeout_ms(context, consumer, member_id)} ms"
-    evict(
-        context, consumer, member_id, f"member {member_id} {reason} ({members.last_seen(context, consumer, member_id)})"
-    )
+    def unsettled_interval_ms(self, step: Step, settled_ms: int) -> int:
+        """Return the interval of members that wait or must revoke: short, but longer in large groups."""
+        if step.config.notify_at_once == "off":
+            return settled_ms
+        return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
 
+    def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+        """Delay the reply until something changes; False if it must be sent now."""
+        limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
+        return step.held.keep(step, self, presence, event, limit)
 
-def on_revocation_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
-    expect_join(context, consumer, member_id, "revoke")
+    def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
+        """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
+        self.answer_heartbeat(step, replace(event, hold_ms=0), presence.session.subject)
 
+    def refuse_long_poll(
+        self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
+    ) -> None:
+        """Answer a delayed heartbeat with an error."""
+        Refusal(error, message or error.text).answer(step, event)
 
-def on_phase_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
-    expect_join(context, consumer, member_id, "join or sync")
+    def answer_waiting(self, step: Step, member_id: str) -> None:
+        """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            return
+        event, presence.waiting = presence.waiting, None
+        if event is not None:
+            self.touch_session(step, presence, member_id)
+            self.answer_heartbeat(step, replace(event, hold_ms=0), member_id)
+        step.held.release(step, self, presence)
 
+    def release_long_polls(self, step: Step) -> None:
+        """Answer every delayed heartbeat, so that all members move now."""
+        for presence in list(self.presences.values()):
+            step.held.release(step, self, presence)
 
-def on_given_id_end(context: Context, consumer: ConsumerGroup, member_id: str) -> None:
-    """Forget a member id that was given out and never used."""
-    consumer.given_ids.pop(member_id, None)
+    def on_assignment_computed(self, step: Step, event: AssignmentComputed) -> None:
+        """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
+        taken = self.take_target(step, event)
+        for member_id, presence in list(self.presences.items()):
+            if presence.waiting is None:
+                continue
+            if event.failure is not None and self.computing < 0:
+                Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).answer(step, presence.waiting)
+                presence.waiting = None
+            elif presence.waits_for <= self.target_epoch:
+                self.answer_waiting(step, member_id)
+        self.answer_joins(step, event.failure)
+        if taken:
+            self.release_long_polls(step)
+            self.watch_unmoved(step)
+            self.request_target(step)
 
+    def leave_by_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a leave, permanent or, for a static member, temporary."""
+        member_id = event.member_id
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is None:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+            if holder != member_id:
+                text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+                return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+        elif member_id not in self.members:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if event.member_epoch == LEFT_FOR_A_WHILE:
+            self.leave_temporarily(step, member_id)
+        else:
+            self.evict_member(step, member_id, f"member {member_id} left")
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch),
+        )
+        return None
 
-def expect_join(context: Context, consumer: ConsumerGroup, member_id: str, what: str) -> None:
-    """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.
+    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+        """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
+        if member_id not in self.members:
+            return
+        step.log(self.group_id, reason)
+        is_of_consumer_protocol = self.members[member_id].classic_protocols is None
+        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=member_id):
+            return
+        self.remove_member(step, member_id)
+        self.begin_epoch(step, reason)
 
-    The member may not know that it must move, nor see that it is refused now. So it keeps its partitions until it joins
-    again, leaves, or its session ends, counted from its last accepted request. By then it has stopped.
-    """
-    presence = consumer.presences.get(member_id)
-    if presence is not None and presence.waiting is None and presence.joining is None:
-        context.log(consumer.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
-        presence.overdue = True
+    def on_session_end(self, step: Step, member_id: str) -> None:
+        """Evict a member after its session timeout or grace period."""
+        presence = self.presences.get(member_id)
+        if presence is None or member_id not in self.members:
+            return
+        if presence.overdue:
+            reason = "evicted: did not revoke, join or sync in time, and did not join again"
+        elif presence.lost:
+            reason = "evicted: did not reconnect after its connection ended"
+        else:
+            reason = f"evicted: session timed out after {self.session_timeout_ms(step, member_id)} ms"
+        self.evict_member(step, member_id, f"member {member_id} {reason} ({self.member_last_seen(step, member_id)})")
 
+    def on_revocation_end(self, step: Step, member_id: str) -> None:
+        """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "revoke")
 
-def on_watch(context: Context, consumer: ConsumerGroup, subject: str) -> None:
-    """Begin a new epoch without members that fell silent before they moved."""
-    silent = suspicion.silent_of(context, consumer, suspicion.unmoved(consumer))
-    if silent and suspicion.applies(context, consumer):
-        names = ", ".join(silent)
-        assignment.bump(context, consumer, f"suspected members {names}: rebalance continues without them")
-    else:
-        suspicion.watch(context, consumer)
+    def on_phase_end(self, step: Step, member_id: str) -> None:
+        """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "join or sync")
 
+    def on_given_id_end(self, step: Step, member_id: str) -> None:
+        """Forget a member id that was given out and never used."""
+        self.given_ids.pop(member_id, None)
 
-def on_settings(context: Context, consumer: ConsumerGroup, event: GroupSettingsChanged) -> None:
-    """Take over a group's own settings."""
-    consumer.settings = event.settings
+    def refuse_until_rejoin(self, step: Step, member_id: str, what: str) -> None:
+        """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.
 
+        The member may not know that it must move, nor see that it is refused now. So it keeps its partitions until it
+        joins again, leaves, or its session ends, counted from its last accepted request. By then it has stopped.
+        """
+        presence = self.presences.get(member_id)
+        if presence is not None and presence.waiting is None and presence.joining is None:
+            step.log(self.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
+            presence.overdue = True
 
-def load(context: Context, consumer: ConsumerGroup) -> None:
-    """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
+    def on_silence_check(self, step: Step, subject: str) -> None:
+        """Begin a new epoch without members that fell silent before they moved."""
+        silent = self.silent_among(step, self.unmoved_members())
+        if silent and self.excludes_suspected(step):
+            names = ", ".join(silent)
+            self.begin_epoch(step, f"suspected members {names}: rebalance continues without them")
+        else:
+            self.watch_unmoved(step)
 
-    Regular expressions are resolved again, which finds topics that changed while no coordinator ran.
-    """
-    consumer.settings = context.settings.get(consumer.group_id, consumer.settings)
-    for member_id, member in consumer.members.items():
-        presence = consumer.presence(member_id)
-        context.run(presence.session, members.session_timeout_ms(context, consumer, member_id))
-        presence.heard_ms = context.now.mono_ms
-        unrevoked = consumer.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
-        if unrevoked and member.classic_protocols is None:
-            context.run(presence.revocation, member.rebalance_timeout_ms)
-    if consumer.members:
-        assignment.resolve_if_needed(context, consumer, again=True)
-        assignment.look_at_topics(context, consumer)
-        settled = consumer.epoch == consumer.target_epoch
-        if settled and (suspicion.is_uneven(context, consumer) or suspicion.leaves_out(context, consumer)):
-            assignment.bump(context, consumer, "the target was made without suspected members")
-        assignment.request(context, consumer)
-        suspicion.watch(context, consumer)
-    context.log(
-        consumer.group_id, f"loaded with {len(consumer.members)} members at epoch {consumer.epoch}", Level.DEBUG
-    )
+    def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
+        """Take over a group's own settings."""
+        self.settings = event.settings
+
+    def load(self, step: Step) -> None:
+        """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
+
+        Regular expressions are resolved again, which finds topics that changed while no coordinator ran.
+        """
+        self.settings = step.settings.get(self.group_id, self.settings)
+        for member_id, member in self.members.items():
+            presence = self.presence(member_id)
+            step.run(presence.session, self.session_timeout_ms(step, member_id))
+            presence.heard_ms = step.now.mono_ms
+            unrevoked = self.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
+            if unrevoked and member.classic_protocols is None:
+                step.run(presence.revocation, member.rebalance_timeout_ms)
+        if self.members:
+            self.request_resolution(step, again=True)
+            self.check_topics(step)
+            settled = self.epoch == self.target_epoch
+            if settled and (self.is_uneven(step) or self.has_unassigned_partitions(step)):
+                self.begin_epoch(step, "the target was made without suspected members")
+            self.request_target(step)
+            self.watch_unmoved(step)
+        step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
+
+    # -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace
+    # period
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        self.drop_untold(step, member_id)
+        presence, member = self.presences.get(member_id), self.members.get(member_id)
+        if presence is None or presence.connection != event.connection or member is None:
+            return
+        presence.lose(
+            step,
+            self,
+            event,
+            is_static=member.instance_id is not None,
+            process=presence.process,
+            interval_ms=0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3,
+        )
+
+    def drop_untold(self, step: Step, member_id: str) -> None:
+        """Evict a new member whose connection ended before a reply told its id."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            return
+        first, joining = presence.waiting, presence.joining
+        untold = joining is not None and not joining.member_id and joining.instance_id is None
+        if untold or (first is not None and not first.member_id):
+            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")

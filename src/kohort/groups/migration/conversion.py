@@ -9,28 +9,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from kohort.consumer_protocol import (
     CONSUMER_PROTOCOL_TYPE,
-    Subscription,
     read_assignment,
     read_subscription,
-    write_assignment,
 )
 from kohort.errors import ErrorCode
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.members import ClassicMember
-from kohort.groups.consumer import assignment, members
-from kohort.groups.consumer.group import ConsumerGroup, CurrentAssignment
+from kohort.groups.consumer.classic_members import member_saved, protocols_bytes
+from kohort.groups.consumer.group import ConsumerGroup
+from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.context import Context
 from kohort.groups.effects import GroupState, JoinGroupReply, Level, SyncGroupReply
 from kohort.groups.events import Client, JoinGroup
 from kohort.groups.group import Group
 from kohort.groups.pairs import Pairs, pack
 from kohort.groups.records import (
-    ClassicProtocol,
     EpochBumped,
     GenerationStarted,
     GroupSaved,
@@ -39,7 +36,7 @@ from kohort.groups.records import (
     TargetEpochSet,
 )
 from kohort.groups.timers import Timer
-from kohort.ids import TopicId, TopicPartition
+from kohort.ids import TopicId
 
 FIRST_EPOCH = 1
 """The epoch of a group before its first join, as in Apache Kafka: its first members are at 2."""
@@ -108,16 +105,8 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     consumer = write_consumer_group(context, group, classic, share_out(members))
     context.log(group.group_id, f"converted to a consumer group at generation {generation}")
     if unsettled:
-        assignment.bump(context, consumer, "a rebalance was under way during the conversion to a consumer group")
+        consumer.begin_epoch(context, "a rebalance was under way during the conversion to a consumer group")
     return True
-
-
-def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
-    """Return the bytes that a classic member's protocols take in its record of a consumer group.
-
-    A classic group stores only the chosen one.
-    """
-    return sum(len(protocol.metadata) for protocol in protocols)
 
 
 class Converted(NamedTuple):
@@ -141,26 +130,6 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
         extra[member.saved.member_id] = member.claimed - taken
         taken |= member.claimed
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
-
-
-def member_saved(
-    group_id: str, member_id: str, said: JoinGroup | ClassicMember, subscription: Subscription
-) -> MemberSaved:
-    """Build the record of a consumer group's member from a classic member or its join."""
-    return MemberSaved(
-        group_id=group_id,
-        member_id=member_id,
-        instance_id=said.instance_id,
-        rack_id=subscription.rack,
-        client_id=said.client.id,
-        client_host=said.client.host,
-        subscribed_topics=tuple(sorted(set(subscription.topics))),
-        subscribed_regex=None,
-        rebalance_timeout_ms=said.rebalance_timeout_ms,
-        server_assignor=None,
-        classic_session_timeout_ms=said.session_timeout_ms,
-        classic_protocols=said.protocols,
-    )
 
 
 def convert_member(context: Context, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
@@ -196,7 +165,7 @@ def write_consumer_group(
         presence, member = consumer.presence(saved.member_id), before[saved.member_id]
         presence.take_over_connection(member)
         presence.process = member.client.process
-        members.touch(context, consumer, presence, saved.member_id)
+        consumer.touch_session(context, presence, saved.member_id)
         continue_session(context, presence.session, ends_ms[saved.member_id])
     return consumer
 
@@ -205,6 +174,30 @@ def continue_session(context: Context, session: Timer, ends_ms: int | None) -> N
     """Continue the old session of a member whose connection has ended: the conversion gives it no new one."""
     if session.due_ms is None and ends_ms is not None:
         context.deadlines.set(session, ends_ms)
+
+
+def turn_classic(
+    context: Context, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
+) -> bool:
+    """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
+
+    Args:
+        context: the shard and its step.
+        group_id: a consumer group.
+        leaving: a member that leaves with the conversion.
+        joining: a JoinGroup that waits for the first rebalance, with its member's id in the group.
+    """
+    consumer = context.ledger.membership(group_id, ConsumerGroup)
+    if not turns_classic(context, consumer, leaving):
+        return False
+    if leaving is not None:
+        consumer.dismiss_member(context, leaving)
+    classic = make_classic_group(context, consumer, leaving)
+    if joining is not None:
+        event, member_id = joining
+        classic.await_join(context, classic.members[member_id], event.request)
+        classic.complete_if_all_joined(context)
+    return True
 
 
 def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
@@ -221,7 +214,7 @@ def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None
 
 def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[MemberSaved]) -> bool:
     """Return whether these members fit into the one record of a classic group; now each has its own."""
-    names, limit = topic_names(context), context.config.group_record_bytes_max
+    names, limit = context.topic_names(), context.config.group_record_bytes_max
     size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
     if size <= limit:
         return True
@@ -232,15 +225,10 @@ def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[Mem
     return False
 
 
-def topic_names(context: Context) -> dict[TopicId, str]:
-    """Return the names of all topics by id."""
-    return {topic.id: topic.name for topic in context.image.topics.values()}
-
-
 def make_classic_group(context: Context, consumer: ConsumerGroup, leaving: str | None = None) -> ClassicGroup:
     """Convert a consumer group of classic members to a classic group, and start its rebalance."""
     group_id, epoch = consumer.group_id, consumer.epoch
-    names = topic_names(context)
+    names = context.topic_names()
     rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
     kept = [convert_back(consumer, saved, names) for saved in rest]
     joining = {name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None}
@@ -281,15 +269,5 @@ def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicI
     member.rebalance_timeout_ms = saved.rebalance_timeout_ms
     member.session_timeout_ms = saved.classic_session_timeout_ms
     member.protocols = saved.classic_protocols or ()
-    member.assignment = assignment_bytes(consumer, saved, names)
+    member.assignment = consumer.assignment_bytes(saved, names)
     return member
-
-
-def assignment_bytes(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> bytes:
-    """Return a classic member's partitions in the bytes that its client reads."""
-    held = consumer.current_assignment(saved.member_id).assigned
-    protocols = saved.classic_protocols or ()
-    subscription = read_subscription(protocols[0].metadata) if protocols else None
-    version = 0 if subscription is None else subscription.version
-    named = [TopicPartition(names[topic_id], number) for topic_id, number in held if topic_id in names]
-    return write_assignment(version, named)
