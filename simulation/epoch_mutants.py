@@ -104,17 +104,17 @@ class SyncsInAnOlderEpoch(Swapped):
 class TakesAnyTarget(Swapped):
     """A coordinator that takes the result of work that was called off, or that an earlier coordinator asked for."""
 
-    module, name = ConsumerAssignment, "take_target"
+    module, name = ConsumerAssignment, "accept_target"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Any result counts."""
 
-        def take_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
+        def accept_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
             group.computing = event.ticket
             return real(group, step, event)
 
-        return take_target
+        return accept_target
 
 
 class CountsNoConsumerRebalances(GroupMachine):

@@ -56,20 +56,19 @@ def broken_in(context: Context, group: Group) -> Iterator[str]:
         yield from broken_consumer(membership)
     elif isinstance(membership, PushGroup):
         yield from broken_push(membership)
-    else:
-        yield from context.protocol(group).broken(membership)
 
 
 def broken_holds(context: Context) -> Iterator[str]:
-    """Yield held responses without a member, or without a running time limit."""
-    for request, member in context.held:
-        group_id, member_id = member.session.group_id, member.session.subject
+    """Yield delayed heartbeats without a member, or without a running time limit."""
+    for request, timer in context.long_polls.items():
+        group_id, member_id = timer.group_id, timer.subject
         group = context.find(group_id)
-        if group is None or context.protocol(group).member(group.membership, member_id) is not member:
+        member = None if group is None else group.membership.find_member(member_id)
+        if member is None or member.hold is not timer:
             yield f"{group_id}: request {request} is held for {member_id}, who is not in it"
         elif member.held is None or member.held.request != request:
             yield f"{group_id}: request {request} is held for {member_id}, who knows nothing of it"
-        elif member.hold is None or member.hold.due_ms is None:
+        elif timer.due_ms is None:
             yield f"{group_id}: nothing ends the hold of request {request} for {member_id}"
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from kohort.groups.effects import Now, Outcome
-from kohort.groups.handlers import ProtocolHandlers
-from kohort.groups.machine import GroupMachine
+from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.table import Table
 
 
@@ -23,18 +22,6 @@ def swapped(where: ModuleType | type, name: str, other: Any) -> Iterator[None]:
         yield
     finally:
         setattr(where, name, real)
-
-
-def rewired(protocol: ProtocolHandlers[Any], real: Any, other: Any) -> ProtocolHandlers[Any]:
-    """Return a protocol's handlers with another function wherever they have the real one."""
-    changed: dict[str, Any] = {}
-    for field in fields(protocol):
-        cell = getattr(protocol, field.name)
-        if cell is real:
-            changed[field.name] = other
-        elif isinstance(cell, Mapping) and real in cell.values():
-            changed[field.name] = {key: other if function is real else function for key, function in cell.items()}
-    return replace(protocol, **changed)
 
 
 def with_handler(table: Table, real: Any, other: Any) -> Table:
@@ -58,18 +45,14 @@ class Swapped(GroupMachine):
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:
-        """Replace the function in its module, and in the handlers of the protocols that have it."""
-        real, protocols = getattr(self.module, self.name), self.context.protocols
+        """Replace the function in its module or class, and in the tables of the groups that have it."""
+        real = getattr(self.module, self.name)
         other = self.swap(real)
-        self.context.protocols = {kind: rewired(row, real, other) for kind, row in protocols.items()}
-        try:
-            with ExitStack() as stack:
-                for kind in protocols:
-                    stack.enter_context(swapped(kind, "table", with_handler(kind.table, real, other)))
-                stack.enter_context(swapped(self.module, self.name, other))
-                yield
-        finally:
-            self.context.protocols = protocols
+        with ExitStack() as stack:
+            for kind in PROTOCOLS:
+                stack.enter_context(swapped(kind, "table", with_handler(kind.table, real, other)))
+            stack.enter_context(swapped(self.module, self.name, other))
+            yield
 
     def step(self, event: Any, now: Now) -> Outcome:
         """Step with the function replaced."""

@@ -226,9 +226,9 @@ def test_held_heartbeats_of_a_static_member_end_with_its_connection() -> None:
         trial.pass_time(2_000)
     with pytest.raises(AttributeError):  # no answer: it is held
         trial.heartbeat(member, 1, instance_id="i", connection=2, hold_ms=4_000)
-    assert trial.machine.context.held
+    assert trial.machine.context.long_polls
     trial.feed(ConnectionLost(2))
-    assert not trial.machine.context.held
+    assert not trial.machine.context.long_polls
 
 
 def test_the_log_tells_when_the_connection_ended_though_the_group_has_changed_its_protocol_since() -> None:

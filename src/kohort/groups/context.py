@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Level
-from kohort.groups.events import (
-    ConnectionLost,
-    ConsumerGroupHeartbeat,
-    Heartbeat,
-    JoinGroup,
-    LeaveGroup,
-    SyncGroup,
-    TopicsChanged,
-)
-from kohort.groups.group import Group
-from kohort.groups.imports import Imports
+from kohort.groups.events import JoinGroup
+from kohort.groups.group import REFUSED, Group, GroupMembership
+from kohort.groups.imports import PROCEED, Imports, Verdict
 from kohort.groups.ledger import Ledger
 from kohort.groups.records import GroupSaved, OffsetCommitted, Record, Tombstone
 from kohort.groups.step import Step
 from kohort.groups.table import Trigger, UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
-
-if TYPE_CHECKING:
-    from kohort.groups.handlers import AnyProtocol
-
 
 Downgrade: TypeAlias = "Callable[[Context, str, str | None, tuple[JoinGroup, str] | None], bool]"
 """The conversion of a consumer group to a classic one, which stands above the protocols."""
@@ -36,17 +24,15 @@ class Context(Step):
     """The state of one shard and its current step.
 
     Attributes:
-        protocols: the protocol handlers by the class of a group's membership.
         ledger: the hard state.
         downgrade: the conversion of a consumer group to a classic one (`migration.conversion`).
         imports: the groups whose earlier coordinator is being asked.
         expiring: groups that the current offset expiration has still to look at.
     """
 
-    def __init__(self, config: GroupConfig, protocols: Sequence[AnyProtocol], downgrade: Downgrade) -> None:
+    def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]], downgrade: Downgrade) -> None:
         super().__init__(config)
-        self.protocols = {protocol.membership: protocol for protocol in protocols}
-        self.ledger = Ledger(list(self.protocols))
+        self.ledger = Ledger(protocols)
         self.imports = Imports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
@@ -75,10 +61,6 @@ class Context(Step):
         """Return a group; None if there is none."""
         return self.ledger.groups.get(group_id)
 
-    def protocol(self, group: Group) -> AnyProtocol:
-        """Return the handlers of a group's protocol, whose functions take its membership."""
-        return self.protocols[type(group.membership)]
-
     def react(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
         """Let a group handle an event, by its table.
 
@@ -86,42 +68,31 @@ class Context(Step):
             UnexpectedTransitionError: the handler led to a state that the table does not name.
         """
         membership = group.membership
-        if not membership.table:
-            self._by_row(group, trigger, *arguments)
-            return
         reactions = membership.table.get(trigger)
         if reactions is None:
-            self._by_row(group, trigger, *arguments)
+            refuse = REFUSED.get(trigger)
+            if refuse is not None:
+                refuse(membership, self, *arguments)
             return
         before = membership.group_state()
         entry = reactions[before]
-        if entry.do is not None:
-            entry.do(membership, self, *arguments)
-            after = membership.group_state() if group.membership is membership else self.protocol(group).name
-            if after is not before and after not in entry.to:
-                raise UnexpectedTransitionError(f"{group.group_id}: {trigger} led from {before} to {after}")
-
-    def _by_row(self, group: Group, trigger: Trigger, *arguments: Any) -> None:
-        row = self.protocol(group)
-        known: dict[Any, Any] = {
-            JoinGroup: row.join,
-            SyncGroup: row.sync,
-            Heartbeat: row.heartbeat,
-            LeaveGroup: row.leave,
-            ConsumerGroupHeartbeat: row.consumer_heartbeat,
-            ConnectionLost: row.connection_lost,
-            TopicsChanged: row.topics_changed,
-            **row.due,
-            **row.results,
-        }
-        handler = known.get(trigger)
-        if handler is not None:
-            handler(self, group.membership, *arguments)
+        if entry.do is None:
+            return
+        entry.do(membership, self, *arguments)
+        after = membership.group_state() if group.membership is membership else group.membership.name
+        if after is not before and after not in entry.to:
+            raise UnexpectedTransitionError(f"{group.group_id}: {trigger} led from {before} to {after}")
 
     def remove(self, group: Group) -> None:
         """Write tombstones for all records of a group's membership; its offsets stay."""
         for key in list(group.membership.tombstones()):
             self.emit(Tombstone(key))
+
+    def admit_group(self, group_id: str) -> Verdict:
+        """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
+        if self.config.group_import == "off" or group_id in self.ledger.imported:
+            return PROCEED
+        return self.imports.admit(self, group_id)
 
     def create(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""

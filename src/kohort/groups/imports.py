@@ -18,14 +18,12 @@ group is not empty", and do not retry after it. ConsumerGroupHeartbeat says in w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import ImportGroup, Level
-
-if TYPE_CHECKING:
-    from kohort.groups.context import Context
-    from kohort.groups.events import GroupImported
+from kohort.groups.events import GroupImported
+from kohort.groups.step import Step
 
 UNDER_WAY_MAX = 1_000
 """Groups of a shard that are looked up at the same time: bounds memory for made-up names. Others retry."""
@@ -94,34 +92,28 @@ class Imports:
         """Forget the answer, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
+    def admit(self, step: Step, group_id: str) -> Verdict:
+        """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
+        verdict = self.verdict(group_id, step.now.mono_ms)
+        if verdict is not None:
+            return verdict
+        if group_id not in self.under_way and len(self.under_way) < UNDER_WAY_MAX:
+            ticket = self.under_way[group_id] = step.ticket()
+            step.begin_task(ImportGroup(group_id, ticket))
+        return RETRY_LATER
 
-def admit(context: Context, group_id: str) -> Verdict:
-    """Return whether a missing group may be created or reported as empty; start an import if that is unknown."""
-    if context.config.group_import == "off" or group_id in context.ledger.imported:
-        return PROCEED
-    imports = context.imports
-    verdict = imports.verdict(group_id, context.now.mono_ms)
-    if verdict is not None:
-        return verdict
-    if group_id not in imports.under_way and len(imports.under_way) < UNDER_WAY_MAX:
-        ticket = imports.under_way[group_id] = context.ticket()
-        context.out.work.append(ImportGroup(group_id, ticket))
-    return RETRY_LATER
-
-
-def refuse(context: Context, event: GroupImported) -> None:
-    """Remember that there is nothing to import, or nothing that may be imported."""
-    imports, now_ms = context.imports, context.now.mono_ms
-    if event.error is ErrorCode.NONE:
-        imports.remember(event.group_id, Verdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
-    elif event.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-        failures = imports.failures(event.group_id)
-        wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
-        imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
-        if failures == 0:
-            context.log(
-                event.group_id, f"not served until its earlier coordinator answers: {event.text}", Level.WARNING
-            )
-    else:
-        imports.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
-        context.log(event.group_id, f"refused: {event.text}", Level.WARNING)
+    def refuse(self, step: Step, event: GroupImported) -> None:
+        """Remember that there is nothing to import, or nothing that may be imported."""
+        now_ms = step.now.mono_ms
+        if event.error is ErrorCode.NONE:
+            self.remember(event.group_id, Verdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
+        elif event.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            failures = self.failures(event.group_id)
+            wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
+            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + wait_ms, failures + 1))
+            if failures == 0:
+                text = f"not served until its earlier coordinator answers: {event.text}"
+                step.log(event.group_id, text, Level.WARNING)
+        else:
+            self.remember(event.group_id, Verdict(event.error, event.text, now_ms + REFUSED_MS))
+            step.log(event.group_id, f"refused: {event.text}", Level.WARNING)

@@ -24,7 +24,6 @@ from kohort.groups.effects import (
     Work,
 )
 from kohort.groups.events import NO_CONNECTION, GroupSettings, JoinGroup, Topic, TopicImage
-from kohort.groups.long_polling import HeldReplies
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.groups.timers import Deadlines, Timer
 from kohort.ids import TopicId
@@ -38,7 +37,7 @@ class Step(ABC):
         out: the effects of the step.
         image: the topics.
         connections: by connection, the (group, member id) pairs last heard on it, or awaiting their id on it.
-        held: the delayed heartbeats.
+        long_polls: the timers of the delayed heartbeats, by request.
         settings: the groups' own settings.
         sessions_from_ms: until this time an earlier owner may have heard members; sessions are extended accordingly.
     """
@@ -50,7 +49,7 @@ class Step(ABC):
         self.now = Now(0, 0)
         self.out = Outcome()
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
-        self.held = HeldReplies()
+        self.long_polls: dict[int, Timer] = {}
         self.settings: dict[str, GroupSettings] = {}
         self.sessions_from_ms = 0
         self._ticket = 0

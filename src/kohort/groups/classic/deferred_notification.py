@@ -23,12 +23,14 @@ silent member returns or its session ends, so that is the moment of the notifica
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
 from kohort.groups.classic.members import ClassicMember, ClassicMembers, DeferredNotification
 from kohort.groups.effects import GroupState, HeartbeatReply, Meter
 from kohort.groups.events import Heartbeat
-from kohort.groups.failure_detector import LATE_MS, DetectorSettings, is_silent
+from kohort.groups.failure_detector import LATE_MS, DetectorSettings
 from kohort.groups.long_polling import Release
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
@@ -54,10 +56,20 @@ COOPERATIVE = "cooperative"
 class ClassicNotification(ClassicMembers):
     """When the members of a classic group learn of a rebalance."""
 
+    detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
+
+    def find_member(self, member_id: str) -> ClassicMember | None:
+        """Return a member; None if the id is unknown."""
+        return self.members.get(member_id)
+
+    def member_session_ms(self, step: Step, member: ClassicMember) -> int:
+        """Return a member's session timeout."""
+        return member.session_timeout_ms
+
     def on_member_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> None:
         """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
         if member.held is not None:
-            step.held.release(step, self, member)
+            self.end_long_poll(step, member)
         member.beat(step, event.interval_ms)
         member.bears_hold = event.hold_ms > 0
         deferral = self.deferral
@@ -74,7 +86,7 @@ class ClassicNotification(ClassicMembers):
                 return False
         elif self.deferral is None or member.join_request is not None:
             return False
-        if not step.held.keep(step, self, member, event, member.interval_ms * HELD_TENTHS // 10):
+        if not self.begin_long_poll(step, member, event, member.interval_ms * HELD_TENTHS // 10):
             return False
         if self.deferral is not None:
             self.deferral.forget(member.member_id)
@@ -115,7 +127,7 @@ class ClassicNotification(ClassicMembers):
         """
         now_ms = step.now.mono_ms
         self.end_deferral()
-        gathers = self.longest_interval_ms() or any(is_silent(step, self, member) for member in self.members.values())
+        gathers = self.longest_interval_ms() or any(self.is_silent(step, member) for member in self.members.values())
         if not gathers or COOPERATIVE in (self.protocol or "") or step.config.notify_at_once == "off":
             self.notify_members(step)
             return
@@ -137,7 +149,7 @@ class ClassicNotification(ClassicMembers):
         """
         now_ms = step.now.mono_ms
         awaited = [self.members[member_id] for member_id in deferral.awaited]
-        silent = [member for member in awaited if is_silent(step, self, member)]
+        silent = [member for member in awaited if self.is_silent(step, member)]
         deferral.silent = dict.fromkeys(member.member_id for member in silent)
         if silent:
             ends_ms = max(member.session.due_ms or now_ms for member in silent)
@@ -189,7 +201,7 @@ class ClassicNotification(ClassicMembers):
         self.end_deferral()
         notified = [member for member in self.members.values() if member.held is not None]
         for member in notified:
-            step.held.release(step, self, member)
+            self.end_long_poll(step, member)
         step.count(Meter.HELD_TOLD, len(notified))
 
     def end_deferral(self) -> None:
@@ -200,6 +212,6 @@ class ClassicNotification(ClassicMembers):
 
     def stop_awaiting(self, step: Step, member: ClassicMember, error: ErrorCode) -> None:
         """Answer the delayed heartbeat of a member that joins, leaves or is replaced, and no longer await it."""
-        step.held.refuse(step, self, member, error)
+        self.cancel_long_poll(step, member, error)
         if self.deferral is not None:
             self.deferral.forget(member.member_id)

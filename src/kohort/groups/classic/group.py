@@ -11,7 +11,7 @@ from typing import ClassVar
 from kohort.errors import ErrorCode
 from kohort.groups.classic.deferred_notification import COOPERATIVE
 from kohort.groups.classic.requests import ClassicRequests
-from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState
+from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState, GroupType
 from kohort.groups.events import (
     NO_CONNECTION,
     ConnectionLost,
@@ -20,6 +20,7 @@ from kohort.groups.events import (
     JoinGroup,
     LeaveGroup,
     OffsetCommit,
+    ReleaseHeld,
     SyncGroup,
     TopicsChanged,
     TxnOffsetCommit,
@@ -30,6 +31,8 @@ from kohort.groups.timers import Deadline
 
 EMPTY, STABLE = GroupState.EMPTY, GroupState.STABLE
 PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
+STATES = (EMPTY, PREPARING, COMPLETING, STABLE)
+_LONG_POLL_ENDS = dict.fromkeys(STATES, reaction("the delayed heartbeat is answered", ClassicRequests.on_long_poll_end))
 _NO_JOIN_PHASE = ignored("there is no join phase")
 
 TABLE: Table = {
@@ -63,7 +66,7 @@ TABLE: Table = {
     },
     ConsumerGroupHeartbeat: {
         state: reaction("refused: the group was not converted", ClassicRequests.refuse_consumer)
-        for state in (EMPTY, PREPARING, COMPLETING, STABLE)
+        for state in STATES
     },
     ConnectionLost: {
         EMPTY: reaction("an unused member id is dropped", ClassicRequests.on_connection_lost),
@@ -74,6 +77,8 @@ TABLE: Table = {
         STABLE: reaction("a new member without its id is evicted: the others rebalance, if there are any",
                          ClassicRequests.on_connection_lost, PREPARING, EMPTY),
     },
+    ReleaseHeld: _LONG_POLL_ENDS,
+    Deadline.HELD: _LONG_POLL_ENDS,
     Deadline.SESSION: {
         EMPTY: ignored("the group has no members"),
         PREPARING: reaction("the member is evicted: the last awaited one, or the last one",
@@ -125,7 +130,12 @@ TABLE: Table = {
 class ClassicGroup(ClassicRequests):
     """A group under the classic protocol, or one that only holds offsets."""
 
+    name: ClassVar[str] = GroupType.CLASSIC
     table: ClassVar[Table] = TABLE
+
+    def listed_protocol_type(self) -> str:
+        """Return the type that the members have in common; empty without members so far."""
+        return self.protocol_type or ""
 
     # -- Permission to commit in a classic group. Source: spec 1.1, KIP-447
 

@@ -439,9 +439,9 @@ class ClassicRequests(ClassicRebalance):
         member = self.members.get(member_id)
         if member is None or member.connection != event.connection:
             return
-        member.lose(
+        self.lose_connection(
             step,
-            self,
+            member,
             event,
             is_static=member.instance_id is not None,
             process=member.client.process,

@@ -163,7 +163,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         if not change.topics.isdisjoint(self.subscribed()):
             self.check_topics(step)
 
-    def take_target(self, step: Step, event: AssignmentComputed) -> bool:
+    def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
         """Write a computed target as far as it differs, then its epoch; False if it is stale or failed."""
         if self.computing != event.ticket:
             return False

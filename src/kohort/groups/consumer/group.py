@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.heartbeat import ConsumerHeartbeat
 from kohort.groups.effects import DescribedConsumer, DescribedConsumerGroup, GroupState, GroupType, NamedPartitions
@@ -22,6 +23,7 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetFetch,
     RegexesResolved,
+    ReleaseHeld,
     SyncGroup,
     TopicsChanged,
     TxnOffsetCommit,
@@ -36,6 +38,16 @@ EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
 RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
 STATES = (EMPTY, ASSIGNING, RECONCILING, STABLE)
 CLASSIC = GroupType.CLASSIC
+_LONG_POLL_ENDS = {
+    EMPTY: ignored("the group has no members"),
+    ASSIGNING: reaction("the delayed heartbeat is answered", ConsumerHeartbeat.on_long_poll_end),
+    RECONCILING: reaction(
+        "the delayed heartbeat is answered: the member moves towards its target",
+        ConsumerHeartbeat.on_long_poll_end,
+        STABLE,
+    ),
+    STABLE: reaction("the delayed heartbeat is answered", ConsumerHeartbeat.on_long_poll_end),
+}
 
 TABLE: Table = {
     ConsumerGroupHeartbeat: {
@@ -76,6 +88,8 @@ TABLE: Table = {
         STABLE: reaction("a new member without its id is evicted; another's grace period begins",
                          ConsumerHeartbeat.on_connection_lost, ASSIGNING, EMPTY, CLASSIC),
     },
+    ReleaseHeld: _LONG_POLL_ENDS,
+    Deadline.HELD: _LONG_POLL_ENDS,
     Deadline.SESSION: {
         EMPTY: ignored("the group has no members"),
         ASSIGNING: reaction("the member is evicted; classic members alone turn classic",
@@ -139,7 +153,12 @@ TABLE: Table = {
 class ConsumerGroup(ConsumerHeartbeat):
     """A group under KIP-848, which may also have classic members."""
 
+    name: ClassVar[str] = GroupType.CONSUMER
     table: ClassVar[Table] = TABLE
+
+    def listed_protocol_type(self) -> str:
+        """Return the protocol type of consumers."""
+        return CONSUMER_PROTOCOL_TYPE
 
     # -- Permission to commit in a consumer group, and to fetch as a member. Source: KIP-848, KIP-1251
 
@@ -195,7 +214,7 @@ class ConsumerGroup(ConsumerHeartbeat):
         is_classic = self.members[member_id].classic_protocols is not None
         return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
 
-    def describe(self, step: Step) -> DescribedConsumerGroup:
+    def describe_consumer(self, step: Step) -> DescribedConsumerGroup:
         """Describe a group with its members, epochs, assignments and targets."""
         names = step.topic_names()
         members = []

@@ -236,7 +236,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
         """Delay the reply until something changes; False if it must be sent now."""
         limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
-        return step.held.keep(step, self, presence, event, limit)
+        return self.begin_long_poll(step, presence, event, limit)
 
     def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
         """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
@@ -257,16 +257,16 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         if event is not None:
             self.touch_session(step, presence, member_id)
             self.answer_heartbeat(step, replace(event, hold_ms=0), member_id)
-        step.held.release(step, self, presence)
+        self.end_long_poll(step, presence)
 
     def release_long_polls(self, step: Step) -> None:
         """Answer every delayed heartbeat, so that all members move now."""
         for presence in list(self.presences.values()):
-            step.held.release(step, self, presence)
+            self.end_long_poll(step, presence)
 
     def on_assignment_computed(self, step: Step, event: AssignmentComputed) -> None:
         """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
-        taken = self.take_target(step, event)
+        taken = self.accept_target(step, event)
         for member_id, presence in list(self.presences.items()):
             if presence.waiting is None:
                 continue
@@ -397,9 +397,9 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         presence, member = self.presences.get(member_id), self.members.get(member_id)
         if presence is None or presence.connection != event.connection or member is None:
             return
-        presence.lose(
+        self.lose_connection(
             step,
-            self,
+            presence,
             event,
             is_static=member.instance_id is not None,
             process=presence.process,

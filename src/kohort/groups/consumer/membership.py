@@ -123,7 +123,7 @@ class ConsumerMembership(ConsumerReconciliation):
         """Refuse all waiting requests of a member: it was removed or replaced."""
         if presence.waiting is not None:
             refusal.answer(step, presence.waiting)
-        step.held.refuse(step, self, presence, *refusal)
+        self.cancel_long_poll(step, presence, *refusal)
         if presence.joining is not None:
             is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
             error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error

@@ -16,8 +16,9 @@ needs every member.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
-from kohort.groups import failure_detector
+from kohort.groups.consumer.members import Presence
 from kohort.groups.consumer.membership import ConsumerMembership
 from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import Pairs
@@ -42,6 +43,20 @@ ASSIGNOR = "uniform"
 class ConsumerSuspicion(ConsumerMembership):
     """Which members of a consumer group are suspected, and what follows for its targets."""
 
+    detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
+
+    def find_member(self, member_id: str) -> Presence | None:
+        """Return a member's soft state; None if the id is unknown."""
+        return self.presences.get(member_id)
+
+    def member_session_ms(self, step: Step, member: Presence) -> int:
+        """Return a member's session timeout."""
+        return self.session_timeout_ms(step, member.session.subject)
+
+    def usual_interval_ms(self, step: Step) -> int:
+        """Return the heartbeat interval of settled members."""
+        return self.heartbeat_interval_ms(step)
+
     def member_silent_from_ms(self, step: Step, member_id: str) -> int | None:
         """Return when a member counts as silent unless it is heard before.
 
@@ -52,7 +67,7 @@ class ConsumerSuspicion(ConsumerMembership):
         if self.current_assignment(member_id).is_away:
             return step.now.mono_ms
         presence = self.presences.get(member_id)
-        return None if presence is None else failure_detector.silent_from_ms(step, self, presence)
+        return None if presence is None else self.silent_from_ms(step, presence)
 
     def is_member_silent(self, step: Step, member_id: str) -> bool:
         """Return whether a member counts as silent now."""

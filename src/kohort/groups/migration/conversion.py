@@ -99,7 +99,7 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     for member in classic.members.values():
         again = JoinGroupReply(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
         classic.answer_join(context, member, again)
-        context.held.refuse(context, classic, member, ErrorCode.REBALANCE_IN_PROGRESS)
+        classic.cancel_long_poll(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
         member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
     generation = classic.generation
     consumer = write_consumer_group(context, group, classic, share_out(members))

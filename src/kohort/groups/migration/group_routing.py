@@ -7,7 +7,7 @@ Everything else is up to the handlers of the group's protocol.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import imports, sizes
+from kohort.groups import sizes
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer.members import LEFT_FOR_A_WHILE
 from kohort.groups.consumer.membership import Refusal
@@ -43,7 +43,7 @@ def join(context: Context, event: JoinGroup) -> None:
 
 def join_first(context: Context, event: JoinGroup) -> None:
     """Join a group that does not exist: create it if an empty group would accept the member."""
-    error = check_first(context, event) or imports.admit(context, event.group_id).error
+    error = check_first(context, event) or context.admit_group(event.group_id).error
     if error is ErrorCode.NONE and context.create(event.group_id) is None:
         error = ErrorCode.POLICY_VIOLATION
     if error is ErrorCode.NONE:
@@ -111,7 +111,7 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it to a consumer group."""
     refusal = check_heartbeat(context, event)
     if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
-        verdict = imports.admit(context, event.group_id)
+        verdict = context.admit_group(event.group_id)
         refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
     if refusal is None and event.member_epoch == 0 and not conversion.make_consumer_group(context, event.group_id):
         refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")

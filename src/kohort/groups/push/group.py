@@ -122,7 +122,13 @@ TABLE: Table = {
 class PushGroup(PushAnswers):
     """A group under the push protocol."""
 
+    name: ClassVar[str] = PUSH_PROTOCOL
+    listed_as: ClassVar[str] = "classic"
     table: ClassVar[Table] = TABLE
+
+    def listed_protocol_type(self) -> str:
+        """Return the protocol type of consumers."""
+        return CONSUMER_PROTOCOL_TYPE
 
     def partition_owners(self, step: Step) -> Mapping[TopicPartition, str]:
         """Return each partition's owner as consumer and stream."""

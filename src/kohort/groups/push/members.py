@@ -224,7 +224,11 @@ class PushMembers(GroupMembership):
 
     takes: ClassVar[Takes] = {PushGroupSaved: _take_group, PushMemberSaved: _take_member, PushOwned: _take_owned}
 
-    # -- queries of the handlers
+    # -- queries
+
+    def find_member(self, member_id: str) -> PushMember | None:
+        """Return a member; None if the id is unknown."""
+        return self.present.get(member_id)
 
     def owned_by(self, member_id: str) -> Pairs:
         """Return a member's partitions."""
