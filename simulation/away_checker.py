@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import LEFT_FOR_A_WHILE
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Outcome
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine

@@ -7,10 +7,10 @@ from typing import Any
 
 from kohort.coordinator.shard import Appends, Phase, Shard
 from kohort.errors import ErrorCode
+from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import LEFT_FOR_A_WHILE
 from kohort.groups.context import Context
 from kohort.groups.effects import JoinGroupReply, Now, OffsetCommitReply, Outcome, SyncGroupReply
 from kohort.groups.events import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.members import LEFT_FOR_A_WHILE, CurrentAssignment
+from kohort.groups.admission import LEFT_FOR_A_WHILE
+from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.effects import DescribedConsumerGroup
 from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseHeld, Tick
 from tests.groups.test_conversion import offer

@@ -1,37 +1,28 @@
-"""The transition tables say what groups and members really do, and the documents say what the tables say."""
+"""The tables that groups execute name what groups do, no more and no less, and the documents are made from them."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import pytest
-from simulation.recorder import RecordingMachine, Seen
+from simulation.recorder import MEMBER, RecordingMachine, Seen, transitions
 from simulation.run import Run
 from tools import state_tables
 
-from kohort.groups.transitions import (
-    CLASSIC,
-    CLASSIC_GROUP,
-    CONSUMER,
-    CONSUMER_GROUP,
-    CONSUMER_MEMBER,
-    PUSH,
-    PUSH_GROUP,
-    Transition,
-)
+from kohort.groups.consumer.reconcile import MEMBER_TABLE
+from kohort.groups.machine import PROTOCOLS
 
 STARTS = range(0, 240, 40)
-TABLES: dict[str, tuple[Transition, ...]] = {
-    CLASSIC: CLASSIC_GROUP,
-    CONSUMER: CONSUMER_GROUP,
-    PUSH: PUSH_GROUP,
-    "member": CONSUMER_MEMBER,
+TABLES: dict[str, set[Seen]] = {kind.name: transitions(kind.table) for kind in PROTOCOLS} | {
+    MEMBER: {(state.name, "", to.name) for state, entry in MEMBER_TABLE.items() for to in entry.to}
 }
+RARE: dict[str, set[Seen]] = {}
+"""Transitions of the tables that few runs go through."""
 
 
 @cache
 def seen(start: int) -> dict[str, set[Seen]]:
-    """What some runs went through."""
+    """Return the transitions of some runs."""
     found: dict[str, set[Seen]] = {kind: set() for kind in TABLES}
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(start, start + STARTS.step):
@@ -40,24 +31,28 @@ def seen(start: int) -> dict[str, set[Seen]]:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_every_transition_is_in_its_table(start: int) -> None:
-    for kind, table in TABLES.items():
-        known = {(each.state, each.event, each.to) for each in table}
+def test_runs_go_through_transitions_of_the_tables_only(start: int) -> None:
+    for kind, known in TABLES.items():
         assert sorted(seen(start)[kind] - known) == []
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_every_transition_of_a_table_is_seen_unless_it_is_rare(kind: str) -> None:
-    common = {(each.state, each.event, each.to) for each in TABLES[kind] if not each.rare}
+def test_every_transition_of_a_table_occurs_unless_it_is_rare(kind: str) -> None:
+    common = TABLES[kind] - RARE[kind]
     for start in STARTS:
         common -= seen(start)[kind]
     assert sorted(common) == []
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_a_table_names_no_transition_twice(table: tuple[Transition, ...]) -> None:
-    ways = [(each.state, each.event, each.to) for each in table]
-    assert len(ways) == len(set(ways))
+@pytest.mark.parametrize("kind", TABLES)
+def test_rare_transitions_are_in_the_tables(kind: str) -> None:
+    assert sorted(RARE[kind] - TABLES[kind]) == []
+
+
+@pytest.mark.parametrize("kind", PROTOCOLS, ids=lambda kind: str(kind.name))
+def test_every_event_of_a_table_has_an_entry_in_every_state(kind: type) -> None:
+    states = {state for reactions in kind.table.values() for state in reactions}  # type: ignore[attr-defined]
+    assert all(reactions.keys() == states for reactions in kind.table.values())  # type: ignore[attr-defined]
 
 
 def test_states_pages_are_drawn_from_the_tables() -> None:

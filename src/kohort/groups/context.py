@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from kohort.groups import admission
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Level
 from kohort.groups.events import JoinGroup
@@ -94,9 +95,13 @@ class Context(Step):
             return PROCEED
         return self.imports.admit(self, group_id)
 
+    def has_room(self) -> bool:
+        """Return whether the shard may have another group."""
+        return admission.check_group(self.config, len(self.ledger.groups))
+
     def create(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""
-        if len(self.ledger.groups) >= self.config.groups_max:
+        if not self.has_room():
             self.log(group_id, f"refused: there are {self.config.groups_max} groups already", Level.WARNING)
             return None
         self.emit(GroupSaved(group_id, "", 0, None, None, self.now.wall_ms, ()))

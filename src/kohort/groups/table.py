@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 from kohort.groups.effects import GroupState
@@ -26,8 +27,8 @@ class Reaction:
     """
 
     why: str
-    do: Callable[..., None] | None = None
-    to: tuple[GroupState | str, ...] = ()
+    do: Callable[..., Any] | None = None
+    to: tuple[Enum | str, ...] = ()
 
 
 Trigger: TypeAlias = "type[Any] | Deadline"
@@ -40,7 +41,7 @@ class UnexpectedTransitionError(Exception):
     """A handler that led to a state which the table does not name: a bug."""
 
 
-def reaction(why: str, do: Callable[..., None], *to: GroupState | str) -> Reaction:
+def reaction(why: str, do: Callable[..., Any], *to: Enum | str) -> Reaction:
     """Return an entry whose method may lead to these states."""
     return Reaction(why, do, to)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kohort.consumer_protocol import read_topics
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import admission
 from kohort.groups.classic.members import ClassicMember, PendingMember
 from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.effects import (
@@ -70,10 +70,10 @@ class ClassicRequests(ClassicRebalance):
     def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a JoinGroup, or return the error that refuses it."""
         config = step.config
-        refused = sizes.check_join(config, event)
+        refused = admission.check_join(config, event)
         if refused is not ErrorCode.NONE:
             return refused
-        if not self.has_room(step, event):
+        if self.place_error(step, event) is not ErrorCode.NONE:
             if event.member_id in self.members:
                 self.evict_member(step, event.member_id, f"no room for member {event.member_id}")
             self.on_pending_end(step, event.member_id)
@@ -93,23 +93,23 @@ class ClassicRequests(ClassicRebalance):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
 
-    def has_room(self, step: Step, event: JoinGroup) -> bool:
-        """Return whether group.max.size lets this member in; during a join phase the first to join have the places."""
-        limit = step.config.group_max_size
-        member_id = event.member_id or self.static_ids.get(event.instance_id, "")
-        member = self.members.get(member_id)
+    def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Return whether there is a place for this member; during a join phase the first to join have the places."""
+        member = self.members.get(event.member_id or self.static_ids.get(event.instance_id, ""))
+        taken, has_place = len(self.members), member is not None
         if self.state is GroupState.EMPTY:
-            return True
-        if self.state is GroupState.PREPARING_REBALANCE:
-            return (member is not None and member.join_request is not None) or self.awaiting_join < limit
-        return member is not None or len(self.members) < limit
+            taken = 0
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            taken, has_place = self.awaiting_join, member is not None and member.join_request is not None
+        return admission.check_place(step.config.group_max_size, taken, has_place=has_place)
 
     def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
         """Return whether the group's record could exceed its limit with this member, which is refused then."""
         member = self.members.get(event.member_id)
         before = 0 if member is None else member.size
         metadata = max(len(protocol.metadata) for protocol in event.protocols)
-        if self.size - before + metadata + len(event.client.id) <= step.config.group_record_bytes_max:
+        size = self.size - before + metadata + len(event.client.id)
+        if admission.check_record(step.config, size) is ErrorCode.NONE:
             return False
         step.log(
             self.group_id,

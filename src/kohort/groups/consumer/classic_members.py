@@ -6,7 +6,6 @@ partitions that it still has, and its SyncGroup returns its new ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from kohort.consumer_protocol import (
@@ -16,9 +15,9 @@ from kohort.consumer_protocol import (
     write_assignment,
 )
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import admission
+from kohort.groups.admission import Refusal
 from kohort.groups.consumer.assignment import ConsumerAssignment
-from kohort.groups.consumer.membership import Refusal
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.pairs import Pairs
@@ -50,14 +49,6 @@ class ClassicIdentity(Protocol):
     @property
     def protocols(self) -> tuple[ClassicProtocol, ...]:
         """The strategies that the member supports."""
-
-
-def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
-    """Return the bytes that a classic member's protocols take in its record of a consumer group.
-
-    A classic group stores only the chosen one.
-    """
-    return sum(len(protocol.metadata) for protocol in protocols)
 
 
 def member_saved(group_id: str, member_id: str, said: ClassicIdentity, subscription: Subscription) -> MemberSaved:
@@ -99,16 +90,17 @@ class ConsumerClassicMembers(ConsumerAssignment):
 
     def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a JoinGroup, or return the error that refuses it."""
-        refused = sizes.check_join(step.config, event)
+        refused = admission.check_join(step.config, event)
         if refused is not ErrorCode.NONE:
             return refused
-        if protocols_bytes(event.protocols) > step.config.group_record_bytes_max:
-            return ErrorCode.GROUP_MAX_SIZE_REACHED
         member_id = event.member_id or event.new_member_id
         replaced = self.static_ids.get(event.instance_id)
-        is_new = event.member_id not in self.members and replaced is None
-        if is_new and len(self.members) >= step.config.consumer_max_size:
-            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        has_place = event.member_id in self.members or replaced is not None
+        refused = admission.check_record(step.config, admission.protocols_bytes(event.protocols)) or (
+            admission.check_place(step.config.consumer_max_size, len(self.members), has_place=has_place)
+        )
+        if refused is not ErrorCode.NONE:
+            return refused
         subscription = read_subscription(event.protocols[0].metadata) if event.protocols else None
         if (
             subscription is None

@@ -10,10 +10,10 @@ from dataclasses import replace
 from zlib import crc32
 
 from kohort.errors import ErrorCode
-from kohort.groups import client_quirks
+from kohort.groups import admission, client_quirks
+from kohort.groups.admission import LEFT_FOR_A_WHILE, Refusal
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
-from kohort.groups.consumer.members import LEFT_FOR_A_WHILE, CurrentAssignment, Presence
-from kohort.groups.consumer.membership import Refusal
+from kohort.groups.consumer.members import CurrentAssignment, Presence
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.events import AssignmentComputed, ConnectionLost, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.long_polling import Release
@@ -124,12 +124,10 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             if holder is None and not joins:
                 return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
         if joins:
-            if not known and len(self.members) >= step.config.consumer_max_size:
-                text = (
-                    f"The consumer group has reached its maximum capacity of {step.config.consumer_max_size} members."
-                )
-                return Refusal(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
-            return None
+            limit = step.config.consumer_max_size
+            error = admission.check_place(limit, len(self.members), has_place=known)
+            text = f"The consumer group has reached its maximum capacity of {limit} members."
+            return None if error is ErrorCode.NONE else Refusal(error, text)
         if not known:
             return Refusal(
                 ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."

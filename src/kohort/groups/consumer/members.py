@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.effects import GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.failure_detector import MonitoredMember
@@ -29,8 +30,6 @@ from kohort.groups.records import (
     TargetEpochSet,
 )
 from kohort.groups.timers import Deadline, Timer
-
-LEFT_FOR_A_WHILE = -2
 
 
 @dataclass(slots=True)

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from kohort.errors import ErrorCode
+from kohort.groups.admission import Refusal
 from kohort.groups.consumer.members import Presence
 from kohort.groups.consumer.reconcile import ConsumerReconciliation
-from kohort.groups.effects import ConsumerGroupHeartbeatReply, JoinGroupReply
+from kohort.groups.effects import JoinGroupReply
 from kohort.groups.events import ConsumerGroupHeartbeat
 from kohort.groups.pairs import pack
 from kohort.groups.records import Kind, TargetAssigned, Tombstone
 from kohort.groups.step import Step
-
-
-class Refusal(NamedTuple):
-    """The reason why a request is refused."""
-
-    error: ErrorCode
-    message: str
-
-    def answer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Answer a heartbeat with the error."""
-        step.reply(event.request, ConsumerGroupHeartbeatReply(self.error, self.message))
 
 
 class ConsumerMembership(ConsumerReconciliation):

@@ -12,10 +12,22 @@ same partition. Source: KIP-848, "Reconciliation"; scenario 6.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 from kohort.groups.consumer.members import ConsumerMembers, CurrentAssignment
 from kohort.groups.pairs import Pairs
 from kohort.groups.records import MemberState
 from kohort.groups.step import Step
+from kohort.groups.table import UnexpectedTransitionError
+
+
+class Movement(NamedTuple):
+    """An entry of the members' table: how a member moves on, and its possible next states."""
+
+    why: str
+    do: Callable[..., CurrentAssignment]
+    to: tuple[MemberState, ...]
 
 
 class ConsumerReconciliation(ConsumerMembers):
@@ -30,14 +42,28 @@ class ConsumerReconciliation(ConsumerMembers):
             target: the member's partitions at the group's target epoch.
             owned: the partitions that the member reports; None: unchanged, so perhaps all of them.
         """
-        current = self.current_assignment(member_id)
-        if current.state is MemberState.UNREVOKED_PARTITIONS:
-            if owned is None or owned & current.pending:
-                return current
-            return self.move_towards_target(member_id, current.member_epoch + 1, target, owned)
+        before = self.current_assignment(member_id)
+        entry = MEMBER_TABLE[before.state]
+        after = entry.do(self, before, member_id, target, owned)
+        if after.state is not before.state and after.state not in entry.to:
+            raise UnexpectedTransitionError(f"{member_id}: led from {before.state} to {after.state}")
+        return after
+
+    def continue_move(
+        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+    ) -> CurrentAssignment:
+        """Take a step towards the target, unless the member has all of it."""
         if current.is_reconciled_to(self.target_epoch):
             return current
         return self.move_towards_target(member_id, current.member_epoch, target, owned)
+
+    def finish_revocation(
+        self, current: CurrentAssignment, member_id: str, target: Pairs, owned: Pairs | None
+    ) -> CurrentAssignment:
+        """Go on towards the newest target, unless the member still reports partitions that it has to revoke."""
+        if owned is None or owned & current.pending:
+            return current
+        return self.move_towards_target(member_id, current.member_epoch + 1, target, owned)
 
     def move_towards_target(self, member_id: str, epoch: int, target: Pairs, owned: Pairs | None) -> CurrentAssignment:
         """Take one step towards the target: revoke, assign, or wait."""
@@ -132,3 +158,26 @@ class ConsumerReconciliation(ConsumerMembers):
             if member.server_assignor is not None:
                 votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
         return max(votes, key=lambda name: votes[name]) if votes else step.config.consumer_assignors[0]
+
+
+SETTLED, UNREVOKED = MemberState.STABLE, MemberState.UNREVOKED_PARTITIONS
+UNRELEASED = MemberState.UNRELEASED_PARTITIONS
+
+MEMBER_TABLE: Mapping[MemberState, Movement] = {
+    SETTLED: Movement(
+        "with a newer target the member first revokes partitions, then gets those that nobody owns",
+        ConsumerReconciliation.continue_move,
+        (UNREVOKED, UNRELEASED),
+    ),
+    UNREVOKED: Movement(
+        "once the member reports that it has revoked them, it moves on towards the newest target",
+        ConsumerReconciliation.finish_revocation,
+        (SETTLED, UNRELEASED),
+    ),
+    UNRELEASED: Movement(
+        "the member gets what other members have revoked",
+        ConsumerReconciliation.continue_move,
+        (SETTLED, UNREVOKED),
+    ),
+}
+"""What a heartbeat, or the JoinGroup of a classic member, does to the member in each of its states."""

@@ -17,9 +17,10 @@ from kohort.consumer_protocol import (
     read_subscription,
 )
 from kohort.errors import ErrorCode
+from kohort.groups import admission
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.members import ClassicMember
-from kohort.groups.consumer.classic_members import member_saved, protocols_bytes
+from kohort.groups.consumer.classic_members import member_saved
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.context import Context
@@ -46,7 +47,7 @@ def make_consumer_group(context: Context, group_id: str) -> bool:
     """Ensure a consumer group of this name; False if it is of another kind and must not be converted."""
     group = context.find(group_id)
     if group is None:
-        if len(context.ledger.groups) >= context.config.groups_max:
+        if not context.has_room():
             return False
         begin_consumer_group(context, group_id)
         return True
@@ -81,16 +82,17 @@ def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
     A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other owner.
     """
     open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
-    fits = len(classic.members) < context.config.consumer_max_size
-    if not open_way or not fits or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    place = admission.check_place(context.config.consumer_max_size, len(classic.members))
+    if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return False
     converted = [convert_member(context, classic, member) for member in classic.members.values()]
     members = [member for member in converted if member is not None]
+    sizes = [admission.protocols_bytes(member.saved.classic_protocols or ()) for member in members]
     limit = context.config.group_record_bytes_max
     why = ""
     if len(members) < len(converted):
         why = "a member's metadata or assignment is malformed"
-    elif any(protocols_bytes(member.saved.classic_protocols or ()) > limit for member in members):
+    elif any(admission.check_record(context.config, size) is not ErrorCode.NONE for size in sizes):
         why = f"the protocols of a member take more than {limit} bytes; raise group.record.max.bytes"
     if why:
         context.log(group.group_id, f"cannot become a consumer group: {why}", Level.WARNING)
@@ -207,7 +209,7 @@ def turns_classic(context: Context, consumer: ConsumerGroup, leaving: str | None
         bool(rest)
         and all(member.classic_protocols is not None for member in rest)
         and context.config.consumer_migration_policy in ("downgrade", "bidirectional")
-        and len(rest) <= context.config.group_max_size
+        and admission.check_place(context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
         and fits_one_record(context, consumer, rest)
     )
 
@@ -216,7 +218,7 @@ def fits_one_record(context: Context, consumer: ConsumerGroup, members: list[Mem
     """Return whether these members fit into the one record of a classic group; now each has its own."""
     names, limit = context.topic_names(), context.config.group_record_bytes_max
     size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
-    if size <= limit:
+    if admission.check_record(context.config, size) is ErrorCode.NONE:
         return True
     text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
     context.log(

@@ -7,10 +7,9 @@ Everything else is up to the handlers of the group's protocol.
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
-from kohort.groups import sizes
+from kohort.groups import admission
+from kohort.groups.admission import Refusal
 from kohort.groups.classic.group import ClassicGroup
-from kohort.groups.consumer.members import LEFT_FOR_A_WHILE
-from kohort.groups.consumer.membership import Refusal
 from kohort.groups.context import Context
 from kohort.groups.effects import (
     GroupState,
@@ -54,7 +53,7 @@ def join_first(context: Context, event: JoinGroup) -> None:
 
 def check_first(context: Context, event: JoinGroup) -> ErrorCode:
     """Return whether an empty group, which knows no member ids, would accept a member."""
-    error = sizes.check_join(context.config, event)
+    error = admission.check_join(context.config, event)
     if error is ErrorCode.NONE and event.member_id:
         error = ErrorCode.UNKNOWN_MEMBER_ID
     return error or ClassicGroup(event.group_id).protocol_error(context, event)
@@ -109,7 +108,7 @@ def missing(group_id: str) -> ErrorCode:
 
 def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
     """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it to a consumer group."""
-    refusal = check_heartbeat(context, event)
+    refusal = admission.check_heartbeat(context.config, event)
     if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
         verdict = context.admit_group(event.group_id)
         refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
@@ -127,25 +126,11 @@ def consumer_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> None:
 
 def register(context: Context, event: RegisterConsumer) -> None:
     """Route the registration of a push consumer, which creates the group or takes an empty one of another protocol."""
-    error = check_registration(context, event) or make_push_group(context, event.group_id)
+    error = admission.check_registration(context.config, event) or make_push_group(context, event.group_id)
     if error is ErrorCode.NONE:
         context.react(context.ledger.groups[event.group_id], RegisterConsumer, event)
     else:
         context.reply(event.request, RegisterConsumerReply(error))
-
-
-def check_registration(context: Context, event: RegisterConsumer) -> ErrorCode:
-    """Return the error in a registration itself, whatever the group."""
-    config = context.config
-    if "push" not in config.rebalance_protocols:
-        return ErrorCode.UNSUPPORTED_VERSION
-    if not event.group_id or not sizes.fits(event.group_id):
-        return ErrorCode.INVALID_GROUP_ID
-    if not event.member_id or not sizes.fits(event.member_id, event.regex, *event.topics):
-        return ErrorCode.INVALID_REQUEST
-    if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
-        return ErrorCode.INVALID_SESSION_TIMEOUT
-    return ErrorCode.NONE
 
 
 def make_push_group(context: Context, group_id: str) -> ErrorCode:
@@ -158,68 +143,7 @@ def make_push_group(context: Context, group_id: str) -> ErrorCode:
         if membership.group_state() is not GroupState.EMPTY:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         conversion.release_protocol(context, group)
-    elif len(context.ledger.groups) >= context.config.groups_max:
+    elif not context.has_room():
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     context.emit(PushGroupSaved(group_id, context.now.wall_ms))
     return ErrorCode.NONE
-
-
-LEAVES = -1
-
-
-def check_heartbeat(context: Context, event: ConsumerGroupHeartbeat) -> Refusal | None:
-    """Return the error in a request itself, None if there is none."""
-    message = None
-    if "consumer" not in context.config.rebalance_protocols:
-        return Refusal(ErrorCode.UNSUPPORTED_VERSION, "The consumer protocol is switched off.")
-    if (event.member_epoch > 0 or event.member_epoch == LEAVES) and is_blank(event.member_id):
-        message = "MemberId can't be empty."
-    elif is_blank(event.group_id):
-        message = "GroupId can't be empty."
-    elif is_blank(event.instance_id):
-        message = "InstanceId can't be empty."
-    elif is_blank(event.rack_id):
-        message = "RackId can't be empty."
-    elif event.member_epoch == 0:
-        message = check_join(event)
-    elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
-        message = "InstanceId can't be null."
-    elif event.member_epoch < LEFT_FOR_A_WHILE:
-        message = "MemberEpoch is invalid."
-    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
-        message = check_sizes(context, event)
-    if message is not None:
-        return Refusal(ErrorCode.INVALID_REQUEST, message)
-    if event.server_assignor is not None and event.server_assignor not in context.config.consumer_assignors:
-        offered = ", ".join(context.config.consumer_assignors)
-        text = f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: {offered}."
-        return Refusal(ErrorCode.UNSUPPORTED_ASSIGNOR, text)
-    return None
-
-
-def is_blank(name: str | None) -> bool:
-    """Return whether a name is given but blank."""
-    return name is not None and not name.strip()
-
-
-def check_sizes(context: Context, event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why no record could hold the request's texts, None if one can."""
-    if not sizes.fits(event.group_id):
-        return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
-    if not sizes.fits(event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex):
-        return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
-    limit = context.config.group_record_bytes_max
-    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
-        return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
-    return None
-
-
-def check_join(event: ConsumerGroupHeartbeat) -> str | None:
-    """Return why a join is incomplete, None if it is complete."""
-    if event.rebalance_timeout_ms == -1:
-        return "RebalanceTimeoutMs must be provided in first request."
-    if event.owned is None or event.owned:
-        return "TopicPartitions must be empty when (re-)joining."
-    if event.subscribed_topics is None and event.subscribed_regex is None:
-        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
-    return None

@@ -13,6 +13,7 @@ A consumer is evicted when its session times out or the process that it register
 from __future__ import annotations
 
 from kohort.errors import ErrorCode
+from kohort.groups import admission
 from kohort.groups.effects import LeaveGroupReply, LeftMember, Level, RegisterConsumerReply
 from kohort.groups.events import ConnectionLost, LeaveGroup, LeavingMember, RegisterConsumer
 from kohort.groups.push.members import PushMember
@@ -59,8 +60,9 @@ class PushRegistration(PushRebalance):
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
         """Add a new member."""
-        if len(self.members) >= step.config.group_max_size:
-            step.reply(event.request, RegisterConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        error = admission.check_place(step.config.group_max_size, len(self.members))
+        if error is not ErrorCode.NONE:
+            step.reply(event.request, RegisterConsumerReply(error))
             return
         if not self.members:
             step.emit(PushGroupSaved(self.group_id, -1))
