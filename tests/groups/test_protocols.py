@@ -89,11 +89,11 @@ class SignIn:
 
 
 class ToyMember(MonitoredMember):
-    """As it is heard."""
+    """A member of the toy protocol, in the state of its last request."""
 
 
 class ToyGroup(GroupMembership):
-    """Who has signed in."""
+    """The members of a toy group."""
 
     name = "toy"
     table: ClassVar[Table]

@@ -67,7 +67,7 @@ def test_seeds_are_clean(start: int) -> None:
 
 @cache
 def seen() -> set[Seen]:
-    """What groups went through in some runs."""
+    """Return the transitions of groups in some runs."""
     found: defaultdict[str, set[Seen]] = defaultdict(set)
     recording = type("Recording", (RecordingMachine,), {"seen": found})
     for seed in range(SEEN):
