@@ -16,7 +16,56 @@ STARTS = range(0, 240, 40)
 TABLES: dict[str, set[Seen]] = {kind.name: transitions(kind.table) for kind in PROTOCOLS} | {
     MEMBER: {(state.name, "", to.name) for state, entry in MEMBER_TABLE.items() for to in entry.to}
 }
-RARE: dict[str, set[Seen]] = {}
+RARE: dict[str, set[Seen]] = {
+    "classic": {
+        ("CompletingRebalance", "ConnectionLost", "Empty"),
+        ("CompletingRebalance", "timer SYNC_PHASE", "PreparingRebalance"),
+        ("PreparingRebalance", "ConnectionLost", "CompletingRebalance"),
+        ("PreparingRebalance", "ConnectionLost", "Empty"),
+        ("PreparingRebalance", "timer JOIN_PHASE", "Empty"),
+        ("PreparingRebalance", "timer PENDING_MEMBER", "CompletingRebalance"),
+        ("PreparingRebalance", "timer PENDING_MEMBER", "Empty"),
+        ("Stable", "ConnectionLost", "Empty"),
+        ("Stable", "Heartbeat", "PreparingRebalance"),
+        ("Stable", "TopicsChanged", "CompletingRebalance"),
+        ("Stable", "timer SYNC_PHASE", "Empty"),
+        ("Stable", "timer SYNC_PHASE", "PreparingRebalance"),
+    },
+    "consumer": {
+        ("Assigning", "ConnectionLost", "Empty"),
+        ("Assigning", "ConnectionLost", "classic"),
+        ("Assigning", "ConsumerGroupHeartbeat", "classic"),
+        ("Assigning", "LeaveGroup", "Empty"),
+        ("Empty", "JoinGroup", "Assigning"),
+        ("Reconciling", "ConnectionLost", "Assigning"),
+        ("Reconciling", "ConnectionLost", "Empty"),
+        ("Reconciling", "ConnectionLost", "Stable"),
+        ("Reconciling", "ConnectionLost", "classic"),
+        ("Reconciling", "ConsumerGroupHeartbeat", "Empty"),
+        ("Reconciling", "ConsumerGroupHeartbeat", "classic"),
+        ("Reconciling", "JoinGroup", "classic"),
+        ("Reconciling", "LeaveGroup", "Empty"),
+        ("Reconciling", "ReleaseHeld", "Stable"),
+        ("Reconciling", "timer HELD", "Stable"),
+        ("Stable", "ConnectionLost", "Assigning"),
+        ("Stable", "ConnectionLost", "Empty"),
+        ("Stable", "ConnectionLost", "classic"),
+        ("Stable", "JoinGroup", "Reconciling"),
+        ("Stable", "JoinGroup", "classic"),
+        ("Stable", "LeaveGroup", "Empty"),
+        ("Stable", "timer SILENCE", "Assigning"),
+    },
+    "push": {
+        ("PreparingRebalance", "ConnectionLost", "Empty"),
+        ("PreparingRebalance", "ConnectionLost", "Stable"),
+        ("PreparingRebalance", "LeaveGroup", "Stable"),
+        ("PreparingRebalance", "timer SESSION", "Stable"),
+        ("Stable", "ConsumerAnswered", "PreparingRebalance"),
+        ("Stable", "OwnersMissing", "PreparingRebalance"),
+        ("Stable", "timer BACKOFF", "PreparingRebalance"),
+    },
+    MEMBER: set(),
+}
 """Transitions of the tables that few runs go through."""
 
 

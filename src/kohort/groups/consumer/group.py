@@ -83,8 +83,9 @@ TABLE: Table = {
         EMPTY: ignored("the group has no members"),
         ASSIGNING: reaction("a new member without its id is evicted; another's grace period begins",
                             ConsumerHeartbeat.on_connection_lost, EMPTY, CLASSIC),
-        RECONCILING: reaction("a new member without its id is evicted; another's grace period begins",
-                              ConsumerHeartbeat.on_connection_lost, ASSIGNING, EMPTY, CLASSIC),
+        RECONCILING: reaction("a new member without its id is evicted; another's delayed heartbeat is answered, its "
+                              "grace period begins",
+                              ConsumerHeartbeat.on_connection_lost, STABLE, ASSIGNING, EMPTY, CLASSIC),
         STABLE: reaction("a new member without its id is evicted; another's grace period begins",
                          ConsumerHeartbeat.on_connection_lost, ASSIGNING, EMPTY, CLASSIC),
     },
