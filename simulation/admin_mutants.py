@@ -17,11 +17,11 @@ from kohort.groups.context import Context
 from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
+    Effects,
     GroupState,
     JoinedMember,
     ListedGroup,
     Now,
-    Outcome,
 )
 from kohort.groups.events import (
     DeleteGroups,
@@ -53,7 +53,7 @@ class DeletesOffsetsThatAreRead(Swapped):
 class ForgetsPatterns(GroupMachine):
     """A coordinator that deletes offsets of topics that members read by a regular expression."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with a group that knows only the topics that are listed."""
         with swapped(ConsumerGroup, "is_subscribed", lambda group, topic: topic in group._listed):
             return super().step(event, now)
@@ -64,7 +64,7 @@ class DeletesGroupsWithMembers(Swapped):
 
     module, name = ConsumerGroup, "group_state"
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but treat all groups as empty for deletions."""
         return super().step(event, now) if isinstance(event, DeleteGroups) else GroupMachine.step(self, event, now)
 

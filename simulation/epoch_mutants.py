@@ -16,7 +16,7 @@ from kohort.groups.consumer.classic_members import ConsumerClassicMembers
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.consumer.reconcile import ConsumerReconciliation
-from kohort.groups.effects import Meter, Now, Outcome, Rebalanced
+from kohort.groups.effects import Effects, Meter, Now, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
@@ -120,7 +120,7 @@ class TakesAnyTarget(Swapped):
 class CountsNoConsumerRebalances(GroupMachine):
     """A coordinator that does not count the rebalances of consumer groups."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, without those notes."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
@@ -181,12 +181,12 @@ class _TakesEarlier(GroupMachine):
     waits: ClassVar[str]
     _began = 0
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator; work with a ticket from here on is its own."""
         self._began = args[0].mono_ms << 10
         return super().on_loaded(*args)
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but an older result counts."""
         if isinstance(event, self.kind) and event.ticket < self._began:
             group = self.context.find(event.group_id)

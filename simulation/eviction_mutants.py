@@ -16,7 +16,7 @@ from kohort.groups.consumer.heartbeat import ConsumerHeartbeat
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.consumer.reconcile import ConsumerReconciliation
 from kohort.groups.consumer.suspicion import ConsumerSuspicion
-from kohort.groups.effects import Outcome
+from kohort.groups.effects import Effects
 from kohort.groups.events import (
     ConnectionLost,
     JoinGroup,
@@ -126,7 +126,7 @@ class ForgetsThatItWaits(Swapped):
 class NeverEndsRevocationsAfterRestart(GroupMachine):
     """A coordinator that does not watch after a restart how long members take to give up."""
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without those timers."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():
@@ -139,7 +139,7 @@ class NeverEndsRevocationsAfterRestart(GroupMachine):
 class AsksForNoTargetAfterRestart(GroupMachine):
     """A coordinator that leaves a target that was not there at a restart to the next change."""
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Act as the real coordinator, without the work."""
         outcome = super().on_loaded(*args)
         for group in self.context.ledger.groups.values():

@@ -17,7 +17,7 @@ from kohort.groups.group import Group
 from kohort.groups.pairs import Pair
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember
-from kohort.groups.records import MemberState
+from kohort.groups.records import ReconciliationState
 
 
 class BrokenInvariantError(Exception):
@@ -64,9 +64,9 @@ def broken_holds(context: Context) -> Iterator[str]:
         group_id, member_id = timer.group_id, timer.subject
         group = context.find(group_id)
         member = None if group is None else group.membership.find_member(member_id)
-        if member is None or member.hold is not timer:
+        if member is None or member.long_poll_timer is not timer:
             yield f"{group_id}: request {request} is held for {member_id}, who is not in it"
-        elif member.held is None or member.held.request != request:
+        elif member.long_poll is None or member.long_poll.request != request:
             yield f"{group_id}: request {request} is held for {member_id}, who knows nothing of it"
         elif timer.due_ms is None:
             yield f"{group_id}: nothing ends the hold of request {request} for {member_id}"
@@ -117,9 +117,9 @@ def broken_classic(classic: ClassicGroup) -> Iterator[str]:
             yield f"its notification is deferred while it is {classic.state} and awaits {list(deferral.awaited)}"
         for name in deferral.awaited:
             awaited = classic.members.get(name)
-            if awaited is None or awaited.held is not None or awaited.join_request is not None:
+            if awaited is None or awaited.long_poll is not None or awaited.join_request is not None:
                 yield f"its notification waits for {name}, which is held, has joined or is gone"
-    holds = [member.member_id for member in members if member.held is not None]
+    holds = [member.member_id for member in members if member.long_poll is not None]
     if holds and classic.state is not GroupState.STABLE and deferral is None:
         yield f"{holds} are held while it is {classic.state} and all were notified"
     unwatched = [
@@ -186,7 +186,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
     member = consumer.members.get(member_id)
     if member is None:
         return
-    beats, joins = presence.waiting is not None or presence.held is not None, presence.joining is not None
+    beats, joins = presence.waiting is not None or presence.long_poll is not None, presence.joining is not None
     if beats and member.classic_protocols is not None:
         yield f"{member_id} speaks the classic protocol and waits for the answer to a heartbeat of the other"
     if joins and member.classic_protocols is None:
@@ -198,7 +198,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
 def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
     """Yield a revocation timer that does not run although the member has to revoke, or runs without need."""
     runs = presence.revocation.due_ms is not None
-    gives_up = consumer.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
+    gives_up = consumer.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
     must = gives_up and consumer.members[member_id].classic_protocols is None and not presence.overdue
     if runs is not must:
         yield (

@@ -10,14 +10,14 @@ from kohort.client.group.push import PushMembership
 from kohort.client.net.connection import RawConnection
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Now, Outcome, Push, StartConsumer
+from kohort.groups.effects import Effects, Now, Push, StartConsumer
 from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.push.rebalance import PushRebalance
-from kohort.groups.push.registration import PushRegistration
+from kohort.groups.push.registration import PushMemberRegistration
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
@@ -75,7 +75,7 @@ class ForgetsTheReturned(Swapped):
 class FreesAtDisconnects(Swapped):
     """A coordinator that takes the end of a connection for the consumer's."""
 
-    module, name = PushRegistration, "on_connection_lost"
+    module, name = PushMemberRegistration, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ class StartsFromTheFirst(GroupMachine):
         super().__init__(config)
         self._first: dict[tuple[str, str, int], int] = {}
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with these positions."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):
@@ -186,7 +186,7 @@ class FindsForWhoFinds(Swapped):
 class StartsWhoFindsAtTheBegin(GroupMachine):
     """A coordinator that starts a consumer that finds its starts itself at the begin."""
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, with no position left out."""
         outcome = super().step(event, now)
         for at, (connection, value) in enumerate(outcome.pushes):

@@ -8,7 +8,7 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import ComputeAssignment, Outcome
+from kohort.groups.effects import ComputeAssignment, Effects
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import PushMemberSaved
 from simulation.property import Checker, Holder, Waiting
@@ -62,12 +62,12 @@ class EvennessChecker(Checker):
         self._machine: GroupMachine | None = None
         self._assignors: dict[str, str] = {}  # by which the targets were made; who replaces a static member votes later
 
-    def on_stepped(self, event: Any, outcome: Outcome, waiting: Waiting) -> None:
+    def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         for work in outcome.work:
             if isinstance(work, ComputeAssignment):
                 self._assignors[work.group_id] = work.assignor
 
-    def on_loaded(self, machine: GroupMachine, outcome: Outcome) -> None:
+    def on_loaded(self, machine: GroupMachine, outcome: Effects) -> None:
         self._machine = machine
 
     def at_end(self, waiting: Waiting, partitions: Mapping[str, int]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from kohort.groups.effects import Now, Outcome
+from kohort.groups.effects import Effects, Now
 from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.table import Table
 
@@ -54,12 +54,12 @@ class Swapped(GroupMachine):
             stack.enter_context(swapped(self.module, self.name, other))
             yield
 
-    def step(self, event: Any, now: Now) -> Outcome:
+    def step(self, event: Any, now: Now) -> Effects:
         """Step with the function replaced."""
         with self._swapped():
             return super().step(event, now)
 
-    def on_loaded(self, *args: Any) -> Outcome:
+    def on_loaded(self, *args: Any) -> Effects:
         """Build the soft state with the function replaced."""
         with self._swapped():
             return super().on_loaded(*args)

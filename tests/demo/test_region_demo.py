@@ -13,7 +13,7 @@ from tests.demo.test_demo import ROWS, run_demo
 from tests.support.waiting import LAST_RESORT
 
 from kohort.demo.account import worst_connections
-from kohort.demo.history import History, Step
+from kohort.demo.history import History, SequenceStep
 from kohort.demo.picture import draw, draw_sequences
 from kohort.demo.places import KINDS, Faltering, omen, summed
 from kohort.demo.region_account import counted_by_hour, settle_places
@@ -53,8 +53,8 @@ def given(sequence: int, member: str, *spans: tuple[int, int, int]) -> Contribut
 
 
 STEPS = [
-    Step(1, 0, (given(1, "a", (0, 0, 2)), given(1, "b", (1, 0, 0)))),
-    Step(2, 0, (given(2, "a", (0, 2, 3)), given(2, "b", (1, 0, 2)))),
+    SequenceStep(1, 0, (given(1, "a", (0, 0, 2)), given(1, "b", (1, 0, 0)))),
+    SequenceStep(2, 0, (given(2, "a", (0, 2, 3)), given(2, "b", (1, 0, 2)))),
 ]
 FIRST = rows((0, 0), (0, 1))
 BOTH = rows((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))

@@ -39,7 +39,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     OffsetToCommit,
-    ReleaseHeld,
+    ReleaseLongPolls,
     SyncGroup,
     Tick,
     TopicsChanged,
@@ -221,8 +221,8 @@ ToyGroup.table = {
     SignIn: always(ToyGroup.sign_in, GroupState.STABLE),
     Deadline.SESSION: always(ToyGroup.go, GroupState.EMPTY),
     ConnectionLost: always(ToyGroup.lost, GroupState.EMPTY),
-    Deadline.HELD: always(ToyGroup.on_long_poll_end),
-    ReleaseHeld: always(ToyGroup.on_long_poll_end),
+    Deadline.LONG_POLL: always(ToyGroup.on_long_poll_end),
+    ReleaseLongPolls: always(ToyGroup.on_long_poll_end),
     TopicsChanged: always(ToyGroup.changed),
     GroupSettingsChanged: always(ToyGroup.set_settings),
 }
@@ -303,16 +303,16 @@ def test_its_members_lose_their_connections(trial: ToyTrial) -> None:
 def hold(trial: ToyTrial, hold_ms: int = 30_000) -> int:
     assert trial.sign_in("a", connection=1, hold_ms=hold_ms) is None
     ((request, timer),) = trial.machine.context.long_polls.items()
-    assert timer is trial.toy().heard["a"].hold
+    assert timer is trial.toy().heard["a"].long_poll_timer
     return request
 
 
 def test_its_held_replies_are_released(trial: ToyTrial) -> None:
     held = hold(trial)
-    trial.feed(ReleaseHeld((held, 999)))
+    trial.feed(ReleaseLongPolls((held, 999)))
     assert trial.reply(held).error is ErrorCode.NONE
     assert not trial.machine.context.long_polls
-    trial.feed(ReleaseHeld((held,)))
+    trial.feed(ReleaseLongPolls((held,)))
     trial.pass_time(SESSION_MS - 1)
     assert trial.toy().members.keys() == {"a"}, "the session starts again when the reply leaves"
 
@@ -363,19 +363,19 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
 def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:
     hold(trial)
     toy, context = trial.toy(), trial.machine.context
-    member, held = toy.heard["a"], toy.heard["a"].held
+    member, held = toy.heard["a"], toy.heard["a"].long_poll
     invariants.check(context)
     toy.heard["a"] = ToyMember("g", "a")
     context.forget_connection(1, "g", "a")
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who is not in it"):
         invariants.check(context)
-    toy.heard["a"], member.held = member, None
+    toy.heard["a"], member.long_poll = member, None
     member.bind(context, 1)
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who knows nothing of it"):
         invariants.check(context)
-    member.held = held
-    assert member.hold is not None
-    member.hold.cancel()
+    member.long_poll = held
+    assert member.long_poll_timer is not None
+    member.long_poll_timer.cancel()
     with pytest.raises(invariants.BrokenInvariantError, match="nothing ends the hold"):
         invariants.check(context)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kohort.demo.history import Step
+from kohort.demo.history import SequenceStep
 
 AIRPORTS = {"EWR": ("Newark", "#d1495b"), "JFK": ("Kennedy", "#2e86ab"), "LGA": ("LaGuardia", "#66a182")}
 INK = "#22303c"
@@ -68,7 +68,7 @@ def draw(counted: pa.Table, file: Path, how: str = ONCE) -> None:
 
 
 def draw_sequences(
-    steps: Sequence[Step], replayed: Sequence[tuple[int, int]], marks: Sequence[tuple[int, str]], file: Path
+    steps: Sequence[SequenceStep], replayed: Sequence[tuple[int, int]], marks: Sequence[tuple[int, str]], file: Path
 ) -> None:
     """Write a PNG that compares the published flights with the replayed ones over time.
 

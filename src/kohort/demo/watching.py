@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kohort.demo.history import Step
+from kohort.demo.history import SequenceStep
 from kohort.demo.places import SinkPlace, Sums
 
 LOOK_S = 0.5
@@ -61,7 +61,7 @@ class Watcher:
             self.error = error
 
 
-def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
+def whole(steps: Sequence[SequenceStep], kinds: Mapping[str, str]) -> dict[str, list[Sums]]:
     """Return the valid readings of each place: nothing, or all rows up to some sequence.
 
     Args:
@@ -82,7 +82,7 @@ def whole(steps: Sequence[Step], kinds: Mapping[str, str]) -> dict[str, list[Sum
     return found
 
 
-def parts_seen(looks: Sequence[Look], steps: Sequence[Step], kinds: Mapping[str, str]) -> Iterator[str]:
+def parts_seen(looks: Sequence[Look], steps: Sequence[SequenceStep], kinds: Mapping[str, str]) -> Iterator[str]:
     """Return the invalid readings: a part of a sequence, or fewer rows than before."""
     allowed = whole(steps, kinds)
     before: dict[str, int] = {}

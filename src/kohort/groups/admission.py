@@ -19,7 +19,7 @@ from kohort.groups import sizes
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import ConsumerGroupHeartbeatReply
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, RegisterConsumer
-from kohort.groups.records import ClassicProtocol
+from kohort.groups.records import OfferedProtocol
 from kohort.groups.step import Step
 
 LEAVES: Final = -1
@@ -66,7 +66,7 @@ def check_record(config: GroupConfig, size: int) -> ErrorCode:
     return ErrorCode.NONE if size <= config.group_record_bytes_max else ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
-def protocols_bytes(protocols: Iterable[ClassicProtocol]) -> int:
+def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
     """Return the bytes that a classic member's protocols take in its record of a consumer group.
 
     A classic group stores only the chosen one.

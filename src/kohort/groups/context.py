@@ -42,7 +42,7 @@ class Context(Step):
     def emit(self, record: Record) -> None:
         """Apply a record to the hard state now, and append it with the step's effects."""
         self.ledger.apply(record)
-        self.out.records.append(record)
+        self.effects.records.append(record)
 
     def offsets_of(self, group_id: str) -> Mapping[tuple[str, int], OffsetCommitted]:
         """Return the committed offsets of an existing group, by topic and partition."""

@@ -90,7 +90,7 @@ CAREFUL = DetectorSettings()
 """The parameters of protocols that set none of their own."""
 
 
-class Holdable(Protocol):
+class LongPoll(Protocol):
     """A heartbeat of any protocol whose response can be held."""
 
     @property
@@ -114,12 +114,12 @@ class MonitoredMember:
         interval_ms: its heartbeat interval, as told to it or as its heartbeats show; 0 while unknown.
         slowest_ms: the longest silence of a member that was suspected by mistake.
         beat_ms: when its last heartbeat came; None at first and after each join. Kept if intervals are learnt.
-        held: the heartbeat whose response is held, else None. Only `HeldReplies` sets it.
-        hold: the timer that ends the delay; None before the first one.
+        long_poll: the heartbeat whose response is delayed, else None. Only `long_polling` sets it.
+        long_poll_timer: the timer that ends the delay; None before the first one.
         released_ms: when the response to its last heartbeat was released; None if it was sent immediately.
         times_from_reply: the client counts its interval from the last response, not from its last request. Assumed
             until a delay shows it, because waiting for a member that comes later makes a rebalance longer.
-        never_held: the client did not tolerate a delay and gets no more of them.
+        no_long_polls: the client did not tolerate a delay and gets no more of them.
     """
 
     __slots__ = (
@@ -127,11 +127,11 @@ class MonitoredMember:
         "connection",
         "gone_ms",
         "heard_ms",
-        "held",
-        "hold",
         "interval_ms",
+        "long_poll",
+        "long_poll_timer",
         "lost",
-        "never_held",
+        "no_long_polls",
         "released_ms",
         "session",
         "slowest_ms",
@@ -147,16 +147,16 @@ class MonitoredMember:
         self.interval_ms = 0
         self.slowest_ms = 0
         self.beat_ms: int | None = None
-        self.held: Holdable | None = None
-        self.hold: Timer | None = None
+        self.long_poll: LongPoll | None = None
+        self.long_poll_timer: Timer | None = None
         self.released_ms: int | None = None
         self.times_from_reply = True
-        self.never_held = False
+        self.no_long_polls = False
 
     @property
     def awaits_answer(self) -> bool:
         """Whether the member waits for a response and so has nothing to say; waiting for others counts too."""
-        return self.held is not None
+        return self.long_poll is not None
 
     @property
     def is_gone(self) -> bool:
@@ -218,7 +218,7 @@ class MonitoredMember:
                 self.interval_ms = max(spacing, interval - (interval >> 3))
             else:
                 if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
-                    self.never_held = True
+                    self.no_long_polls = True
                     step.count(Meter.HELD_LATE)
                 if (released_ms - before_ms) * 10 > interval * 3:
                     self.times_from_reply = spacing * 10 > interval * 12

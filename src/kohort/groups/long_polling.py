@@ -20,7 +20,7 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.effects import Meter
-from kohort.groups.failure_detector import Holdable, MonitoredGroup, MonitoredMember
+from kohort.groups.failure_detector import LongPoll, MonitoredGroup, MonitoredMember
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -55,7 +55,7 @@ class LongPollingGroup(MonitoredGroup):
         """Answer a delayed heartbeat with an error, and a message if the protocol has one."""
         return
 
-    def begin_long_poll(self, step: Step, member: MonitoredMember, event: Holdable, limit_ms: int) -> bool:
+    def begin_long_poll(self, step: Step, member: MonitoredMember, event: LongPoll, limit_ms: int) -> bool:
         """Delay the response to a heartbeat for at most `limit_ms`.
 
         The client's own limit and a third of the session timeout apply as well.
@@ -64,12 +64,12 @@ class LongPollingGroup(MonitoredGroup):
             False if the response must be sent now: the limit is below `SHORTEST_MS`, or the member gets no more delays.
         """
         limit = min(event.hold_ms, limit_ms, self.member_session_ms(step, member) // SESSION_PARTS)
-        if limit < SHORTEST_MS or member.never_held:
+        if limit < SHORTEST_MS or member.no_long_polls:
             return False
-        member.held = event
-        timer = member.hold
+        member.long_poll = event
+        timer = member.long_poll_timer
         if timer is None:
-            timer = member.hold = Timer(Deadline.HELD, member.session.group_id, member.session.subject)
+            timer = member.long_poll_timer = Timer(Deadline.LONG_POLL, member.session.group_id, member.session.subject)
         step.long_polls[event.request] = timer
         step.run(timer, limit)
         return True
@@ -97,21 +97,21 @@ class LongPollingGroup(MonitoredGroup):
 
     def end_long_poll_at_disconnect(self, step: Step, member: MonitoredMember) -> None:
         """Send a member's delayed response because its connection ended; the client may not tolerate delays."""
-        if member.held is None:
+        if member.long_poll is None:
             return
         if not self.detector.forgives_disconnect:
-            member.never_held = True
+            member.no_long_polls = True
         step.count(Meter.HELD_DISCONNECTS)
         self.end_long_poll(step, member, Release.DISCONNECTED)
         member.released_ms = None  # the time of its next request does not show its interval
 
 
-def _take(step: Step, member: MonitoredMember) -> Holdable | None:
-    event = member.held
+def _take(step: Step, member: MonitoredMember) -> LongPoll | None:
+    event = member.long_poll
     if event is not None:
-        member.held = None
+        member.long_poll = None
         member.released_ms = step.now.mono_ms
-        if member.hold is not None:
-            member.hold.cancel()
+        if member.long_poll_timer is not None:
+            member.long_poll_timer.cancel()
         step.long_polls.pop(event.request, None)
     return event

@@ -29,12 +29,12 @@ from kohort.groups.effects import (
     DescribedConsumerGroup,
     DescribedGroup,
     DescribeGroupsReply,
+    Effects,
     GroupState,
     ListedGroup,
     ListGroupsReply,
     Meter,
     Now,
-    Outcome,
 )
 from kohort.groups.events import (
     AssignmentComputed,
@@ -60,7 +60,7 @@ from kohort.groups.events import (
     PartitionsDivided,
     RegexesResolved,
     RegisterConsumer,
-    ReleaseHeld,
+    ReleaseLongPolls,
     ShowPushGroups,
     SyncGroup,
     Tick,
@@ -183,13 +183,13 @@ def on_topics_changed(context: Context, event: TopicsChanged) -> None:
         context.react(group, TopicsChanged, change)
 
 
-def on_release(context: Context, event: ReleaseHeld) -> None:
+def on_release(context: Context, event: ReleaseLongPolls) -> None:
     """Answer delayed heartbeats because other requests follow; some may have been answered already."""
     for request in event.requests:
         timer = context.long_polls.get(request)
         group = None if timer is None else context.find(timer.group_id)
         if timer is not None and group is not None:
-            context.react(group, ReleaseHeld, timer.subject)
+            context.react(group, ReleaseLongPolls, timer.subject)
 
 
 def on_connection_lost(context: Context, event: ConnectionLost) -> None:
@@ -240,7 +240,7 @@ HANDLERS: dict[type, Handler] = {
     OffsetsFound: on_result,
     OwnersMissing: on_result,
     GroupSettingsChanged: on_settings,
-    ReleaseHeld: on_release,
+    ReleaseLongPolls: on_release,
     ShowPushGroups: show_push_groups,
 }
 
@@ -262,7 +262,7 @@ class GroupMachine:
         image: TopicImage,
         settings: Mapping[str, GroupSettings] = MappingProxyType({}),
         proof_ms: int = 0,
-    ) -> Outcome:
+    ) -> Effects:
         """Build the soft state after a replay: sessions restart, and unfinished rebalances are over.
 
         The outcome may hold records.
@@ -283,14 +283,14 @@ class GroupMachine:
         for group in list(context.ledger.groups.values()):
             group.membership.load(context)
         offsets.schedule(context)
-        return context.out
+        return context.effects
 
-    def step(self, event: Event, now: Now) -> Outcome:
+    def step(self, event: Event, now: Now) -> Effects:
         """Process one event. `now` never goes back."""
         context = self.context
         context.begin(now)
         self._handlers[type(event)](context, event)
-        return context.out
+        return context.effects
 
     def next_deadline_ms(self) -> int | None:
         """Return a monotonic time at which a `Tick` is due, perhaps too early; None: not before another event."""

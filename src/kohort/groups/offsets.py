@@ -69,7 +69,7 @@ def commit(context: Context, event: OffsetCommit) -> None:
         taken = tuple(offset for offset in taken if sizes.metadata_fits(offset.metadata, limit))
     records = offsets_committed(event.group_id, taken, context.now.wall_ms, expire_ms)
     context.ledger.take_commit(group, records)
-    context.out.records.extend(records)
+    context.effects.records.extend(records)
     context.count(Meter.OFFSET_COMMITS, len(records))
     if len(records) == len(event.offsets):
         errors = (ErrorCode.NONE,) * len(records)
@@ -273,7 +273,7 @@ def look_for_missing(context: Context) -> None:
             if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
                 missing.setdefault(name, set()).add(record.topic_id)
     if missing:
-        context.out.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+        context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
 
 
 def drop_positions(context: Context, is_gone: Callable[[str, TopicId], bool]) -> None:
@@ -321,7 +321,7 @@ def take_over(context: Context, event: GroupImported) -> None:
     offsets = tuple(named(context, offset) for offset in event.offsets)
     records = offsets_committed(event.group_id, offsets, context.now.wall_ms, -1)
     context.ledger.take_commit(group, records)
-    context.out.records.extend(records)
+    context.effects.records.extend(records)
     context.count(Meter.GROUP_IMPORTS)
     context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
+    BackgroundTask,
     Counted,
+    Effects,
     Level,
     LogLine,
     Meter,
     Now,
-    Outcome,
     Push,
     Pushed,
     Rebalanced,
     Reply,
     ReplyValue,
-    Work,
 )
 from kohort.groups.events import NO_CONNECTION, GroupSettings, JoinGroup, Topic, TopicImage
 from kohort.groups.records import OffsetCommitted, Record
@@ -34,7 +34,7 @@ class Step(ABC):
 
     Attributes:
         now: the time of the step.
-        out: the effects of the step.
+        effects: the effects of the step.
         image: the topics.
         connections: by connection, the (group, member id) pairs last heard on it, or awaiting their id on it.
         long_polls: the timers of the delayed heartbeats, by request.
@@ -47,7 +47,7 @@ class Step(ABC):
         self.deadlines = Deadlines()
         self.image = TopicImage()
         self.now = Now(0, 0)
-        self.out = Outcome()
+        self.effects = Effects()
         self.connections: dict[int, dict[tuple[str, str], None]] = {}
         self.long_polls: dict[int, Timer] = {}
         self.settings: dict[str, GroupSettings] = {}
@@ -59,7 +59,7 @@ class Step(ABC):
     def begin(self, now: Now) -> None:
         """Begin a step."""
         self.now = now
-        self.out = Outcome()
+        self.effects = Effects()
 
     @abstractmethod
     def emit(self, record: Record) -> None:
@@ -87,15 +87,15 @@ class Step(ABC):
 
     def reply(self, request: int, value: ReplyValue) -> None:
         """Answer a request as soon as the records so far are durable."""
-        self.out.replies.append(Reply(request, value))
+        self.effects.replies.append(Reply(request, value))
 
     def push(self, connection: int, value: Pushed) -> None:
         """Send a frame on a member's connection, after the replies."""
-        self.out.pushes.append(Push(connection, value))
+        self.effects.pushes.append(Push(connection, value))
 
-    def begin_task(self, task: Work) -> None:
+    def begin_task(self, task: BackgroundTask) -> None:
         """Start a background task; its result returns as an event."""
-        self.out.work.append(task)
+        self.effects.work.append(task)
 
     def run(self, timer: Timer, delay_ms: int) -> None:
         """Start a timer from now."""
@@ -104,7 +104,7 @@ class Step(ABC):
     def count(self, meter: Meter, amount: int = 1) -> None:
         """Increase a counter."""
         if amount:
-            self.out.notes.append(Counted(meter, amount))
+            self.effects.notes.append(Counted(meter, amount))
 
     def rebalanced(self, group_id: str, protocol: str, began_ms: int | None, still: list[int], members: int) -> None:
         """Report that a rebalance is finished: count it and record its duration.
@@ -120,11 +120,11 @@ class Step(ABC):
         self.count(Meter.COMPLETED_REBALANCES)
         whole = now_ms - (now_ms if began_ms is None else began_ms)
         mean = sum(still) / len(still) if still else 0.0
-        self.out.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
+        self.effects.notes.append(Rebalanced(group_id, protocol, whole, mean, max(still, default=0), members))
 
     def log(self, group_id: str, text: str, level: Level = Level.INFO) -> None:
         """Add a log line to the effects."""
-        self.out.notes.append(LogLine(level, group_id, text))
+        self.effects.notes.append(LogLine(level, group_id, text))
 
     def remember_connection(self, connection: int, group_id: str, member_id: str) -> None:
         """Record that a member was heard on this connection."""

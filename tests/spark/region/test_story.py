@@ -25,7 +25,7 @@ from tests.spark.region.trial import Application, Trial, rows_of_all_kinds
 from tests.support.waiting import LAST_RESORT, until
 
 from kohort import Broker
-from kohort.demo.history import History, Step
+from kohort.demo.history import History, SequenceStep
 from kohort.demo.places import KINDS
 from kohort.demo.watching import Look, Watcher, parts_seen
 from kohort.region.records import Contribution
@@ -94,7 +94,7 @@ class Story(Trial):
         return sum(any(row.member in queries and _rows(row) for row in step.contributions) for step in self._steps)
 
     @property
-    def _steps(self) -> Sequence[Step]:
+    def _steps(self) -> Sequence[SequenceStep]:
         return self.history.sequences
 
     def goes_on_without(self, *queries: str) -> None:

@@ -35,7 +35,7 @@ from kohort.groups.long_polling import Release
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
-HELD_TENTHS = 9
+LONG_POLL_TENTHS = 9
 """The longest delay in tenths of the interval, so that the next heartbeat finds no other one outstanding."""
 DETECTOR_SETTINGS = DetectorSettings(
     any_sign=False, late_percent=0, late_ms=LATE_MS, reconnect_ms=0, forgives_disconnect=False
@@ -68,10 +68,10 @@ class ClassicNotification(ClassicMembers):
 
     def on_member_heartbeat(self, step: Step, member: ClassicMember, event: Heartbeat) -> None:
         """Take in a heartbeat: release an earlier one, learn the member's interval, and clear a suspicion."""
-        if member.held is not None:
+        if member.long_poll is not None:
             self.end_long_poll(step, member)
         member.beat(step, event.interval_ms)
-        member.bears_hold = event.hold_ms > 0
+        member.tolerates_long_polls = event.hold_ms > 0
         deferral = self.deferral
         if deferral is not None and member.member_id in deferral.silent:
             deferral.forget(member.member_id)
@@ -86,7 +86,7 @@ class ClassicNotification(ClassicMembers):
                 return False
         elif self.deferral is None or member.join_request is not None:
             return False
-        if not self.begin_long_poll(step, member, event, member.interval_ms * HELD_TENTHS // 10):
+        if not self.begin_long_poll(step, member, event, member.interval_ms * LONG_POLL_TENTHS // 10):
             return False
         if self.deferral is not None:
             self.deferral.forget(member.member_id)
@@ -134,7 +134,7 @@ class ClassicNotification(ClassicMembers):
         awaited = dict.fromkeys(
             member.member_id
             for member in self.members.values()
-            if member.held is None and member.join_request is None and member.member_id not in self.pending_sync
+            if member.long_poll is None and member.join_request is None and member.member_id not in self.pending_sync
         )
         self.deferral = DeferredNotification(awaited, now_ms, Timer(Deadline.NOTIFICATION, self.group_id))
         self.schedule_notification(step, self.deferral)
@@ -177,7 +177,7 @@ class ClassicNotification(ClassicMembers):
 
     def longest_interval_ms(self) -> int:
         """Return the longest known interval of the members that tolerate delays; 0 if there is none."""
-        return max((member.interval_ms for member in self.members.values() if member.bears_hold), default=0)
+        return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
     def notify_if_none_awaited(self, step: Step) -> None:
         """End the deferral if no member is awaited any more; compute its end again if no member is silent any more."""
@@ -199,7 +199,7 @@ class ClassicNotification(ClassicMembers):
         if deferral is not None and step.now.mono_ms - deferral.began_ms > timeout_ms // USUAL_PART:
             step.run(self.join_phase, timeout_ms)
         self.end_deferral()
-        notified = [member for member in self.members.values() if member.held is not None]
+        notified = [member for member in self.members.values() if member.long_poll is not None]
         for member in notified:
             self.end_long_poll(step, member)
         step.count(Meter.HELD_TOLD, len(notified))

@@ -14,7 +14,7 @@ from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import GroupMembership, Takes
-from kohort.groups.records import ClassicProtocol, GenerationStarted, GroupSaved, Kind, Record, RecordKey, SavedMember
+from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -30,13 +30,12 @@ class ClassicMember(MonitoredMember):
         is_new: the member has not completed a join phase yet.
         told: a reply has named the member's id, so that its client can rejoin with it.
         size: its share of the group's record in bytes, as last counted.
-        bears_hold: the client tolerates delayed heartbeats.
+        tolerates_long_polls: the client tolerates delayed heartbeats.
         stopped_ms: when it revoked its assignment to join, None while it has one.
     """
 
     __slots__ = (
         "assignment",
-        "bears_hold",
         "client",
         "instance_id",
         "is_new",
@@ -49,6 +48,7 @@ class ClassicMember(MonitoredMember):
         "stopped_ms",
         "sync_request",
         "told",
+        "tolerates_long_polls",
     )
 
     def __init__(self, group_id: str, member_id: str, instance_id: str | None, client: Client) -> None:
@@ -58,20 +58,20 @@ class ClassicMember(MonitoredMember):
         self.client = client
         self.session_timeout_ms = 0
         self.rebalance_timeout_ms = 0
-        self.protocols: tuple[ClassicProtocol, ...] = ()
+        self.protocols: tuple[OfferedProtocol, ...] = ()
         self.assignment = b""
         self.join_request: int | None = None
         self.sync_request: int | None = None
         self.is_new = False
         self.told = True
         self.size = 0
-        self.bears_hold = False
+        self.tolerates_long_polls = False
         self.stopped_ms: int | None = None
 
     @property
     def awaits_answer(self) -> bool:
         """Whether a heartbeat, JoinGroup or SyncGroup of the member is unanswered."""
-        return self.held is not None or self.join_request is not None or self.sync_request is not None
+        return self.long_poll is not None or self.join_request is not None or self.sync_request is not None
 
     @classmethod
     def from_saved(cls, group_id: str, saved: SavedMember, protocol: str) -> ClassicMember:
@@ -81,7 +81,7 @@ class ClassicMember(MonitoredMember):
         timeout = saved.rebalance_timeout_ms
         member.rebalance_timeout_ms = saved.session_timeout_ms if timeout < 0 else timeout
         member.session_timeout_ms = saved.session_timeout_ms
-        member.protocols = (ClassicProtocol(protocol, saved.subscription),)
+        member.protocols = (OfferedProtocol(protocol, saved.subscription),)
         member.assignment = saved.assignment
         return member
 
@@ -250,7 +250,7 @@ class ClassicMembers(GroupMembership):
             member.size = member.record_bytes()
         self.size += sign * member.size
 
-    def supports(self, protocol_type: str, protocols: tuple[ClassicProtocol, ...]) -> bool:
+    def supports(self, protocol_type: str, protocols: tuple[OfferedProtocol, ...]) -> bool:
         """Return whether a member with these protocols fits: the same type, and one protocol that all support."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)

@@ -21,7 +21,7 @@ from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.effects import HeartbeatReply, JoinGroupReply, LeaveGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import Client, Heartbeat, JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.pairs import Pairs
-from kohort.groups.records import ClassicProtocol, MemberSaved, MemberState
+from kohort.groups.records import MemberSaved, OfferedProtocol, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 from kohort.ids import TopicId, TopicPartition
@@ -47,7 +47,7 @@ class ClassicIdentity(Protocol):
         """The session timeout."""
 
     @property
-    def protocols(self) -> tuple[ClassicProtocol, ...]:
+    def protocols(self) -> tuple[OfferedProtocol, ...]:
         """The strategies that the member supports."""
 
 
@@ -273,7 +273,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         if wrong_type or event.protocol_name not in (None, name):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         current = self.current_assignment(event.member_id)
-        if self.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED_PARTITIONS:
+        if self.epoch > current.member_epoch and current.state is not ReconciliationState.UNREVOKED_PARTITIONS:
             self.expect_rejoin(step, member)
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
@@ -291,8 +291,10 @@ class ConsumerClassicMembers(ConsumerAssignment):
             member = self.members[event.member_id]
             self.member_heard(step, event.member_id, event.connection)
             current = self.current_assignment(event.member_id)
-            freed = current.state is MemberState.UNRELEASED_PARTITIONS and not self.waits_for_others(event.member_id)
-            if current.member_epoch < self.epoch or current.state is MemberState.UNREVOKED_PARTITIONS or freed:
+            freed = current.state is ReconciliationState.UNRELEASED_PARTITIONS and not self.waits_for_others(
+                event.member_id
+            )
+            if current.member_epoch < self.epoch or current.state is ReconciliationState.UNREVOKED_PARTITIONS or freed:
                 self.expect_rejoin(step, member)
                 error = ErrorCode.REBALANCE_IN_PROGRESS
         step.reply(event.request, HeartbeatReply(error))

@@ -18,7 +18,7 @@ from kohort.groups.effects import ConsumerGroupHeartbeatReply, Level
 from kohort.groups.events import AssignmentComputed, ConnectionLost, ConsumerGroupHeartbeat, GroupSettingsChanged
 from kohort.groups.long_polling import Release
 from kohort.groups.pairs import pack, unpack
-from kohort.groups.records import MemberSaved, MemberState
+from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 
 SPREAD_FROM = 500
@@ -373,7 +373,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             presence = self.presence(member_id)
             step.run(presence.session, self.session_timeout_ms(step, member_id))
             presence.heard_ms = step.now.mono_ms
-            unrevoked = self.current_assignment(member_id).state is MemberState.UNREVOKED_PARTITIONS
+            unrevoked = self.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
             if unrevoked and member.classic_protocols is None:
                 step.run(presence.revocation, member.rebalance_timeout_ms)
         if self.members:

@@ -22,7 +22,7 @@ from kohort.groups.records import (
     Kind,
     MemberAssigned,
     MemberSaved,
-    MemberState,
+    ReconciliationState,
     Record,
     RecordKey,
     RegexResolved,
@@ -42,7 +42,7 @@ class CurrentAssignment:
 
     member_epoch: int = 0
     previous_epoch: int = 0
-    state: MemberState = MemberState.STABLE
+    state: ReconciliationState = ReconciliationState.STABLE
     assigned: Pairs = NOTHING
     pending: Pairs = NOTHING
     since: Mapping[Pair, int] = field(default_factory=dict)
@@ -92,7 +92,9 @@ class CurrentAssignment:
     def away(self) -> CurrentAssignment:
         """Return the assignment of a static member that left temporarily: it revoked everything but keeps the claim."""
         assigned, since = self.assigned, self.since
-        return CurrentAssignment(LEFT_FOR_A_WHILE, self.previous_epoch, MemberState.STABLE, assigned, since=since)
+        return CurrentAssignment(
+            LEFT_FOR_A_WHILE, self.previous_epoch, ReconciliationState.STABLE, assigned, since=since
+        )
 
     @property
     def is_away(self) -> bool:
@@ -106,7 +108,7 @@ class CurrentAssignment:
 
     def is_reconciled_to(self, epoch: int) -> bool:
         """Return whether the member has all of this epoch's target."""
-        return self.state is MemberState.STABLE and self.member_epoch == epoch
+        return self.state is ReconciliationState.STABLE and self.member_epoch == epoch
 
 
 class Presence(MonitoredMember):
@@ -149,7 +151,7 @@ class Presence(MonitoredMember):
     @property
     def awaits_answer(self) -> bool:
         """Whether a heartbeat or a JoinGroup of the member is unanswered."""
-        return self.held is not None or self.waiting is not None or self.joining is not None
+        return self.long_poll is not None or self.waiting is not None or self.joining is not None
 
     def cancel(self) -> None:
         """Stop all timers of the member."""
@@ -158,7 +160,7 @@ class Presence(MonitoredMember):
 
     def expect_nothing(self) -> None:
         """Stop the timers of expected requests and of a delayed heartbeat; the session continues."""
-        for timer in (self.revocation, self.join_phase, self.sync_phase, self.hold):
+        for timer in (self.revocation, self.join_phase, self.sync_phase, self.long_poll_timer):
             if timer is not None:
                 timer.cancel()
         self.overdue = False

@@ -15,7 +15,7 @@ from kohort.groups.records import Kind, TargetAssigned, Tombstone
 from kohort.groups.step import Step
 
 
-class ConsumerMembership(ConsumerReconciliation):
+class ConsumerMemberChanges(ConsumerReconciliation):
     """How members of a consumer group are heard, replaced and removed, and their requests refused."""
 
     def log_fenced(self, step: Step, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:

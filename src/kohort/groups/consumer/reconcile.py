@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from kohort.groups.consumer.members import ConsumerMembers, CurrentAssignment
 from kohort.groups.pairs import Pairs
-from kohort.groups.records import MemberState
+from kohort.groups.records import ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import UnexpectedTransitionError
 
@@ -27,7 +27,7 @@ class Movement(NamedTuple):
 
     why: str
     do: Callable[..., CurrentAssignment]
-    to: tuple[MemberState, ...]
+    to: tuple[ReconciliationState, ...]
 
 
 class ConsumerReconciliation(ConsumerMembers):
@@ -73,11 +73,11 @@ class ConsumerReconciliation(ConsumerMembers):
         previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
         if to_revoke and (owned is None or owned & to_revoke):
             since = {pair: before.since[pair] for pair in before.assigned}
-            return CurrentAssignment(epoch, previous, MemberState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
+            return CurrentAssignment(epoch, previous, ReconciliationState.UNREVOKED_PARTITIONS, kept, to_revoke, since)
         holders = self.holders
         wanted = target - kept
         free = frozenset(pair for pair in wanted if holders.get(pair, member_id) == member_id)
-        state = MemberState.STABLE if len(free) == len(wanted) else MemberState.UNRELEASED_PARTITIONS
+        state = ReconciliationState.STABLE if len(free) == len(wanted) else ReconciliationState.UNRELEASED_PARTITIONS
         epoch = self.target_epoch
         previous = before.previous_epoch if epoch == before.member_epoch else before.member_epoch
         since = {pair: before.since[pair] for pair in kept} | dict.fromkeys(free, epoch)
@@ -86,7 +86,7 @@ class ConsumerReconciliation(ConsumerMembers):
     def waits_for_others(self, member_id: str) -> bool:
         """Return whether another member still owns a part of this member's target."""
         current = self.current_assignment(member_id)
-        if current.state is not MemberState.UNRELEASED_PARTITIONS:
+        if current.state is not ReconciliationState.UNRELEASED_PARTITIONS:
             return False
         missing = self.targets.get(member_id, frozenset()) - current.assigned
         return any(self.holders.get(pair, member_id) != member_id for pair in missing)
@@ -102,7 +102,7 @@ class ConsumerReconciliation(ConsumerMembers):
         self.record_downtime(step, before.assigned, after.assigned)
         member = self.members[member_id]
         presence = self.presence(member_id)
-        if after.state is MemberState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
+        if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
             step.run(presence.revocation, member.rebalance_timeout_ms)
         else:
             presence.revocation.cancel()
@@ -160,10 +160,10 @@ class ConsumerReconciliation(ConsumerMembers):
         return max(votes, key=lambda name: votes[name]) if votes else step.config.consumer_assignors[0]
 
 
-SETTLED, UNREVOKED = MemberState.STABLE, MemberState.UNREVOKED_PARTITIONS
-UNRELEASED = MemberState.UNRELEASED_PARTITIONS
+SETTLED, UNREVOKED = ReconciliationState.STABLE, ReconciliationState.UNREVOKED_PARTITIONS
+UNRELEASED = ReconciliationState.UNRELEASED_PARTITIONS
 
-MEMBER_TABLE: Mapping[MemberState, Movement] = {
+MEMBER_TABLE: Mapping[ReconciliationState, Movement] = {
     SETTLED: Movement(
         "with a newer target the member first revokes partitions, then gets those that nobody owns",
         ConsumerReconciliation.continue_move,

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from kohort.groups.consumer.members import Presence
-from kohort.groups.consumer.membership import ConsumerMembership
+from kohort.groups.consumer.membership import ConsumerMemberChanges
 from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import Pairs
 from kohort.groups.step import Step
@@ -40,7 +40,7 @@ would send several heartbeats a second, because they were told a short interval.
 ASSIGNOR = "uniform"
 
 
-class ConsumerSuspicion(ConsumerMembership):
+class ConsumerSuspicion(ConsumerMemberChanges):
     """Which members of a consumer group are suspected, and what follows for its targets."""
 
     detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS

@@ -9,12 +9,12 @@ from kohort.groups.events import (
     OffsetsFound,
     OwnersMissing,
     PartitionsDivided,
-    Position,
+    PushPosition,
     PushRequestKind,
 )
 from kohort.groups.pairs import unpack
 from kohort.groups.push.members import PushMember
-from kohort.groups.push.registration import PushRegistration
+from kohort.groups.push.registration import PushMemberRegistration
 from kohort.groups.push.requests import first_ping_ms, interval_ms
 from kohort.groups.step import Step
 
@@ -22,7 +22,7 @@ LOGGED_PARTITIONS = 5
 """The number of partitions named in a log line."""
 
 
-class PushAnswers(PushRegistration):
+class PushAnswers(PushMemberRegistration):
     """The effect of answers and results, and of time limits that pass without them."""
 
     def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
@@ -127,7 +127,7 @@ class PushAnswers(PushRegistration):
         offsets = step.offsets_of(self.group_id)
         for topic, partition, offset in event.positions:
             if (topic, partition) not in offsets and topic in step.image.topics:
-                self.commit_position(step, Position(topic, partition, offset))
+                self.commit_position(step, PushPosition(topic, partition, offset))
         if event.failure is not None:
             step.log(self.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
             self.retry_later(step)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import zlib
 
 from kohort.groups.effects import DismissConsumer, FindOffsets, Meter, PingConsumer, StartConsumer, StopConsumer
-from kohort.groups.events import Position, PushRequestKind
+from kohort.groups.events import PushPosition, PushRequestKind
 from kohort.groups.pairs import Pair, Pairs, pack
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, PushOwned, Tombstone
@@ -112,7 +112,7 @@ class PushRequests(PushMembers):
         if self.owned_by(member_id) != frozenset(named.values()):
             step.emit(PushOwned(self.group_id, member_id, pack(named.values())))
         at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
-        positions = tuple(Position(part.topic, part.partition, offset) for part, offset in at.items())
+        positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in at.items())
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
 
     def named_pairs(self, step: Step, pairs: Pairs) -> dict[TopicPartition, Pair]:
@@ -133,7 +133,7 @@ class PushRequests(PushMembers):
         member_id = member.session.subject
         step.begin_task(FindOffsets(self.group_id, member_id, member.finding, tuple(missing), from_begin))
 
-    def commit_position(self, step: Step, position: Position) -> None:
+    def commit_position(self, step: Step, position: PushPosition) -> None:
         """Write a position."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
