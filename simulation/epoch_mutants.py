@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer import heartbeat
+from kohort.groups.consumer import group as consumer_group
 from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import CurrentAssignment
-from kohort.groups.consumer.reconcile import ConsumerReconciliation
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
 from kohort.groups.effects import Effects, Meter, Now, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
@@ -57,7 +56,7 @@ class FetchesForAnyEpoch(Swapped):
 class ForgivesAnyEpoch(Swapped):
     """A coordinator that takes a heartbeat of any older epoch for one whose answer was lost."""
 
-    module, name = heartbeat, "check_epoch"
+    module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +72,7 @@ class ForgivesAnyEpoch(Swapped):
 class ForgivesNoEpoch(Swapped):
     """A coordinator that fences a member whose last answer was lost."""
 
-    module, name = heartbeat, "check_epoch"
+    module, name = consumer_group, "check_epoch"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,13 +9,10 @@ from typing import Any
 from kohort.coordinator.shard import Shard
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.rebalance import ClassicRebalance
-from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.assignment import ConsumerAssignment, ConsumerSuspicion
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
-from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.heartbeat import ConsumerHeartbeat
-from kohort.groups.consumer.members import CurrentAssignment
-from kohort.groups.consumer.reconcile import ConsumerReconciliation
-from kohort.groups.consumer.suspicion import ConsumerSuspicion
+from kohort.groups.consumer.group import ConsumerGroup, ConsumerHeartbeat
+from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
 from kohort.groups.effects import Effects
 from kohort.groups.events import (
     ConnectionLost,

@@ -17,7 +17,7 @@ from kohort.groups.pairs import Pairs
 from kohort.groups.push.group import PushGroup
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.push.rebalance import PushRebalance
-from kohort.groups.push.registration import PushMemberRegistration
+from kohort.groups.push.registration import PushRegistry
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
@@ -75,7 +75,7 @@ class ForgetsTheReturned(Swapped):
 class FreesAtDisconnects(Swapped):
     """A coordinator that takes the end of a connection for the consumer's."""
 
-    module, name = PushMemberRegistration, "on_connection_lost"
+    module, name = PushRegistry, "on_connection_lost"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.reconcile import MEMBER_TABLE
+from kohort.groups.consumer.members import MEMBER_TABLE
 from kohort.groups.effects import GroupState
 from kohort.groups.push.group import PushGroup
 from kohort.groups.timers import Deadline
@@ -31,13 +31,13 @@ MACHINES = (
 HEAD = """# States of groups and members
 
 Drawn by `make docs` from the tables that the coordinator executes: `classic/group.py`, `consumer/group.py`,
-`consumer/reconcile.py` and `push/group.py` in `src/kohort/groups/`. A handler that leads elsewhere than its entry says
+`consumer/members.py` and `push/group.py` in `src/kohort/groups/`. A handler that leads elsewhere than its entry says
 is a fault that raises. An event that a table leaves out is refused or dropped. A timer stands under the name of its
 `Deadline`.
 
 Three things stand above the tables. A group begins as Empty, with its first record (`migration/group_routing.py`). An
-Empty group takes the protocol of the first member that joins it, and a classic group with members becomes a consumer
-group when a member of that protocol joins (`migration/conversion.py`). A group ends with its last record: an
+Empty group takes the protocol of the first member that joins it. A classic group with members becomes a consumer group
+when a member of that protocol joins (`migration/conversion.py`). A group ends with its last record: an
 administrator deletes it, or its last offset expires or is deleted (`machine.py`, `offsets.py`).
 """
 

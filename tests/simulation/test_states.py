@@ -9,7 +9,7 @@ from simulation.recorder import MEMBER, RecordingMachine, Seen, transitions
 from simulation.run import Run
 from tools import state_tables
 
-from kohort.groups.consumer.reconcile import MEMBER_TABLE
+from kohort.groups.consumer.members import MEMBER_TABLE
 from kohort.groups.machine import PROTOCOLS
 
 STARTS = range(0, 240, 40)

@@ -1,17 +1,34 @@
-"""A classic group: its table, its permission to commit, and how it is described.
+"""A classic group: its requests, its table, its permission to commit, and how it is described.
 
-The chapters below it hold the behaviour, each knowing only those before: `members` (state), `deferred_notification`,
-`rebalance`, `requests`.
+JoinGroup, SyncGroup, Heartbeat and LeaveGroup are answered as Kafka's coordinator answers them. The chapters below hold
+what is between the requests, each knowing only those before: `members` (state), `deferred_notification`, `rebalance`.
+
+Source: spec 3.1-3.13, KIP-62, KIP-345, KIP-394, KIP-814.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from kohort.consumer_protocol import read_topics
 from kohort.errors import ErrorCode
-from kohort.groups.classic.deferred_notification import COOPERATIVE
-from kohort.groups.classic.requests import ClassicRequests
-from kohort.groups.effects import DescribedGroup, DescribedMember, GroupState, GroupType
+from kohort.groups import admission
+from kohort.groups.classic.deferred_notification import COOPERATIVE, ClassicNotification
+from kohort.groups.classic.members import ClassicMember, PendingMember
+from kohort.groups.classic.rebalance import ClassicRebalance
+from kohort.groups.effects import (
+    ConsumerGroupHeartbeatReply,
+    DescribedGroup,
+    DescribedMember,
+    GroupState,
+    GroupType,
+    HeartbeatReply,
+    JoinGroupReply,
+    LeaveGroupReply,
+    LeftMember,
+    Level,
+    SyncGroupReply,
+)
 from kohort.groups.events import (
     NO_CONNECTION,
     ConnectionLost,
@@ -19,15 +36,451 @@ from kohort.groups.events import (
     Heartbeat,
     JoinGroup,
     LeaveGroup,
+    LeavingMember,
     OffsetCommit,
     ReleaseLongPolls,
     SyncGroup,
     TopicsChanged,
     TxnOffsetCommit,
 )
+from kohort.groups.records import GroupSaved
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
-from kohort.groups.timers import Deadline
+from kohort.groups.timers import Deadline, Timer
+
+
+def differs(asked: str | None, actual: str | None) -> bool:
+    """Return whether two protocol names contradict each other; None contradicts nothing."""
+    return asked is not None and actual is not None and asked != actual
+
+
+class ClassicRequests(ClassicRebalance):
+    """The answers to the requests of a classic group's members."""
+
+    def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Return whether a request's member is in the group and was not replaced by another with its instance id.
+
+        If a restart interrupted a rebalance, the lost id may be the member's newer one. Then nobody is fenced: an
+        unknown member joins again without its id. Source: scenario 8.
+        """
+        if instance_id is not None:
+            current = self.static_ids.get(instance_id)
+            if current is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if current != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID if self.resumed_from < 0 else ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def is_current_generation(self, generation: int) -> bool:
+        """Return whether a generation is the current one, or the last one before an interrupted rebalance."""
+        return generation == self.generation or (generation == self.resumed_from and generation >= 0)
+
+    def join(self, step: Step, event: JoinGroup) -> None:
+        """Process a JoinGroup: the member wants to be in the next generation."""
+        error = self.join_or_error(step, event)
+        if error is not ErrorCode.NONE:
+            member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
+            step.reply(event.request, JoinGroupReply(error, member_id=member_id))
+
+    def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Process a JoinGroup, or return the error that refuses it."""
+        config = step.config
+        refused = admission.check_join(config, event)
+        if refused is not ErrorCode.NONE:
+            return refused
+        if self.place_error(step, event) is not ErrorCode.NONE:
+            if event.member_id in self.members:
+                self.evict_member(step, event.member_id, f"no room for member {event.member_id}")
+            self.on_pending_end(step, event.member_id)
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        refused = self.protocol_error(step, event)
+        if refused is not ErrorCode.NONE:
+            return refused
+        if not event.member_id:
+            self.join_new(step, event)
+            return ErrorCode.NONE
+        return self.join_known(step, event)
+
+    def protocol_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Return why a member's protocols do not fit the group, NONE if they do."""
+        too_many = len(event.protocols) > step.config.protocols_max
+        if too_many or not self.supports(event.protocol_type, event.protocols):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
+
+    def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Return whether there is a place for this member; during a join phase the first to join have the places."""
+        member = self.members.get(event.member_id or self.static_ids.get(event.instance_id, ""))
+        taken, has_place = len(self.members), member is not None
+        if self.state is GroupState.EMPTY:
+            taken = 0
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            taken, has_place = self.awaiting_join, member is not None and member.join_request is not None
+        return admission.check_place(step.config.group_max_size, taken, has_place=has_place)
+
+    def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
+        """Return whether the group's record could exceed its limit with this member, which is refused then."""
+        member = self.members.get(event.member_id)
+        before = 0 if member is None else member.size
+        metadata = max(len(protocol.metadata) for protocol in event.protocols)
+        size = self.size - before + metadata + len(event.client.id)
+        if admission.check_record(step.config, size) is ErrorCode.NONE:
+            return False
+        step.log(
+            self.group_id,
+            f"member refused: the group would not fit into one record of {step.config.group_record_bytes_max} bytes; "
+            "raise group.record.max.bytes",
+            Level.ERROR,
+        )
+        return True
+
+    def join_new(self, step: Step, event: JoinGroup) -> None:
+        """Process a first join: a static member may replace its predecessor, another first gets its id (KIP-394)."""
+        if self.saved is None:  # a group that only holds offsets would disappear with the last of them
+            step.emit(GroupSaved(self.group_id, "", self.generation, None, None, step.now.wall_ms, ()))
+        if event.instance_id is not None:
+            predecessor = self.static_ids.get(event.instance_id)
+            if predecessor is not None:
+                self.replace_static(step, self.members[predecessor], event)
+                return
+        elif event.requires_known_id:
+            timer = Timer(Deadline.PENDING_MEMBER, self.group_id, event.new_member_id)
+            self.pending[event.new_member_id] = PendingMember(timer, event.connection)
+            step.run(timer, event.session_timeout_ms)
+            step.remember_connection(event.connection, self.group_id, event.new_member_id)
+            step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
+            return
+        self.add_new_member(step, event, event.new_member_id, told=event.instance_id is not None)
+
+    def add_new_member(self, step: Step, event: JoinGroup, member_id: str, *, told: bool) -> None:
+        """Add a new member to the group."""
+        member = ClassicMember(self.group_id, member_id, event.instance_id, event.client)
+        member.protocols = event.protocols
+        member.session_timeout_ms = event.session_timeout_ms
+        member.rebalance_timeout_ms = event.rebalance_timeout_ms
+        member.is_new = True
+        member.told = told
+        if not self.members:
+            self.protocol_type = event.protocol_type
+        if self.state is GroupState.PREPARING_REBALANCE and self.previous_state is GroupState.EMPTY:
+            self.newcomer = True
+        self.add_member(step, member, event.request)
+        member.bind(step, event.connection)
+        step.run(member.session, step.config.new_member_timeout_ms)
+        self.rebalance_after_change(step, f"member {member_id} joined (reason: {event.reason or 'not given'})")
+
+    def join_known(self, step: Step, event: JoinGroup) -> ErrorCode:
+        """Process a join with a member id, pending or in the group."""
+        if event.member_id in self.pending and event.instance_id is None:
+            self.add_new_member(step, event, event.member_id, told=True)
+            return ErrorCode.NONE
+        error = self.member_error(event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        member = self.members[event.member_id]
+        member.was_heard(step, event.connection)
+        unchanged = member.protocols == event.protocols
+        leads = self.is_leader(event.member_id)
+        settled = self.state is GroupState.COMPLETING_REBALANCE or (self.state is GroupState.STABLE and not leads)
+        if settled and unchanged:
+            member.touch(step, member.session_timeout_ms)
+            step.reply(event.request, self.join_reply(member))
+            return ErrorCode.NONE
+        self.update_member(step, member, event)
+        role = "leader" if leads else "member"
+        self.rebalance_after_change(
+            step, f"{role} {event.member_id} joined again (reason: {event.reason or 'not given'})"
+        )
+        return ErrorCode.NONE
+
+    def update_member(self, step: Step, member: ClassicMember, event: JoinGroup) -> None:
+        """Take over a member's protocols and timeouts from its join, and keep the join waiting."""
+        self.count(member, -1)
+        member.protocols = event.protocols
+        member.session_timeout_ms = event.session_timeout_ms
+        member.rebalance_timeout_ms = event.rebalance_timeout_ms
+        self.count(member, 1)
+        self.await_join(step, member, event.request)
+
+    def replace_static(self, step: Step, old: ClassicMember, event: JoinGroup) -> None:
+        """Replace a static member that returned under a new id; the old id is fenced. Source: KIP-345."""
+        old_leader = self.leader or ""
+        new = ClassicMember(self.group_id, event.new_member_id, event.instance_id, old.client)
+        new.assignment = old.assignment
+        fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
+        self.answer_join(step, old, fenced)
+        old.answer_sync(step, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
+        self.stop_awaiting(step, old, ErrorCode.FENCED_INSTANCE_ID)
+        self.count(old, -1)
+        old.session.cancel()
+        old.unbind(step)
+        del self.members[old.member_id]
+        self.members[new.member_id] = new
+        self.static_ids[event.instance_id] = new.member_id
+        if self.leader == old.member_id:
+            self.leader = new.member_id
+        if self.pending_sync.pop(old.member_id, "") is None:
+            self.pending_sync[new.member_id] = None
+        self.count(new, 1)
+        new.bind(step, event.connection)
+        self.update_member(step, new, event)
+        new.touch(step, new.session_timeout_ms)
+        step.log(
+            self.group_id,
+            f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
+        )
+        self.owes_look |= read_topics(old.metadata(self.protocol)) != read_topics(new.metadata(self.protocol))
+        self.after_replacement(step, new, event, old_leader)
+
+    def after_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+        """Keep a stable group's assignment after a replacement unless the protocol or a leader's topics have changed.
+
+        A returning leader compares topics only from then on. So changes before its return are compared here
+        (KAFKA-13435); after a restart they are unknown. A sync under way restarts (KAFKA-9801). Partitions without
+        owner mean that a cooperative member revoked some and left before it joined again, which it owed the others.
+        """
+        keeps = self.select_protocol() == self.protocol and not self.has_unowned_partitions(step)
+        if keeps and self.is_leader(new.member_id):
+            keeps = self.subscribed is None or self.topics_hash == self.current_topics_hash(step)
+        if self.state is GroupState.STABLE and keeps:
+            self.write_group(step)
+            reply = self.join_reply(new)
+            leads = self.is_leader(new.member_id)
+            self.leader_unaware |= leads
+            if not event.can_skip_assignment:
+                reply = JoinGroupReply(
+                    ErrorCode.NONE,
+                    new.member_id,
+                    reply.generation,
+                    reply.protocol_type,
+                    reply.protocol_name,
+                    old_leader,
+                )
+            elif leads:
+                reply = JoinGroupReply(
+                    ErrorCode.NONE,
+                    new.member_id,
+                    reply.generation,
+                    reply.protocol_type,
+                    reply.protocol_name,
+                    reply.leader,
+                    skip_assignment=True,
+                    members=reply.members,
+                )
+            self.answer_join(step, new, reply)
+            return
+        self.rebalance_after_change(step, f"static member {event.instance_id} came back")
+
+    def write_group(self, step: Step) -> None:
+        """Write the group's record, and update the subscriptions from it."""
+        members = tuple(member.saved(self.protocol) for member in self.members.values())
+        step.emit(
+            GroupSaved(
+                self.group_id,
+                self.protocol_type or "",
+                self.generation,
+                self.protocol,
+                self.leader,
+                step.now.wall_ms,
+                members,
+            )
+        )
+        self.subscribed = self.read_subscriptions()
+
+    def sync(self, step: Step, event: SyncGroup) -> None:
+        """Process a SyncGroup: the member asks for its assignment, and the leader brings everyone's."""
+        error = self.sync_or_error(step, event)
+        if error is not ErrorCode.NONE:
+            step.reply(event.request, SyncGroupReply(error))
+
+    def sync_or_error(self, step: Step, event: SyncGroup) -> ErrorCode:
+        """Process a SyncGroup, or return the error that refuses it."""
+        if self.state is GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self.member_error(event.member_id, event.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        self.members[event.member_id].was_heard(step, event.connection)
+        if not self.is_current_generation(event.generation):
+            return ErrorCode.ILLEGAL_GENERATION
+        if differs(event.protocol_type, self.protocol_type) or differs(event.protocol_name, self.protocol):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        if self.refused_generation == event.generation:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        member = self.members[event.member_id]
+        self.note_sync(step, event.member_id)
+        if self.state is GroupState.STABLE:
+            member.touch(step, member.session_timeout_ms)
+            step.reply(event.request, self.sync_reply(member))
+            return ErrorCode.NONE
+        if member.sync_request is not None:
+            step.reply(member.sync_request, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.sync_request = event.request
+        if self.is_leader(event.member_id):
+            self.complete_sync(step, dict(event.assignments))
+        return ErrorCode.NONE
+
+    def sync_reply(self, member: ClassicMember) -> SyncGroupReply:
+        """Return a member's assignment in the current generation as a reply."""
+        return SyncGroupReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol)
+
+    def complete_sync(self, step: Step, assignments: dict[str, bytes]) -> None:
+        """Write the leader's assignments, then send them to the members. Source: spec 3.7."""
+        for member in self.members.values():
+            self.set_assignment(member, assignments.get(member.member_id, b""))
+        if self.size > step.config.group_record_bytes_max:
+            self.refuse_generation(step)
+            return
+        self.set_state(GroupState.STABLE)
+        self.write_group(step)
+        self.topics_hash = self.current_topics_hash(step)
+        self.leader_unaware, self.left_out = False, None
+        self.report_completed(step)
+        for member in self.members.values():
+            if member.answer_sync(step, self.sync_reply(member)):
+                member.touch(step, member.session_timeout_ms)
+
+    def refuse_generation(self, step: Step) -> None:
+        """Refuse a generation whose assignment does not fit into a record, so that members stop retrying it."""
+        step.log(
+            self.group_id,
+            f"generation {self.generation} refused: with its assignment the group takes {self.size} bytes, more than "
+            f"the {step.config.group_record_bytes_max} of one record; raise group.record.max.bytes",
+            Level.ERROR,
+        )
+        self.refused_generation = self.generation
+        for member in self.members.values():
+            self.forget_assignment(member)
+            member.answer_sync(step, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
+
+    def heartbeat(self, step: Step, event: Heartbeat) -> None:
+        """Process a heartbeat: answer whether the member must join again, or delay the answer until there is news."""
+        error = self.heartbeat_error(event)
+        if error is ErrorCode.NONE:
+            if self.owes_look:
+                self.rebalance_if_unowned(step)
+            member = self.members[event.member_id]
+            if member.connection != event.connection or member.lost:
+                member.was_heard(step, event.connection)
+            self.on_member_heartbeat(step, member, event)
+            member.touch(step, member.session_timeout_ms)
+            if self.delay_heartbeat(step, member, event):
+                return
+            error = self.heartbeat_result(step, member)
+        step.reply(event.request, HeartbeatReply(error))
+        if error is ErrorCode.REBALANCE_IN_PROGRESS:
+            self.notify_if_none_awaited(step)
+
+    def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
+        """Return whether a heartbeat comes from a member with the current generation, or the error."""
+        if event.member_id not in self.members or event.instance_id is not None:
+            error = self.member_error(event.member_id, event.instance_id)
+            if error is not ErrorCode.NONE:
+                return error
+        return ErrorCode.NONE if self.is_current_generation(event.generation) else ErrorCode.ILLEGAL_GENERATION
+
+    def leave(self, step: Step, event: LeaveGroup) -> None:
+        """Remove members that leave by themselves or that an administrator removes."""
+        left = []
+        gone = []
+        for leaving in event.members:
+            error = self.remove_leaving(step, leaving)
+            left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
+            if error is ErrorCode.NONE:
+                gone.append(leaving.member_id or leaving.instance_id or "")
+        step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
+        if gone:
+            self.rebalance_after_removal(step, f"{', '.join(gone)} left")
+
+    def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
+        """Remove one member, pending or not."""
+        member_id = leaving.member_id
+        if not member_id:
+            found = self.static_ids.get(leaving.instance_id) if leaving.instance_id is not None else None
+            if found is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            member_id = found
+        elif member_id not in self.pending:
+            error = self.member_error(member_id, leaving.instance_id)
+            if error is not ErrorCode.NONE:
+                return error
+        step.log(self.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
+        self.remove_member(step, member_id)
+        return ErrorCode.NONE
+
+    def on_pending_end(self, step: Step, member_id: str) -> None:
+        """Drop a pending member id that was not used in time or does not fit into the group; the join phase goes on."""
+        if self.drop_pending(step, member_id):
+            self.complete_if_all_joined(step)
+
+    def load(self, step: Step) -> None:
+        """Build the soft state from the group's record; sessions restart. Source: spec 3.7.
+
+        A generation that began and was never synchronized is over: its members, and those of the one before, join
+        again.
+        """
+        saved = self.saved
+        if saved is None:
+            return
+        self.protocol_type = saved.protocol_type or None
+        self.protocol = saved.protocol
+        self.leader = saved.leader
+        for stored in saved.members:
+            member = ClassicMember.from_saved(self.group_id, stored, saved.protocol or "")
+            self.members[member.member_id] = member
+            if member.instance_id is not None:
+                self.static_ids[member.instance_id] = member.member_id
+            self.count(member, 1)
+            member.touch(step, member.session_timeout_ms)
+        self.subscribed = self.read_subscriptions()
+        if not self.members:
+            return
+        self.state = self.previous_state = GroupState.STABLE
+        if self.started > saved.generation:
+            self.resumed_from = saved.generation
+            self.prepare_rebalance(step, f"a restart interrupted generation {self.started}")
+        elif len(self.members) > step.config.group_max_size:
+            self.prepare_rebalance(step, f"{len(self.members)} members are more than group.max.size")
+        else:
+            self.check_after_load(step)
+
+    # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        self.drop_untold(step, member_id)
+        member = self.members.get(member_id)
+        if member is None or member.connection != event.connection:
+            return
+        self.lose_connection(
+            step,
+            member,
+            event,
+            is_static=member.instance_id is not None,
+            process=member.client.process,
+            interval_ms=member.session_timeout_ms // 3,
+        )
+
+    def drop_untold(self, step: Step, member_id: str) -> None:
+        """Evict a new member whose connection ended before a reply told its id."""
+        member = self.members.get(member_id)
+        if member_id in self.pending or (member is not None and not member.told):
+            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
+
+    def refuse_consumer(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Refuse a consumer heartbeat to a classic group; fence a static member that another process has replaced."""
+        holder = self.static_ids.get(event.instance_id)
+        if holder is not None and holder != event.member_id:
+            text = (
+                f"Static member {event.member_id} with instance id {event.instance_id} was fenced by member {holder}."
+            )
+            step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.FENCED_INSTANCE_ID, text))
+        else:
+            text = f"Group {event.group_id} is not a consumer group."
+            step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
+
 
 EMPTY, STABLE = GroupState.EMPTY, GroupState.STABLE
 PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
@@ -82,11 +535,11 @@ TABLE: Table = {
     Deadline.SESSION: {
         EMPTY: ignored("the group has no members"),
         PREPARING: reaction("the member is evicted: the last awaited one, or the last one",
-                            ClassicRequests.on_session_end, COMPLETING, EMPTY),
+                            ClassicRebalance.on_session_end, COMPLETING, EMPTY),
         COMPLETING: reaction("the member is evicted: the others rebalance, if there are any",
-                             ClassicRequests.on_session_end, PREPARING, EMPTY),
+                             ClassicRebalance.on_session_end, PREPARING, EMPTY),
         STABLE: reaction("the member is evicted: the others rebalance, if there are any",
-                         ClassicRequests.on_session_end, PREPARING, EMPTY),
+                         ClassicRebalance.on_session_end, PREPARING, EMPTY),
     },
     Deadline.PENDING_MEMBER: {
         EMPTY: reaction("the member id is dropped", ClassicRequests.on_pending_end),
@@ -98,7 +551,7 @@ TABLE: Table = {
     Deadline.JOIN_PHASE: {
         EMPTY: _NO_JOIN_PHASE,
         PREPARING: reaction("the initial delay or the rebalance timeout is over; members that did not join are evicted",
-                            ClassicRequests.on_join_deadline, COMPLETING, EMPTY),
+                            ClassicRebalance.on_join_deadline, COMPLETING, EMPTY),
         COMPLETING: _NO_JOIN_PHASE,
         STABLE: _NO_JOIN_PHASE,
     },
@@ -106,13 +559,13 @@ TABLE: Table = {
         EMPTY: ignored("there is no sync phase"),
         PREPARING: ignored("there is no sync phase"),
         COMPLETING: reaction("members that did not sync are evicted",
-                         ClassicRequests.on_sync_deadline, PREPARING, EMPTY),
+                         ClassicRebalance.on_sync_deadline, PREPARING, EMPTY),
         STABLE: reaction("members that did not sync are evicted",
-                         ClassicRequests.on_sync_deadline, PREPARING, EMPTY),
+                         ClassicRebalance.on_sync_deadline, PREPARING, EMPTY),
     },
     Deadline.NOTIFICATION: {
         EMPTY: _NO_JOIN_PHASE,
-        PREPARING: reaction("the members are notified of the rebalance", ClassicRequests.on_notification_deadline),
+        PREPARING: reaction("the members are notified of the rebalance", ClassicNotification.on_notification_deadline),
         COMPLETING: _NO_JOIN_PHASE,
         STABLE: _NO_JOIN_PHASE,
     },
@@ -121,7 +574,7 @@ TABLE: Table = {
         PREPARING: ignored("the leader assigns the topics as they are after the rebalance"),
         COMPLETING: ignored("the leader assigns the topics as they are"),
         STABLE: reaction("topics changed that a static leader may miss: a rebalance begins",
-                         ClassicRequests.on_topics_changed, PREPARING, COMPLETING),
+                         ClassicRebalance.on_topics_changed, PREPARING, COMPLETING),
     },
 }  # fmt: skip
 """What a classic group does with an event in each state."""

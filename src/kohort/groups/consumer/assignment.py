@@ -2,21 +2,272 @@
 
 Each group has at most one computation under way. A result for an older epoch is progress and is accepted; then the
 newest epoch is computed. Otherwise a group would never get a target while members keep joining.
+
+Members are heard, replaced and removed here too, whatever their protocol, because each change needs another target.
+
+Suspected members of a consumer group: the group does not wait for them.
+
+A member that is overdue may be dead, which only its session timeout shows. Until then it keeps its partitions. But a
+target that revokes some of them or adds others would leave other members waiting and partitions unread. So a target is
+computed without the members that are silent at that moment. They keep their partitions, and the others share the rest.
+If a member falls silent before it has moved, the group gets a new target. When the member is heard again or evicted,
+the next target is balanced again.
+
+`failure_detector` decides which members are silent, by `DETECTOR_SETTINGS`. A static member is also silent while it
+has left temporarily.
+
+This works only with the assignor `uniform`. The assignor `range` keeps partitions of the same number together, which
+needs every member.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar
 
 from kohort.assignors import MemberSubscription, server_assignor
-from kohort.groups.consumer.suspicion import ConsumerSuspicion
-from kohort.groups.effects import ComputeAssignment, Level, ResolveRegexes
-from kohort.groups.events import AssignmentComputed, RegexesResolved, Topic
+from kohort.errors import ErrorCode
+from kohort.groups.admission import Refusal
+from kohort.groups.consumer.members import ConsumerReconciliation, Presence
+from kohort.groups.effects import ComputeAssignment, JoinGroupReply, Level, ResolveRegexes
+from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
+from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.pairs import NOTHING, Pairs, pack, unpack
 from kohort.groups.records import EpochBumped, Kind, RegexResolved, TargetAssigned, TargetEpochSet, Tombstone
 from kohort.groups.step import Step
+from kohort.groups.timers import Deadline, Timer
 from kohort.groups.topics import ImageChange, metadata_hash, topic_info
 from kohort.ids import TopicPartition
+
+
+class ConsumerMemberChanges(ConsumerReconciliation):
+    """How members of a consumer group are heard, replaced and removed, and their requests refused."""
+
+    def log_fenced(self, step: Step, event: ConsumerGroupHeartbeat, refusal: Refusal) -> None:
+        """Log that a member was fenced by its epoch, once until it is heard again."""
+        presence = self.presences.get(event.member_id)
+        if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
+            return
+        presence.fenced = True
+        current, seen = self.current_assignment(event.member_id), self.member_last_seen(step, event.member_id)
+        step.log(
+            event.group_id,
+            f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is "
+            f"{current.member_epoch}, the previous one was {current.previous_epoch} ({seen})",
+        )
+
+    def member_last_seen(self, step: Step, member_id: str) -> str:
+        """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
+        member = self.members[member_id]
+        return self.presences[member_id].last_seen(step, member.client_id, member.client_host)
+
+    def member_heard(self, step: Step, member_id: str, connection: int) -> Presence:
+        """Record a request of a member: bind it to its connection and restart its session."""
+        presence = self.presence(member_id)
+        if presence.connection != connection:
+            presence.bind(step, connection)
+        presence.gone_ms = None
+        self.restart_session(step, presence, member_id)
+        return presence
+
+    def restart_session(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Restart a member's session after a request on any connection."""
+        presence.alive(step, self.session_timeout_ms(step, member_id))
+
+    def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Restart a member's session after a sign of life or a wait, unless its connection has ended."""
+        presence.touch(step, self.session_timeout_ms(step, member_id))
+
+    def leave_temporarily(self, step: Step, member_id: str) -> None:
+        """Write the temporary leave of a static member, which keeps its partitions for the rest of its session.
+
+        Its waiting requests are refused: a later answer would move the member on, back into the group.
+        """
+        presence = self.presence(member_id)
+        presence.expect_nothing()
+        gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
+        self.refuse_waiting(step, presence, gone)
+        step.emit(self.current_assignment(member_id).away().record(self.group_id, member_id))
+
+    def member_changed_protocol(self, step: Step, presence: Presence, member_id: str) -> None:
+        """Refuse a member's waiting requests and stop its timers, because it speaks another protocol from now on."""
+        presence.expect_nothing()
+        elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
+        self.refuse_waiting(step, presence, elsewhere)
+
+    def rejoin_member(self, step: Step, member_id: str) -> None:
+        """Let a member that had left temporarily take its place again."""
+        current = self.current_assignment(member_id)
+        if current.is_away:
+            step.emit(current.afresh().record(self.group_id, member_id))
+
+    def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
+        """Write that a static member continues under a new id, with the partitions of the old one."""
+        old, target = self.members[old_id], self.targets.get(old_id)
+        before = self.current_assignment(old_id)
+        if old_id in self.excluded:
+            self.excluded[new_id] = None
+        self.dismiss_member(step, old_id, ErrorCode.FENCED_INSTANCE_ID)
+        self.remove_member(step, old_id)
+        step.emit(replace(old, member_id=new_id))
+        if target is not None:
+            step.emit(TargetAssigned(self.group_id, new_id, pack(target)))
+        step.emit(before.afresh().record(self.group_id, new_id))
+
+    def remove_member(self, step: Step, member_id: str) -> None:
+        """Write that a member is gone."""
+        self.dismiss_member(step, member_id)
+        self.excluded.pop(member_id, None)
+        if member_id in self.current:
+            self.record_downtime(step, self.current[member_id].assigned, frozenset())
+            step.emit(Tombstone((Kind.CURRENT, self.group_id, member_id)))
+        if member_id in self.targets:
+            step.emit(Tombstone((Kind.TARGET, self.group_id, member_id)))
+        step.emit(Tombstone((Kind.MEMBER, self.group_id, member_id)))
+
+    def dismiss_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
+        """Stop a member's timers and refuse its waiting requests."""
+        presence = self.presences.pop(member_id, None)
+        if presence is not None:
+            presence.cancel()
+            presence.unbind(step)
+            self.refuse_waiting(step, presence, Refusal(error, f"Member {member_id} was removed."))
+
+    def refuse_waiting(self, step: Step, presence: Presence, refusal: Refusal) -> None:
+        """Refuse all waiting requests of a member: it was removed or replaced."""
+        if presence.waiting is not None:
+            refusal.answer(step, presence.waiting)
+        self.cancel_long_poll(step, presence, *refusal)
+        if presence.joining is not None:
+            is_new = refusal.error is ErrorCode.FENCED_MEMBER_EPOCH  # a code that classic clients do not know
+            error = ErrorCode.UNKNOWN_MEMBER_ID if is_new else refusal.error
+            step.reply(presence.joining.request, JoinGroupReply(error))
+        presence.waiting = presence.joining = None
+
+
+SLACK_MS = 500
+"""The tolerated delay of a heartbeat beside half its interval, and the time that a client needs to reconnect."""
+DETECTOR_SETTINGS = DetectorSettings(
+    any_sign=True, late_percent=50, late_ms=SLACK_MS, reconnect_ms=SLACK_MS, forgives_disconnect=True
+)
+"""The failure detector's parameters for consumer groups.
+
+A false suspicion moves partitions twice: away from the member and back. So members get time, and every request counts.
+Heartbeats of members that closed a connection during a delay are still delayed. The length of the delay was measured
+with their client (`client_quirks`) or follows from the interval that the member was told. Without delays some clients
+would send several heartbeats a second, because they were told a short interval.
+"""
+ASSIGNOR = "uniform"
+
+
+class ConsumerSuspicion(ConsumerMemberChanges):
+    """Which members of a consumer group are suspected, and what follows for its targets."""
+
+    detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
+
+    def find_member(self, member_id: str) -> Presence | None:
+        """Return a member's soft state; None if the id is unknown."""
+        return self.presences.get(member_id)
+
+    def member_session_ms(self, step: Step, member: Presence) -> int:
+        """Return a member's session timeout."""
+        return self.session_timeout_ms(step, member.session.subject)
+
+    def usual_interval_ms(self, step: Step) -> int:
+        """Return the heartbeat interval of settled members."""
+        return self.heartbeat_interval_ms(step)
+
+    def member_silent_from_ms(self, step: Step, member_id: str) -> int | None:
+        """Return when a member counts as silent unless it is heard before.
+
+        None for a member of the classic protocol: a new target does not affect it before it joins again.
+        """
+        if self.members[member_id].classic_protocols is not None:
+            return None
+        if self.current_assignment(member_id).is_away:
+            return step.now.mono_ms
+        presence = self.presences.get(member_id)
+        return None if presence is None else self.silent_from_ms(step, presence)
+
+    def is_member_silent(self, step: Step, member_id: str) -> bool:
+        """Return whether a member counts as silent now."""
+        from_ms = self.member_silent_from_ms(step, member_id)
+        return from_ms is not None and from_ms <= step.now.mono_ms
+
+    def excludes_suspected(self, step: Step) -> bool:
+        """Return whether targets may be computed without some of the members."""
+        return step.config.notify_at_once != "off" and self.preferred_assignor(step) == ASSIGNOR
+
+    def exclude_suspected(self, step: Step) -> dict[str, Pairs]:
+        """Choose the silent members to exclude from the next target, with their partitions; none if all are silent."""
+        self.excluded.clear()
+        silent = self.silent_among(step, self.members) if self.excludes_suspected(step) else []
+        self.excluded.update(dict.fromkeys(silent))
+        current = {member_id: self.current_assignment(member_id) for member_id in silent}
+        return {member_id: assignment.assigned | assignment.pending for member_id, assignment in current.items()}
+
+    def silent_among(self, step: Step, candidates: Iterable[str]) -> list[str]:
+        """Return the silent ones of some members; none if every member of the group is silent."""
+        if all(self.is_member_silent(step, member_id) for member_id in self.members):
+            return []
+        return [member_id for member_id in candidates if self.is_member_silent(step, member_id)]
+
+    def clear_suspicion(self, step: Step, member_id: str) -> bool:
+        """Take a member back that is heard again; return whether the target excluded it and a new one is needed."""
+        if member_id not in self.excluded:
+            return False
+        del self.excluded[member_id]
+        presence = self.presences.get(member_id)
+        if presence is not None:
+            presence.was_not_silent(step)
+        return True
+
+    def watch_unmoved(self, step: Step) -> None:
+        """Schedule a check of the new target: when the first member that has to move would be silent."""
+        if not self.excludes_suspected(step):
+            return
+        due = [self.member_silent_from_ms(step, member_id) for member_id in self.unmoved_members()]
+        first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
+        if first_ms is not None:
+            if self.watch is None:
+                self.watch = Timer(Deadline.SILENCE, self.group_id)
+            step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
+
+    def unmoved_members(self) -> list[str]:
+        """Return the members that the target includes and that do not have it yet."""
+        return [
+            member_id
+            for member_id in self.members
+            if member_id not in self.excluded and not self.has_its_target(member_id)
+        ]
+
+    def has_its_target(self, member_id: str) -> bool:
+        current = self.current.get(member_id)
+        target = self.targets.get(member_id)
+        return not target if current is None else not current.pending and current.assigned == (target or frozenset())
+
+    def has_unassigned_partitions(self, step: Step) -> bool:
+        """Return whether no target holds some partitions of subscribed topics, as only silent members had read them.
+
+        For a coordinator that takes over; `is_uneven` explains why.
+        """
+        if not self.excludes_suspected(step):
+            return False
+        given = {pair for member_id in self.members for pair in self.targets.get(member_id, ())}
+        topics = (step.image.topics.get(name) for name in self.subscribed())
+        return any((topic.id, number) not in given for topic in topics if topic for number in range(topic.partitions))
+
+    def is_uneven(self, step: Step) -> bool:
+        """Return whether shares differ by more than one although all members read the same topics.
+
+        Such a target excluded silent members. No record names them, so a coordinator that takes over checks this.
+        """
+        if not self.excludes_suspected(step) or len({self.topics_of(reader) for reader in self.members.values()}) != 1:
+            return False
+        shares = [len(self.targets.get(member_id, frozenset())) for member_id in self.members]
+        return max(shares) - min(shares) > 1
+
 
 Matcher = Callable[[str, Iterable[str]], Iterable[str]]
 """A function from a regular expression and topic names to the names that match."""

@@ -28,7 +28,7 @@ from kohort.ids import TopicId, TopicPartition
 
 
 class ClassicIdentity(Protocol):
-    """What a JoinGroup, or a member of a classic group, says of a classic member."""
+    """A classic member as its JoinGroup, or its classic group, describes it."""
 
     @property
     def instance_id(self) -> str | None:

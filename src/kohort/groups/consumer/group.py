@@ -1,17 +1,35 @@
-"""A group under KIP-848: its table, its permission to commit and to fetch, and how it is described.
+"""A group under KIP-848: its heartbeats, its table, its permission to commit and to fetch. Source: KIP-848.
 
-The chapters below it hold the behaviour, each knowing only those before: `members` (state), `reconcile`, `membership`,
-`suspicion`, `assignment`, `classic_members`, `heartbeat`.
+A ConsumerGroupHeartbeat joins, moves, leaves, and is fenced. Differences from Kafka: a joiner's reply waits for the
+moment that its target takes to compute. Members that wait for others are told a short interval. A settled member's
+reply may be delayed until there is news.
+
+The chapters below hold the rest, each knowing only those before: `members` (state, reconciliation), `assignment`
+(targets, suspected members), `classic_members`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
+from zlib import crc32
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import ErrorCode
-from kohort.groups.consumer.heartbeat import ConsumerHeartbeat
-from kohort.groups.effects import DescribedConsumer, DescribedConsumerGroup, GroupState, GroupType, NamedPartitions
+from kohort.groups import admission, client_quirks
+from kohort.groups.admission import LEFT_FOR_A_WHILE, Refusal
+from kohort.groups.consumer.assignment import ConsumerAssignment
+from kohort.groups.consumer.classic_members import ConsumerClassicMembers
+from kohort.groups.consumer.members import CurrentAssignment, Presence
+from kohort.groups.effects import (
+    ConsumerGroupHeartbeatReply,
+    DescribedConsumer,
+    DescribedConsumerGroup,
+    GroupState,
+    GroupType,
+    Level,
+    NamedPartitions,
+)
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
@@ -28,11 +46,407 @@ from kohort.groups.events import (
     TopicsChanged,
     TxnOffsetCommit,
 )
-from kohort.groups.pairs import Pairs, pack
+from kohort.groups.long_polling import Release
+from kohort.groups.pairs import Pairs, pack, unpack
+from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
 from kohort.ids import TopicId
+
+SPREAD_FROM = 500
+"""From this group size on, the first full interval is shortened at random, so that heartbeats do not come at once."""
+MEMBERS_PER_MS = 5
+"""The number of unsettled members that may send heartbeats in one ms, which bounds the cost of their short interval."""
+
+
+def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    """Check an epoch: it must be the member's, or the previous one if only the reply with the newer one was lost."""
+    epoch = event.member_epoch
+    if epoch == current.member_epoch:
+        return None
+    lost_reply = (
+        epoch < current.member_epoch
+        and epoch == current.previous_epoch
+        and event.owned is not None
+        and unpack(event.owned) <= current.assigned
+    )
+    if lost_reply:
+        return None
+    relation = "greater" if epoch > current.member_epoch else "smaller"
+    return Refusal(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {relation} member epoch ({epoch}) than the one known by the group "
+        f"coordinator ({current.member_epoch}). The member must abandon all its partitions and rejoin.",
+    )
+
+
+def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
+    """Return whether a heartbeat has only its member's id and epoch, as nearly every one does."""
+    unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
+    unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
+    client, instance_id = event.client, event.instance_id
+    same = old.client_id == client.id and old.client_host == client.host and instance_id in (None, old.instance_id)
+    return unsaid and same
+
+
+def says_everything(event: ConsumerGroupHeartbeat) -> bool:
+    """Return whether a heartbeat is a join, or a full one that a client sends after it missed a reply."""
+    subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
+    return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
+
+
+def spread(interval_ms: int, member_id: str) -> int:
+    """Return a part of the interval, at least a half, that depends on the member's id.
+
+    Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
+    one moment ever after.
+    """
+    return interval_ms - crc32(member_id.encode()) % max(1, interval_ms // 2)
+
+
+class ConsumerHeartbeat(ConsumerClassicMembers):
+    """The heartbeats of a consumer group's members, and the deadlines of its members."""
+
+    def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
+        """Process a heartbeat that passed `check`: a join, a regular heartbeat, or a leave."""
+        refusal = (
+            self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
+        )
+        if refusal is not None:
+            self.log_fenced(step, event, refusal)
+            refusal.answer(step, event)
+
+    def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a join or a regular heartbeat."""
+        member_id = event.member_id or event.new_member_id
+        refusal = self.check_member(step, event, member_id)
+        if refusal is not None:
+            return refusal
+        back = self.clear_suspicion(step, member_id)
+        joins, before = event.member_epoch == 0, self.members.get(member_id)
+        if joins:
+            self.rejoin_member(step, member_id)
+        if self.write_member(step, event, member_id):
+            self.begin_epoch(step, f"member {member_id} joined or changed its subscription")
+        elif back:
+            self.begin_epoch(step, f"suspected member {member_id} is heard again")
+        presence = self.member_heard(step, member_id, event.connection)
+        presence.overdue = presence.fenced = False
+        if joins:
+            presence.process = event.client.process
+        if before is not None and before.classic_protocols is not None:
+            self.member_changed_protocol(step, presence, member_id)
+        self.answer_waiting(step, member_id)
+        if self.epoch > self.target_epoch:
+            self.request_target(step)
+            if joins:
+                presence.waiting, presence.waits_for = event, self.epoch
+                return None
+        self.answer_heartbeat(step, event, member_id)
+        return None
+
+    def check_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> Refusal | None:
+        """Check a member and its epoch; let a returning static member take its predecessor's place."""
+        joins = event.member_epoch == 0
+        known = member_id in self.members
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is not None and holder != member_id:
+                return self.replace_static(step, event, holder, member_id)
+            if holder is None and not joins:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+        if joins:
+            limit = step.config.consumer_max_size
+            error = admission.check_place(limit, len(self.members), has_place=known)
+            text = f"The consumer group has reached its maximum capacity of {limit} members."
+            return None if error is ErrorCode.NONE else Refusal(error, text)
+        if not known:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if self.presence(member_id).overdue:
+            text = (
+                f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
+            )
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        return check_epoch(self.current_assignment(member_id), event)
+
+    def replace_static(self, step: Step, event: ConsumerGroupHeartbeat, old_id: str, new_id: str) -> Refusal | None:
+        """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
+        if event.member_epoch != 0:
+            text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
+            return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+        old = self.members[old_id]
+        if old.classic_protocols is None and not self.current_assignment(old_id).is_away:
+            text = (
+                f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the "
+                f"instance id is owned by {old_id} member."
+            )
+            return Refusal(ErrorCode.UNRELEASED_INSTANCE_ID, text)
+        self.replace_member(step, old_id, new_id)
+        return None
+
+    def write_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+        """Write a member's metadata if it is new; True if the group needs a new epoch for it.
+
+        A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
+        """
+        old = self.members.get(member_id)
+        if old is not None and says_nothing_new(old, event):
+            return False
+        base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
+        topics, regex = base.subscribed_topics, base.subscribed_regex
+        new = MemberSaved(
+            group_id=event.group_id,
+            member_id=member_id,
+            instance_id=base.instance_id if event.instance_id is None else event.instance_id,
+            rack_id=base.rack_id if event.rack_id is None else event.rack_id,
+            client_id=event.client.id,
+            client_host=event.client.host,
+            subscribed_topics=topics
+            if event.subscribed_topics is None
+            else tuple(sorted(set(event.subscribed_topics))),
+            subscribed_regex=regex if event.subscribed_regex is None else event.subscribed_regex or None,
+            rebalance_timeout_ms=base.rebalance_timeout_ms
+            if event.rebalance_timeout_ms == -1
+            else event.rebalance_timeout_ms,
+            server_assignor=base.server_assignor if event.server_assignor is None else event.server_assignor,
+        )
+        if new == old:
+            return False
+        wishes_otherwise = old is not None and new.server_assignor != old.server_assignor
+        preferred = self.preferred_assignor(step) if wishes_otherwise else ""
+        step.emit(new)
+        if old is None or (new.subscribed_topics, new.subscribed_regex) != (topics, regex):
+            return True
+        return wishes_otherwise and self.preferred_assignor(step) != preferred
+
+    def answer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> None:
+        """Move a member one step and send it the news, or delay the reply while there is none."""
+        before = self.current_assignment(member_id)
+        owned = None if event.owned is None else unpack(event.owned)
+        after = self.reconcile_member(step, member_id, owned)
+        told = says_everything(event) or after.assigned != before.assigned or after.member_epoch != event.member_epoch
+        settled = after.is_reconciled_to(self.epoch)
+        presence = self.presence(member_id)
+        if (
+            settled
+            and not told
+            and event.owned is None
+            and event.hold_ms > 0
+            and self.delay_heartbeat(step, event, presence)
+        ):
+            return
+        interval = self.heartbeat_interval_ms(step)
+        if not settled:
+            interval = self.unsettled_interval_ms(step, interval)
+        elif event.short_interval:
+            interval = min(interval, step.config.unsettled_interval_ms)
+        elif presence.interval_ms < interval // 2 and len(self.members) >= SPREAD_FROM:
+            interval = spread(interval, member_id)
+        presence.interval_ms = interval
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(
+                ErrorCode.NONE,
+                None,
+                member_id,
+                after.member_epoch,
+                interval,
+                pack(after.assigned) if told else None,
+            ),
+        )
+
+    def unsettled_interval_ms(self, step: Step, settled_ms: int) -> int:
+        """Return the interval of members that wait or must revoke: short, but longer in large groups."""
+        if step.config.notify_at_once == "off":
+            return settled_ms
+        return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
+
+    def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+        """Delay the reply until something changes; False if it must be sent now."""
+        limit = event.hold_ms if event.short_interval else int(presence.interval_ms * client_quirks.SHARE_OF_TOLD)
+        return self.begin_long_poll(step, presence, event, limit)
+
+    def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
+        """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
+        self.answer_heartbeat(step, replace(event, hold_ms=0), presence.session.subject)
+
+    def refuse_long_poll(
+        self, step: Step, event: ConsumerGroupHeartbeat, error: ErrorCode, message: str | None
+    ) -> None:
+        """Answer a delayed heartbeat with an error."""
+        Refusal(error, message or error.text).answer(step, event)
+
+    def answer_waiting(self, step: Step, member_id: str) -> None:
+        """Answer a member's waiting heartbeats: a join by the current target, a delayed one as usual."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            return
+        event, presence.waiting = presence.waiting, None
+        if event is not None:
+            self.touch_session(step, presence, member_id)
+            self.answer_heartbeat(step, replace(event, hold_ms=0), member_id)
+        self.end_long_poll(step, presence)
+
+    def release_long_polls(self, step: Step) -> None:
+        """Answer every delayed heartbeat, so that all members move now."""
+        for presence in list(self.presences.values()):
+            self.end_long_poll(step, presence)
+
+    def on_assignment_computed(self, step: Step, event: AssignmentComputed) -> None:
+        """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
+        taken = self.accept_target(step, event)
+        for member_id, presence in list(self.presences.items()):
+            if presence.waiting is None:
+                continue
+            if event.failure is not None and self.computing < 0:
+                Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, event.failure).answer(step, presence.waiting)
+                presence.waiting = None
+            elif presence.waits_for <= self.target_epoch:
+                self.answer_waiting(step, member_id)
+        self.answer_joins(step, event.failure)
+        if taken:
+            self.release_long_polls(step)
+            self.watch_unmoved(step)
+            self.request_target(step)
+
+    def leave_by_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+        """Process a leave, permanent or, for a static member, temporary."""
+        member_id = event.member_id
+        if event.instance_id is not None:
+            holder = self.static_ids.get(event.instance_id)
+            if holder is None:
+                return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {event.instance_id} is unknown.")
+            if holder != member_id:
+                text = f"Static member {member_id} with instance id {event.instance_id} was fenced by member {holder}."
+                return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
+        elif member_id not in self.members:
+            return Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
+            )
+        if event.member_epoch == LEFT_FOR_A_WHILE:
+            self.leave_temporarily(step, member_id)
+        else:
+            self.evict_member(step, member_id, f"member {member_id} left")
+        step.reply(
+            event.request,
+            ConsumerGroupHeartbeatReply(ErrorCode.NONE, member_id=member_id, member_epoch=event.member_epoch),
+        )
+        return None
+
+    def evict_member(self, step: Step, member_id: str, reason: str) -> None:
+        """Remove a member, also one that leaves; the others get a new epoch or become a classic group again."""
+        if member_id not in self.members:
+            return
+        step.log(self.group_id, reason)
+        is_of_consumer_protocol = self.members[member_id].classic_protocols is None
+        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=member_id):
+            return
+        self.remove_member(step, member_id)
+        self.begin_epoch(step, reason)
+
+    def on_session_end(self, step: Step, member_id: str) -> None:
+        """Evict a member after its session timeout or grace period."""
+        presence = self.presences.get(member_id)
+        if presence is None or member_id not in self.members:
+            return
+        if presence.overdue:
+            reason = "evicted: did not revoke, join or sync in time, and did not join again"
+        elif presence.lost:
+            reason = "evicted: did not reconnect after its connection ended"
+        else:
+            reason = f"evicted: session timed out after {self.session_timeout_ms(step, member_id)} ms"
+        self.evict_member(step, member_id, f"member {member_id} {reason} ({self.member_last_seen(step, member_id)})")
+
+    def on_revocation_end(self, step: Step, member_id: str) -> None:
+        """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "revoke")
+
+    def on_phase_end(self, step: Step, member_id: str) -> None:
+        """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
+        self.refuse_until_rejoin(step, member_id, "join or sync")
+
+    def on_given_id_end(self, step: Step, member_id: str) -> None:
+        """Forget a member id that was given out and never used."""
+        self.given_ids.pop(member_id, None)
+
+    def refuse_until_rejoin(self, step: Step, member_id: str, what: str) -> None:
+        """Refuse a member until it joins again: it did not revoke, join or sync within its rebalance timeout.
+
+        The member may not know that it must move, nor see that it is refused now. So it keeps its partitions until it
+        joins again, leaves, or its session ends, counted from its last accepted request. By then it has stopped.
+        """
+        presence = self.presences.get(member_id)
+        if presence is not None and presence.waiting is None and presence.joining is None:
+            step.log(self.group_id, f"member {member_id} refused until it rejoins: did not {what} in time")
+            presence.overdue = True
+
+    def on_silence_check(self, step: Step, subject: str) -> None:
+        """Begin a new epoch without members that fell silent before they moved."""
+        silent = self.silent_among(step, self.unmoved_members())
+        if silent and self.excludes_suspected(step):
+            names = ", ".join(silent)
+            self.begin_epoch(step, f"suspected members {names}: rebalance continues without them")
+        else:
+            self.watch_unmoved(step)
+
+    def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
+        """Take over a group's own settings."""
+        self.settings = event.settings
+
+    def load(self, step: Step) -> None:
+        """Build the soft state after a replay: restart sessions and revocation timers, and request a missing target.
+
+        Regular expressions are resolved again, which finds topics that changed while no coordinator ran.
+        """
+        self.settings = step.settings.get(self.group_id, self.settings)
+        for member_id, member in self.members.items():
+            presence = self.presence(member_id)
+            step.run(presence.session, self.session_timeout_ms(step, member_id))
+            presence.heard_ms = step.now.mono_ms
+            unrevoked = self.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
+            if unrevoked and member.classic_protocols is None:
+                step.run(presence.revocation, member.rebalance_timeout_ms)
+        if self.members:
+            self.request_resolution(step, again=True)
+            self.check_topics(step)
+            settled = self.epoch == self.target_epoch
+            if settled and (self.is_uneven(step) or self.has_unassigned_partitions(step)):
+                self.begin_epoch(step, "the target was made without suspected members")
+            self.request_target(step)
+            self.watch_unmoved(step)
+        step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
+
+    # -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace
+    # period
+
+    def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
+        """Evict a new member that no reply has told its id; start the grace period of any other."""
+        self.drop_untold(step, member_id)
+        presence, member = self.presences.get(member_id), self.members.get(member_id)
+        if presence is None or presence.connection != event.connection or member is None:
+            return
+        self.lose_connection(
+            step,
+            presence,
+            event,
+            is_static=member.instance_id is not None,
+            process=presence.process,
+            interval_ms=0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3,
+        )
+
+    def drop_untold(self, step: Step, member_id: str) -> None:
+        """Evict a new member whose connection ended before a reply told its id."""
+        presence = self.presences.get(member_id)
+        if presence is None:
+            return
+        first, joining = presence.waiting, presence.joining
+        untold = joining is not None and not joining.member_id and joining.instance_id is None
+        if untold or (first is not None and not first.member_id):
+            self.evict_member(step, member_id, f"the connection of new member {member_id} ended")
+
 
 EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
 RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
@@ -61,23 +475,23 @@ TABLE: Table = {
                          ConsumerHeartbeat.consumer_heartbeat, ASSIGNING, RECONCILING, EMPTY, CLASSIC),
     },
     JoinGroup: {
-        EMPTY: reaction("a first member of the classic protocol", ConsumerHeartbeat.join, ASSIGNING),
+        EMPTY: reaction("a first member of the classic protocol", ConsumerClassicMembers.join, ASSIGNING),
         ASSIGNING: reaction("a classic member waits for the target, or replaces the last member of the consumer "
-                            "protocol", ConsumerHeartbeat.join, CLASSIC),
+                            "protocol", ConsumerClassicMembers.join, CLASSIC),
         RECONCILING: reaction("a classic member moves towards its target; a new one begins an epoch",
-                              ConsumerHeartbeat.join, STABLE, ASSIGNING, CLASSIC),
+                              ConsumerClassicMembers.join, STABLE, ASSIGNING, CLASSIC),
         STABLE: reaction("a new classic member begins an epoch, or takes the place of a static one",
-                         ConsumerHeartbeat.join, ASSIGNING, RECONCILING, CLASSIC),
+                         ConsumerClassicMembers.join, ASSIGNING, RECONCILING, CLASSIC),
     },
-    SyncGroup: dict.fromkeys(STATES, reaction("a classic member gets its assignment", ConsumerHeartbeat.sync)),
+    SyncGroup: dict.fromkeys(STATES, reaction("a classic member gets its assignment", ConsumerClassicMembers.sync)),
     Heartbeat: dict.fromkeys(
-        STATES, reaction("a classic member learns whether it has to join again", ConsumerHeartbeat.classic_heartbeat)
+        STATES, reaction("a classic member learns whether it has to rejoin", ConsumerClassicMembers.classic_heartbeat)
     ),
     LeaveGroup: {
-        EMPTY: reaction("refused: the group has no members", ConsumerHeartbeat.leave_group),
-        ASSIGNING: reaction("classic members leave", ConsumerHeartbeat.leave_group, EMPTY),
-        RECONCILING: reaction("classic members leave: an epoch", ConsumerHeartbeat.leave_group, ASSIGNING, EMPTY),
-        STABLE: reaction("classic members leave: an epoch", ConsumerHeartbeat.leave_group, ASSIGNING, EMPTY),
+        EMPTY: reaction("refused: the group has no members", ConsumerClassicMembers.leave_group),
+        ASSIGNING: reaction("classic members leave", ConsumerClassicMembers.leave_group, EMPTY),
+        RECONCILING: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
+        STABLE: reaction("classic members leave: an epoch", ConsumerClassicMembers.leave_group, ASSIGNING, EMPTY),
     },
     ConnectionLost: {
         EMPTY: ignored("the group has no members"),
@@ -128,21 +542,21 @@ TABLE: Table = {
         STABLE: reaction("dropped: the newest epoch has a target", ConsumerHeartbeat.on_assignment_computed),
     },
     RegexesResolved: {
-        EMPTY: reaction("dropped: nobody uses the patterns", ConsumerHeartbeat.on_regexes_resolved),
+        EMPTY: reaction("dropped: nobody uses the patterns", ConsumerAssignment.on_regexes_resolved),
         ASSIGNING: reaction("the topics are written, and the target is requested",
-                            ConsumerHeartbeat.on_regexes_resolved),
+                            ConsumerAssignment.on_regexes_resolved),
         RECONCILING: reaction("patterns match other topics now: an epoch begins",
-                              ConsumerHeartbeat.on_regexes_resolved, ASSIGNING),
+                              ConsumerAssignment.on_regexes_resolved, ASSIGNING),
         STABLE: reaction("patterns match other topics now: an epoch begins",
-                         ConsumerHeartbeat.on_regexes_resolved, ASSIGNING),
+                         ConsumerAssignment.on_regexes_resolved, ASSIGNING),
     },
     TopicsChanged: {
         EMPTY: ignored("the group has no members"),
-        ASSIGNING: reaction("an epoch with the new topics begins", ConsumerHeartbeat.on_topics_changed),
+        ASSIGNING: reaction("an epoch with the new topics begins", ConsumerAssignment.on_topics_changed),
         RECONCILING: reaction("topics that members read changed: an epoch begins",
-                              ConsumerHeartbeat.on_topics_changed, ASSIGNING),
+                              ConsumerAssignment.on_topics_changed, ASSIGNING),
         STABLE: reaction("topics that members read changed: an epoch begins",
-                         ConsumerHeartbeat.on_topics_changed, ASSIGNING),
+                         ConsumerAssignment.on_topics_changed, ASSIGNING),
     },
     GroupSettingsChanged: dict.fromkeys(
         STATES, reaction("the group's own timeouts apply from now on", ConsumerHeartbeat.on_settings_changed)

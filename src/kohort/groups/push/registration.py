@@ -40,7 +40,7 @@ def saved_of(event: RegisterConsumer) -> PushMemberSaved:
     )
 
 
-class PushMemberRegistration(PushRebalance):
+class PushRegistry(PushRebalance):
     """The members of a push group as they join, return, leave, and are evicted."""
 
     def register(self, step: Step, event: RegisterConsumer) -> None:
