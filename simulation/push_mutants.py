@@ -14,10 +14,9 @@ from kohort.groups.effects import Effects, Now, Push, StartConsumer
 from kohort.groups.events import ConnectionLost, PushRequestKind
 from kohort.groups.machine import GroupMachine
 from kohort.groups.pairs import Pairs
-from kohort.groups.push.group import PushGroup
+from kohort.groups.push.group import PushGroup, PushRegistry
 from kohort.groups.push.members import PushMember, PushMembers
 from kohort.groups.push.rebalance import PushRebalance
-from kohort.groups.push.registration import PushRegistry
 from kohort.groups.push.requests import PushRequests
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step

@@ -20,6 +20,7 @@ from kohort.errors import ErrorCode
 from kohort.groups import admission
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.members import ClassicMember
+from kohort.groups.classic.rebalance import ClassicRebalance
 from kohort.groups.consumer.classic_members import member_saved
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import CurrentAssignment
@@ -76,7 +77,7 @@ def begin_consumer_group(context: Context, group_id: str, epoch: int = FIRST_EPO
     return consumer
 
 
-def upgrade(context: Context, group: Group, classic: ClassicGroup) -> bool:
+def upgrade(context: Context, group: Group, classic: ClassicRebalance) -> bool:
     """Convert a classic group with members to a consumer group; False, with nothing changed, if that is not allowed.
 
     A rebalance under way continues as a new epoch, whoever joined: a member's former partitions have no other owner.
@@ -134,7 +135,7 @@ def share_out(members: list[Converted]) -> list[tuple[MemberSaved, Pairs]]:
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
 
 
-def convert_member(context: Context, classic: ClassicGroup, member: ClassicMember) -> Converted | None:
+def convert_member(context: Context, classic: ClassicRebalance, member: ClassicMember) -> Converted | None:
     """Convert a classic member to a consumer group's record; None if its bytes are malformed."""
     subscription = read_subscription(member.metadata(classic.protocol) or member.protocols[0].metadata)
     assignment = read_assignment(member.assignment)
@@ -148,7 +149,7 @@ def convert_member(context: Context, classic: ClassicGroup, member: ClassicMembe
 
 
 def write_consumer_group(
-    context: Context, group: Group, classic: ClassicGroup, settled: list[tuple[MemberSaved, Pairs]]
+    context: Context, group: Group, classic: ClassicRebalance, settled: list[tuple[MemberSaved, Pairs]]
 ) -> ConsumerGroup:
     """Write the group as a consumer group, with every member settled on its partitions."""
     group_id, generation, before = group.group_id, classic.generation, classic.members
